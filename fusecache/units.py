@@ -1,0 +1,33 @@
+"""Sizes in bytes, for people: "500G", "64GiB", "1.5T" <-> int."""
+
+from __future__ import annotations
+
+import re
+
+_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?b?)\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in `text`; K, M, G, T, P (with or without i, B) are powers of 1024.
+
+    Raises ValueError with one line that quotes the text.
+    """
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write for example 500G, 64GiB or 1048576")
+    number, prefix, _ = match.groups()
+    return int(float(number) * 1024 ** _POWERS[prefix.lower()])
+
+
+def format_bytes(count: float) -> str:
+    """`count` bytes with three or four significant digits and a binary prefix: 1.5 GiB, 1023 KiB."""
+    for prefix in ("", "Ki", "Mi", "Gi", "Ti"):
+        if abs(count) < 1023.5:
+            return f"{count:.0f} B" if not prefix else f"{_digits(count)} {prefix}B"
+        count /= 1024
+    return f"{_digits(count)} PiB"
+
+
+def _digits(count: float) -> str:
+    return f"{count:.3g}" if abs(count) < 999.5 else f"{count:.0f}"
