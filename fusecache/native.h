@@ -1,0 +1,262 @@
+/* What the parts of fusecache._native share.
+ *
+ *   native.c         Python functions (the contract is in _native.pyi)
+ *   native_table.c   inode table, paths, origin scan
+ *   native_store.c   segment reads with verification
+ *   native_watch.c   counters, events, stream detection, RAM ring
+ *   native_front.c   libfuse interposer, front threads, kernel notifications
+ *
+ * Only native.c knows Python. Everything else runs without the GIL and reports errors as
+ * negative errno values. Locks, outermost first: table.lock, then any one of the leaf locks
+ * (segments, events, streams, ring, queue); nobody waits for the GIL while holding one.
+ */
+#ifndef FUSECACHE_NATIVE_H
+#define FUSECACHE_NATIVE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define BLOCK_BYTES (4u << 20)
+#define CHUNK_BYTES (64u << 10)
+#define CHUNKS_MOST (BLOCK_BYTES / CHUNK_BYTES)
+#define STREAM_HEAD_BYTES (128u << 10)
+#define ROOT_INO 1u
+#define NAME_BYTES_MOST 255u
+
+/* ---- a hash map from non-zero u64 to u64 (open addressing) -------------------------------- */
+struct map64 {
+	uint64_t *pairs; /* key, value, key, value, ...; key 0: empty */
+	size_t slots, used;
+};
+bool map64_get(const struct map64 *map, uint64_t key, uint64_t *value);
+int map64_set(struct map64 *map, uint64_t key, uint64_t value);
+void map64_delete(struct map64 *map, uint64_t key);
+void map64_clear(struct map64 *map);
+static inline size_t map64_bytes(const struct map64 *map) { return map->slots * 16; }
+
+/* ---- table -------------------------------------------------------------------------------- */
+enum {
+	NODE_LISTED = 1, /* directory: the listing is complete */
+	NODE_DEAD = 2,	 /* the name is gone at the origin (or names another inode now) */
+	NODE_NOATTR = 4, /* the origin lists the name but refuses its attributes */
+	NODE_ALIAS = 8,	 /* one more name of a hard-linked file; `primary` is its inode */
+	/* The kernel holds something older than the table; cleared when it has been told. */
+	NODE_STALE = 16,      /* attributes, pages or the cached listing */
+	NODE_STALE_NAME = 32, /* the (possibly negative) dentry of the name */
+};
+
+struct node { /* in the memfd: the layout version in native_table.c covers it */
+	uint64_t origin_ino;
+	uint64_t size;
+	int64_t mtime_ns, ctime_ns, atime_ns;
+	union {
+		uint64_t location; /* file of one block: packed location, 0: none */
+		struct {
+			uint32_t first_child, last_child; /* directory */
+		};
+		uint64_t next_alias; /* alias */
+	};
+	uint64_t blocks;
+	uint32_t mode;
+	_Atomic uint32_t flags; /* low 16: NODE_*, high 16: index of the device */
+	uint32_t uid, gid, nlink, rdev;
+	uint32_t parent, next;
+	uint32_t name; /* names region, in units of 4 bytes: length byte, then the bytes */
+	uint32_t primary;
+};
+_Static_assert(sizeof(struct node) == 96, "96 bytes a node");
+
+struct version {
+	uint64_t origin_ino, size;
+	int64_t mtime_ns, ctime_ns;
+};
+
+struct location { /* unpacked */
+	uint32_t segno, header_len;
+	uint64_t offset;
+};
+#define LOCATION_OFFSET_MOST ((uint64_t)((1u << 18) - 1) * 4096)
+#define LOCATION_HEADER_MOST (((1u << 14) - 1) * 8)
+uint64_t location_pack(struct location at);
+struct location location_unpack(uint64_t packed);
+
+struct header;
+struct table {
+	pthread_rwlock_t lock;
+	struct header *head; /* NULL: not attached */
+	struct node *nodes;  /* index: inode number */
+	unsigned char *names;
+	size_t mapped;
+	int source_fd;
+	uint32_t *slots; /* (parent, name) -> node */
+	uint64_t slot_count, slot_used;
+	struct map64 links;   /* (device, origin inode) -> primary of hard-linked files */
+	struct map64 aliases; /* primary -> first alias node */
+	struct map64 blocks;  /* ino << 32 | block -> packed location, files of several blocks */
+	struct {
+		struct map64 state; /* inode -> STALE_* in native_table.c */
+		uint32_t *queue;    /* circular */
+		size_t first, count, cap;
+		bool lost; /* no memory: look for flags in the whole table */
+	} stale;
+};
+extern struct table table;
+
+static inline const unsigned char *node_name(const struct node *n, size_t *len)
+{
+	const unsigned char *at = table.names + (uint64_t)n->name * 4;
+
+	*len = at[0];
+	return at + 1;
+}
+static inline uint32_t node_flags(const struct node *n)
+{
+	return atomic_load_explicit(&n->flags, memory_order_acquire);
+}
+static inline struct version node_version(const struct node *n)
+{
+	return (struct version){n->origin_ino, n->size, n->mtime_ns, n->ctime_ns};
+}
+static inline bool version_equal(struct version a, struct version b)
+{
+	return a.origin_ino == b.origin_ino && a.size == b.size && a.mtime_ns == b.mtime_ns &&
+	       a.ctime_ns == b.ctime_ns;
+}
+
+int table_init(void);
+int table_attach(int table_fd, int source_fd, bool zero_open); /* -EINVAL: other layout or mode */
+int table_mode(int table_fd);				       /* -1 empty, 0, 1 */
+uint32_t table_count(void);
+uint64_t table_bytes(void);
+/* The functions below up to `node_live_name` want table.lock held. */
+struct node *node_at(uint64_t ino); /* NULL: unknown */
+uint32_t node_primary(uint32_t ino);
+uint32_t node_live_name(uint32_t ino); /* the node whose name still leads to ino; 0: none */
+uint32_t table_find(uint32_t parent, const void *name, size_t len);
+uint32_t table_next_child(uint32_t dir, uint64_t cookie);
+uint64_t table_location(uint32_t ino, uint64_t block);
+char *table_path(uint32_t ino, size_t *len); /* malloc'ed */
+
+/* These lock by themselves. */
+int table_set_location(uint64_t ino, uint64_t block, struct location at, const struct version *of);
+void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if); /* 0: always */
+bool table_version(uint64_t ino, struct version *out);
+int table_open(uint64_t ino, int flags);
+ssize_t table_readlink(uint64_t ino, char *buf, size_t cap);
+int64_t table_add(uint64_t parent, const char *name, size_t len);
+int table_refresh(uint64_t ino);
+int table_version_of_fd(int fd, struct version *out, uint32_t *mode);
+
+struct scan_result {
+	uint64_t added, removed, changed;
+};
+int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_result *out);
+
+/* The inode's attributes are watched by the sweep (table.lock held). */
+bool node_is_watched(uint32_t ino);
+/* What the kernel has to be told. A stale name: also the names of the inode, dead ones too. */
+struct stale_name {
+	uint32_t node; /* its parent and name never change */
+	struct stale_name *next;
+};
+struct stale {
+	uint32_t ino;
+	bool name_is_stale;
+	struct stale_name *names;
+};
+size_t table_take_stale(struct stale *out, size_t most);
+void table_settled(uint64_t ino);
+void table_mark_stale(uint64_t ino);
+/* True while the node has this version and the kernel has been told everything about it. */
+bool table_is_current(uint64_t ino, const struct version *of);
+/* A push announces its inode in the memfd, so that the next server has it invalidated if this one dies
+ * in between. -1: all slots are taken. */
+int push_slot_take(uint32_t ino);
+void push_slot_free(int slot);
+
+/* ---- store -------------------------------------------------------------------------------- */
+struct record_head { /* verified headers are kept: records are immutable, numbers not reused */
+	bool used;
+	uint32_t segno, header_len, payload_len;
+	uint64_t offset;
+	uint64_t sums[CHUNKS_MOST];
+};
+#define SCRATCH_HEADS 4
+struct scratch { /* buffer for direct reads, one a thread at a time */
+	unsigned char *mem;
+	size_t cap;
+	struct record_head heads[SCRATCH_HEADS];
+	unsigned next_head;
+	struct scratch *next;
+};
+struct scratch *scratch_get(void); /* NULL: no memory */
+void scratch_put(struct scratch *s);
+
+enum { READ_OK, READ_MISS, READ_FAULT };
+int segment_add(uint32_t segno, int fd);
+void segment_drop(uint32_t segno);
+bool segment_known(uint32_t segno);
+int record_read_fd(int fd, struct location at, uint32_t payload_len, struct scratch *s,
+		   const unsigned char **data);
+/* Bytes [from, from+len) of one block, verified; `data` points into the scratch buffer. Faults are
+ * counted and reported, and the location is cleared. */
+int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_len, uint32_t from,
+	       uint32_t len, struct scratch *s, const unsigned char **data);
+/* A range of a file; `size` is clipped. *data is in s or in `joined` (when it spans blocks). */
+int file_read(uint32_t ino, uint64_t offset, size_t *size, struct scratch *s, struct scratch **joined,
+	      const unsigned char **data);
+
+/* ---- watch -------------------------------------------------------------------------------- */
+enum { EVENT_FAULT = 1, EVENT_STREAM = 2 };
+struct event {
+	int kind;
+	uint64_t a, b, c;
+};
+#define EVENTS_MOST 4096
+struct counters {
+	_Atomic uint64_t requests, from_ssd, bytes_from_ssd, lookups, getattrs, readdirs, slow, faults;
+};
+extern struct counters counters;
+#define COUNT(field, n) atomic_fetch_add_explicit(&counters.field, (n), memory_order_relaxed)
+
+struct range {
+	uint32_t ino;
+	uint64_t offset, length;
+};
+int watch_init(void);
+int watch_event_fd(void);
+void watch_signal(void); /* there are stale inodes */
+size_t watch_take(struct event *out, size_t most);
+void watch_fault(uint32_t segno, uint64_t offset, uint32_t ino);
+void watch_read(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
+void ring_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
+uint64_t ring_total(void);
+size_t ring_take(uint64_t limit, size_t most, struct range *out);
+uint64_t ring_memory(void);
+void watch_reset(void);
+
+/* ---- front -------------------------------------------------------------------------------- */
+struct kernel_info {
+	unsigned proto_major, proto_minor, capable, want, max_write, max_readahead, max_background;
+	bool resumed, initialised;
+};
+extern struct kernel_info kernel_info;
+bool front_interposed(void);
+int front_configure(bool front, unsigned threads, double negative_timeout_s, bool resume);
+bool front_running(void);
+/* Bytes pushed: less than size when the node stopped being of this version; or -errno. */
+int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, size_t size,
+		     const struct version *of);
+int kernel_inval_inode(int fd, uint64_t ino, int64_t offset, int64_t length); /* 1: told, 0: unknown */
+int kernel_inval_entry(int fd, uint64_t parent, const char *name, size_t len);
+int kernel_resend(int fd);
+
+#endif
