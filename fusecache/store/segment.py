@@ -1,0 +1,226 @@
+"""Segment files: one writer each, aligned appends, and verified reads of whole records.
+
+INVARIANT: an offset of a segment is written at most once; after a failed write the position does
+not move and the caller seals. Ownership is the exclusive flock on the descriptor that wrote the
+header, taken before the file gets its name.
+This module knows neither index nor capacity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fusecache import digest
+from fusecache.errors import CacheFault
+from fusecache.store import format as fmt
+from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Location
+
+# Largest record: 4 MiB of payload, 64 chunk sums, the longest path; and room to align both ends.
+_BUFFER_BYTES = BLOCK_BYTES + (80 << 10)
+_WINDOW_BYTES = 256 << 10
+
+
+def try_direct(fd: int) -> bool:
+    """Switch the descriptor to O_DIRECT where the file system has it."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+    except OSError:
+        return False
+    return True
+
+
+def _leave_direct(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+
+class SegmentWriter:
+    """The one writer of a new segment. Not thread-safe."""
+
+    def __init__(self, path: Path, segno: int, size: int, uuid: bytes, algorithm: int) -> None:
+        """Create, lock and preallocate the file. OSError: nothing is left behind."""
+        self.path = path
+        self.segno = segno
+        self.size = size
+        self._uuid = uuid
+        self._algorithm = algorithm
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        temporary = path.with_suffix(".tmp")
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        self._fd = os.open(temporary, flags, 0o600)
+        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(self._fd, 0, size)
+            try_direct(self._fd)
+            header = fmt.SegmentHeader(segno, uuid, time.time_ns(), algorithm)
+            self._write(fmt.pack_segment_header(header), b"", 0, fmt.SEGMENT_HEADER_BYTES)
+            temporary.rename(path)
+        except BaseException:
+            # The space must come back even if somebody opened the file meanwhile.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            os.close(self._fd)
+            raise
+        self.position = fmt.SEGMENT_HEADER_BYTES
+
+    def has_room(self, record_len: int) -> bool:
+        return self.position + record_len <= self.size
+
+    def is_linked(self) -> bool:
+        """False when the file was deleted (with the cache directory, say) or cut."""
+        status = os.fstat(self._fd)
+        return status.st_nlink > 0 and status.st_size == self.size
+
+    def append(self, record: fmt.Record, payload: digest.Buffer) -> Location:
+        """Write one record at the current position. OSError: nothing was appended, seal now."""
+        header = fmt.pack_record(record, self._algorithm, self._uuid, self.segno, self.position)
+        self._write(header, payload, self.position, record.record_len)
+        location = Location(self.segno, self.position, record.header_len, record.payload_len)
+        self.position += record.record_len
+        return location
+
+    def _write(self, header: bytes, payload: digest.Buffer, offset: int, length: int) -> None:
+        buffer, used = self._buffer, len(header) + len(payload)
+        buffer[: len(header)] = header
+        if len(payload):
+            buffer[len(header) : used] = payload
+        if used < length:
+            buffer[used:length] = bytes(length - used)
+        with memoryview(buffer) as view:
+            done = 0
+            while done < length:
+                try:
+                    count = os.pwrite(self._fd, view[done:length], offset + done)
+                except OSError:
+                    # Some file systems accept the flag and refuse the write.
+                    if not fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_DIRECT:
+                        raise
+                    _leave_direct(self._fd)
+                    continue
+                done += count
+                if done % ALIGNMENT:
+                    _leave_direct(self._fd)
+
+    def seal(self) -> int:
+        """Cut the file to its used length, give the lock up; returns that length."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self.position)
+        os.close(self._fd)
+        return self.position
+
+    def abandon(self) -> None:
+        """Close without sealing (the file is gone, or a test plays a crash)."""
+        os.close(self._fd)
+
+
+class RecordReader:
+    """Reads and verifies whole records from descriptors the caller owns. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)
+
+    def read(
+        self, fd: int, location: Location, uuid: bytes | None = None
+    ) -> tuple[fmt.Record, bytes]:
+        """Header and payload, chunk sums verified. CacheFault: anything is not as it should be."""
+        length = fmt.align(location.header_len + location.payload_len)
+        if length > _BUFFER_BYTES:
+            raise CacheFault("record longer than a block")
+        try:
+            got = pread_into(fd, self._buffer, length, location.offset)
+        except OSError as error:
+            raise CacheFault(f"read of a segment failed: {error.strerror}") from error
+        used = location.header_len + location.payload_len
+        if got < used:
+            raise CacheFault("segment ends within a record")
+        data = self._buffer[:used]
+        place = None if uuid is None else (uuid, location.segno, location.offset)
+        record = fmt.parse_record(data, place)
+        if record is None:
+            raise CacheFault("record header does not match its checksum")
+        if (record.header_len, record.payload_len) != location[2:]:
+            raise CacheFault("record is not the one that was indexed")
+        payload = data[location.header_len :]
+        if digest.chunk_sums(payload) != list(record.chunk_sums):
+            raise CacheFault("payload does not match its checksums")
+        return record, payload
+
+
+def pread_into(fd: int, buffer: mmap.mmap, length: int, offset: int) -> int:
+    """Fill the start of `buffer`; returns how many bytes there were before the end of the file."""
+    done = 0
+    with memoryview(buffer) as view:
+        while done < length:
+            count = os.preadv(fd, [view[done:length]], offset + done)
+            if count == 0:
+                break
+            done += count
+            if done % ALIGNMENT and done < length:
+                break  # end of file: the next aligned read could only return nothing
+    return done
+
+
+def walk(fd: int, segno: int, uuid: bytes) -> Iterator[tuple[int, fmt.Record]]:
+    """(offset, record) of every valid record header in the file, in order.
+
+    Where no valid header is found the search goes on at the next multiple of 4096, so that one
+    damaged header costs one record.
+    """
+    size = os.fstat(fd).st_size
+    offset = fmt.SEGMENT_HEADER_BYTES
+    window, begin, span = b"", 0, ALIGNMENT
+    while offset < size:
+        if not begin <= offset <= begin + len(window) - ALIGNMENT:
+            try:
+                window, begin = os.pread(fd, span, offset), offset
+            except OSError:
+                window = b""  # one unreadable sector: look for the next readable one
+        at = offset - begin
+        record = None
+        header_len = fmt.header_length_of(window[at : at + ALIGNMENT])
+        if header_len is not None:
+            if header_len <= ALIGNMENT:
+                place = (uuid, segno, offset)
+                record = fmt.parse_record(window[at : at + header_len], place)
+            else:
+                record = read_header(fd, segno, offset, uuid)
+        if record is not None and offset + record.record_len <= size:
+            yield offset, record
+            offset += record.record_len
+            # Small records are close together: one read for many. Large ones: headers only.
+            span = _WINDOW_BYTES if record.record_len <= _WINDOW_BYTES // 4 else ALIGNMENT
+        else:
+            offset += ALIGNMENT
+            span = ALIGNMENT if not window else _WINDOW_BYTES
+
+
+def is_segment(fd: int, segno: int, uuid: bytes) -> bool:
+    """Is the open file the segment of this number, and not another under its name?
+
+    The segment header says so, or (when it is damaged) the place of the first record. OSError.
+    """
+    header = fmt.parse_segment_header(os.pread(fd, fmt.SEGMENT_HEADER_BYTES, 0))
+    if header is not None:
+        return (header.segno, header.uuid) == (segno, uuid)
+    return read_header(fd, segno, fmt.SEGMENT_HEADER_BYTES, uuid) is not None
+
+
+def read_header(fd: int, segno: int, offset: int, uuid: bytes) -> fmt.Record | None:
+    """The valid record header at this place, or None. An unreadable sector reads as None too."""
+    try:
+        data = os.pread(fd, ALIGNMENT, offset)
+        header_len = fmt.header_length_of(data)
+        if header_len is not None and header_len > len(data):
+            data += os.pread(fd, fmt.align(header_len) - len(data), offset + len(data))
+    except OSError:
+        return None
+    return fmt.parse_record(data, (uuid, segno, offset))

@@ -1,0 +1,876 @@
+"""The store: what the rest of fusecache sees of the SSD tier.
+
+`put` appends and indexes, `lookup` finds; `housekeeping` keeps limits, follows what other processes
+did to the directory, and mends. Reading payloads is the callers' business (native.c).
+
+INVARIANT: a location is returned only for the version it was stored for.
+INVARIANT: reserved segment bytes + index + allowance <= limit_bytes whenever a segment is created.
+INVARIANT: no fault of the cache leaves this module: `on_fault` is told, the result is None.
+
+Locks: `_lock` guards the writer, the writing connection and all changes; it may be held for seconds
+(rebuild). Lookups, `quarantine` and `open_segment` never take it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from fusecache import digest
+from fusecache.errors import CacheFault, UserError
+from fusecache.store import format as fmt
+from fusecache.store import index as idx
+from fusecache.store import recovery
+from fusecache.store.directory import Directory
+from fusecache.store.segment import (
+    RecordReader,
+    SegmentWriter,
+    is_segment,
+    read_header,
+    try_direct,
+)
+from fusecache.store.types import BLOCK_BYTES, Location, StoreSettings, Usage, Version
+
+# After a full cache or a failed write, how long puts return None without trying.
+_PAUSE_SECONDS: Final = 1.0
+_RECONCILE_SECONDS: Final = 30.0
+_REPAIR_SECONDS_MIN: Final = 1.0
+_REPAIR_SECONDS_MAX: Final = 300.0
+_DEDUPE_DESCRIPTORS: Final = 16
+
+
+class Store:
+    """One process's handle on a cache directory."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        settings: StoreSettings,
+        on_fault: Callable[[str, str], None],
+        on_segment_gone: Callable[[int], None],
+    ) -> None:
+        """Use `Store.open`."""
+        self.settings = settings
+        self.quarantined = 0  # records, since the start of this process
+        self._on_fault = on_fault
+        self._on_segment_gone = on_segment_gone
+        self._path = directory.path
+        self._lock = threading.RLock()
+        self._directory: Directory | None = directory
+        self._index: idx.Index | None = None
+        self._index_bad: str | None = None
+        self._generation = 0
+        self._writer: SegmentWriter | None = None
+        self._segment_bytes = fmt.segment_bytes(settings.limit_bytes)
+        self._highest_segno = 0
+        self._paused_until = 0.0
+        self._reconcile_at = 0.0
+        self._repair_at = 0.0
+        self._repair_seconds = _REPAIR_SECONDS_MIN
+        self._announced: set[int] = set()
+        self._bad_records: set[tuple[int, int]] = set()
+        self._dedupe_fds: dict[int, int] = {}
+        self._blocks_counted = (0, 0.0)  # count, monotonic time until which it is good enough
+        self._closed = False
+
+    # ---- open and close --------------------------------------------------------------------------
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        settings: StoreSettings,
+        *,
+        on_fault: Callable[[str, str], None],
+        on_segment_gone: Callable[[int], None],
+    ) -> Store:
+        """Open or create a cache directory, and adopt what dead writers left.
+
+        `on_fault(kind, message)`: kind is one of checksum, io, disk-full, index, missing.
+        `on_segment_gone(segno)`: its file is about to go, or gone; must not call the store.
+        Both are called from any thread.
+
+        UserError: not writable, newer format, another digest algorithm, in exclusive use.
+        """
+        if settings.digest not in digest.ALGORITHMS:
+            raise UserError(f"unknown digest {settings.digest!r}: use xxh3-128 or blake3")
+        try:
+            opened = Directory(directory, settings.digest)
+        except OSError as error:
+            raise UserError(
+                f"cannot use cache directory {directory}: {error.strerror or error}:"
+                " choose another with --cache-dir"
+            ) from error
+        store = cls(opened, settings, on_fault, on_segment_gone)
+        with store._lock, store._faults():
+            store._follow_or_build(opened)
+            store._reconcile(opened)
+            store._keep_limits(opened)
+        return store
+
+    def flush(self) -> None:
+        """Commit the rows that are still in memory."""
+        with self._lock, self._faults():
+            if self._index is not None:
+                self._drain_bad_records()
+                self._index.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            with self._faults():
+                if self._directory is not None and self._index is not None:
+                    self._drain_bad_records()
+                    self._index.flush()
+                    self._seal()
+            self._closed = True
+            self._detach()
+
+    def _detach(self) -> None:
+        """Let go of everything that belongs to the directory."""
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+        index, self._index = self._index, None
+        if index is not None:
+            index.close()
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+        for fd in self._dedupe_fds.values():
+            os.close(fd)
+        self._dedupe_fds.clear()
+
+    # ---- faults ----------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Turns errors of disk and database into faults. The caller's result is then None."""
+        try:
+            yield
+        except idx.ERRORS as error:
+            self._index_error(self._index, error)
+        except UserError as error:
+            self._fault("io", str(error))
+        except OSError as error:
+            self._os_error(error)
+
+    def _os_error(self, error: OSError) -> None:
+        self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        kind = "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io"
+        self._fault(kind, f"cache directory {self._path}: {error.strerror or error}")
+
+    def _index_error(self, index: idx.Index | None, error: Exception) -> None:
+        if index is None or index is not self._index:
+            return  # closed under a lookup in another thread: that is no fault
+        if idx.damage(error):
+            if self._index_bad is None:
+                self._index_bad = str(error)
+                self._fault("index", f"index of {self._path}: {error}; it will be rebuilt")
+        elif getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+            self._fault("disk-full", f"index of {self._path}: no space left")
+        else:
+            self._fault("index", f"index of {self._path}: {error}")
+
+    def _row_damaged(self, message: str) -> None:
+        self._fault("index", f"index of {self._path}: {message}")
+
+    def _fault(self, kind: str, message: str) -> None:
+        self._on_fault(kind, message)
+
+    # ---- lookups (any thread, never wait for _lock) ----------------------------------------------
+    def lookup(self, dataset: bytes, path: bytes, version: Version, block: int) -> Location | None:
+        """Where this block of this version of the file lies; None: not cached."""
+        index = self._index
+        if index is None:
+            return None
+        try:
+            location = index.lookup(dataset, path, version, block)
+        except idx.ERRORS as error:
+            self._index_error(index, error)
+            return None
+        return self._unless_bad(location)
+
+    def lookup_file(
+        self, dataset: bytes, path: bytes, version: Version
+    ) -> list[Location | None] | None:
+        """One item a block of the file; None: nothing of this version is cached."""
+        index = self._index
+        if index is None:
+            return None
+        try:
+            found = index.lookup_file(dataset, path, version)
+        except idx.ERRORS as error:
+            self._index_error(index, error)
+            return None
+        if found is not None and self._bad_records:
+            return [self._unless_bad(location) for location in found]
+        return found
+
+    def lookup_directory(
+        self, dataset: bytes, directory: bytes
+    ) -> Iterator[tuple[bytes, Version, Location]]:
+        """(name, version, location) of the single-block files directly in the directory."""
+        index = self._index
+        if index is None:
+            return
+        try:
+            for name, version, location in index.lookup_directory(dataset, directory):
+                if self._unless_bad(location) is not None:
+                    yield name, version, location
+        except idx.ERRORS as error:
+            self._index_error(index, error)
+
+    def _unless_bad(self, location: Location | None) -> Location | None:
+        if (
+            location is not None
+            and self._bad_records
+            and (location.segno, location.offset) in self._bad_records
+        ):
+            return None
+        return location
+
+    def segment_path(self, segno: int) -> Path:
+        return self._path / "segments" / f"{segno:08d}.seg"
+
+    def open_segment(self, segno: int) -> int | None:
+        """A new read-only descriptor, the caller's to close; None: the segment is gone."""
+        directory = self._directory
+        if directory is None:
+            return None
+        # Announced first: an eviction between the two calls must still be reported.
+        self._announced.add(segno)
+        fd = -1
+        try:
+            fd = os.open(self.segment_path(segno), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # Readers check records against themselves only, so the file must be the right one.
+            if is_segment(fd, segno, directory.uuid):
+                return fd
+            if os.fstat(fd).st_size > 0:
+                self._reconcile_at = 0.0
+                self._fault("checksum", f"segment {segno} of {self._path} is not what it was")
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                self._os_error(error)
+        if fd >= 0:
+            os.close(fd)
+        return None
+
+    def quarantine(self, segno: int, offset: int) -> None:
+        """Forget the record: at once here, in the index with the next put or housekeeping."""
+        self.quarantined += 1
+        self._bad_records.add((segno, offset))
+
+    def _drain_bad_records(self) -> None:
+        if self._index is None or not self._bad_records:
+            return
+        for segno, offset in list(self._bad_records):
+            self._index.quarantine(segno, offset)
+            self._bad_records.discard((segno, offset))
+
+    # ---- put -------------------------------------------------------------------------------------
+    def put(
+        self,
+        dataset: bytes,
+        path: bytes,
+        version: Version,
+        block: int,
+        payload: bytes | memoryview,
+    ) -> Location | None:
+        """Store one block and say where it lies. Only one thread of the process may call this.
+
+        None: full under `keep`, too large for a record, or a fault (already reported).
+        """
+        assert len(dataset) == 16
+        if not 0 < len(payload) <= BLOCK_BYTES or len(path) > fmt.PATH_BYTES_MAX:
+            return None
+        if time.monotonic() < self._paused_until:
+            return None
+        name = digest.digest(digest.ALGORITHMS[self.settings.digest], payload)
+        with self._lock, self._faults():
+            if not self._closed and self._usable():
+                return self._put(dataset, path, version, block, payload, name)
+        return None
+
+    def _usable(self) -> bool:
+        """Is there a directory with a sound index? Mends the index when it is time to."""
+        if self._directory is None:
+            return False
+        if self._index_bad is not None:
+            self._repair(self._directory)
+        return self._index is not None and self._index_bad is None
+
+    def _put(
+        self,
+        dataset: bytes,
+        path: bytes,
+        version: Version,
+        block: int,
+        payload: bytes | memoryview,
+        name: bytes,
+    ) -> Location | None:
+        index = self._index
+        assert index is not None
+        self._drain_bad_records()
+        now = time.time_ns()
+        existing = index.lookup_block(name)
+        if existing is not None and not self._holds(existing, name, len(payload)):
+            existing = None
+        if existing is not None:
+            index.touch(existing.segno, now)
+            if index.lookup(dataset, path, version, block) == existing:
+                return existing
+        record = self._record(dataset, path, version, block, payload, name, now, existing)
+        location = existing
+        writer = self._writer_for(record.record_len)
+        if writer is not None:
+            try:
+                written = writer.append(record, b"" if existing is not None else payload)
+            except OSError:
+                self._seal()
+                raise
+            location = existing or written
+            index.touch(writer.segno, now)
+        # Making room may have taken the very segment that holds the block, and may have ended in
+        # a new index.
+        if location is None or self._index is not index or index.is_gone(location.segno):
+            return None
+        if index.add(
+            idx.file_row(dataset, path, version, block, location),
+            None if existing is not None else idx.block_row(name, location),
+        ):
+            index.flush()
+        return location
+
+    def _record(
+        self,
+        dataset: bytes,
+        path: bytes,
+        version: Version,
+        block: int,
+        payload: bytes | memoryview,
+        name: bytes,
+        now: int,
+        existing: Location | None,
+    ) -> fmt.Record:
+        length = 0 if existing is not None else len(payload)
+        header_len = fmt.header_length(length, path)
+        return fmt.Record(
+            fmt.TYPE_BLOCK if existing is None else fmt.TYPE_ENTRY,
+            header_len,
+            length,
+            fmt.align(header_len + length),
+            name,
+            now,
+            tuple(digest.chunk_sums(payload)) if existing is None else (),
+            dataset,
+            version,
+            block,
+            path,
+        )
+
+    def _holds(self, location: Location, name: bytes, length: int) -> bool:
+        """Is the record that the index names really there? A look at its header says so."""
+        directory = self._directory
+        assert directory is not None
+        if location.payload_len != length:
+            return False
+        fd = self._dedupe_fds.get(location.segno)
+        if fd is None:
+            if len(self._dedupe_fds) >= _DEDUPE_DESCRIPTORS:
+                oldest = next(iter(self._dedupe_fds))
+                os.close(self._dedupe_fds.pop(oldest))
+            try:
+                fd = os.open(self.segment_path(location.segno), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return False
+            self._dedupe_fds[location.segno] = fd
+        record = read_header(fd, location.segno, location.offset, directory.uuid)
+        if (
+            record is not None
+            and record.type == fmt.TYPE_BLOCK
+            and record.digest == name
+            and (record.header_len, record.payload_len) == location[2:]
+        ):
+            return True
+        # Cut to nothing: another process evicted it, which is no fault.
+        if os.fstat(fd).st_size > location.offset:
+            self._fault("checksum", f"damaged record header in segment {location.segno}")
+            self.quarantine(location.segno, location.offset)
+        return False
+
+    # ---- segments and capacity (with _lock) ------------------------------------------------------
+    def _writer_for(self, record_len: int) -> SegmentWriter | None:
+        """The open segment with room for the record, a new one if need be; None: full."""
+        writer = self._writer
+        if writer is not None:
+            if not writer.is_linked():
+                writer.abandon()
+                self._writer = None
+                self._gone(writer.segno)
+                self._fault("missing", f"segment {writer.segno} of {self._path} was deleted")
+                self._reconcile_at = 0.0
+            elif writer.has_room(record_len):
+                return writer
+            else:
+                self._seal()
+        directory, index = self._directory, self._index
+        if directory is None or index is None or time.monotonic() < self._paused_until:
+            return None
+        if not directory.is_present():
+            self._lost()
+            return None
+        index.flush()
+        if not directory.try_share_index():
+            return None  # a process is building the next index; housekeeping will follow
+        try:
+            self._writer = self._create(directory, index)
+        finally:
+            directory.unshare_index()
+        if self._writer is None:
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        return self._writer
+
+    def _create(self, directory: Directory, index: idx.Index) -> SegmentWriter | None:
+        victims: list[int] = []
+        writer: SegmentWriter | None = None
+        failed: OSError | None = None
+        may_evict = self.settings.policy != "keep"
+        try:
+            with index.transaction():
+                rows = {row.segno: row for row in index.segments()}
+                while True:
+                    excess, short = self._pressure(index, rows.values(), self._segment_bytes)
+                    failed = None
+                    if excess <= 0 and short <= 0:
+                        segno = directory.next_segno(max(self._highest_segno, *rows, 0))
+                        self._highest_segno = segno
+                        try:
+                            writer = SegmentWriter(
+                                directory.segment_path(segno),
+                                segno,
+                                self._segment_bytes,
+                                directory.uuid,
+                                directory.algorithm,
+                            )
+                            break
+                        except OSError as error:
+                            failed = error
+                            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                                break
+                    victim = self._oldest(rows.values()) if may_evict else None
+                    if victim is None:
+                        if failed is None and short > 0:
+                            failed = OSError(
+                                errno.ENOSPC, "less than --keep-free of the disk is left"
+                            )
+                        break
+                    self._evict(directory, index, victim.segno)
+                    del rows[victim.segno]
+                    victims.append(victim.segno)
+                if writer is not None:
+                    index.put_segments(
+                        [idx.SegmentRow(writer.segno, False, writer.size, time.time_ns())]
+                    )
+        except BaseException:
+            if writer is not None:
+                with contextlib.suppress(OSError):
+                    os.truncate(writer.path, 0)
+                    writer.path.unlink()
+                writer.abandon()
+            raise
+        self._writer = writer
+        for segno in victims:
+            index.sweep(segno)
+        if failed is not None:
+            self._os_error(failed)
+        return writer
+
+    def _pressure(
+        self, index: idx.Index, rows: Iterable[idx.SegmentRow], more: int = 0
+    ) -> tuple[int, int]:
+        """Bytes over the limit, and bytes missing to keep-free, were a segment of `more` made."""
+        limit = self.settings.limit_bytes
+        used = sum(row.reserved for row in rows) + more + index.size_bytes()
+        if more:
+            # The index will grow by the rows of the segments that are being written.
+            opened = sum(row.reserved for row in rows if not row.sealed) + more
+            used += opened // 8 + max(512 << 10, min(limit // 64, 8 << 20))
+        disk = os.statvfs(self._path)
+        return used - limit, self.settings.keep_free_bytes + more - disk.f_bavail * disk.f_frsize
+
+    @staticmethod
+    def _oldest(rows: Iterable[idx.SegmentRow]) -> idx.SegmentRow | None:
+        """The eviction policy: of the sealed segments, the one fetched longest ago."""
+        sealed = [row for row in rows if row.sealed]
+        return min(sealed, key=lambda row: (row.fetched_ns, row.segno), default=None)
+
+    def _evict(self, directory: Directory, index: idx.Index, segno: int) -> None:
+        """Give the space of a sealed segment back at once. Within a transaction; sweep after it."""
+        self._gone(segno)
+        path = directory.segment_path(segno)
+        with contextlib.suppress(FileNotFoundError):
+            # Truncated first: other processes may hold it open.
+            os.truncate(path, 0)
+            path.unlink()
+        index.delete_segment(segno)
+
+    def _gone(self, segno: int) -> None:
+        fd = self._dedupe_fds.pop(segno, None)
+        if fd is not None:
+            os.close(fd)
+        self._announced.discard(segno)
+        self._on_segment_gone(segno)
+
+    def _seal(self) -> None:
+        writer, self._writer = self._writer, None
+        index = self._index
+        if writer is None:
+            return
+        if writer.position == fmt.SEGMENT_HEADER_BYTES:
+            with contextlib.suppress(OSError):
+                writer.path.unlink()
+            writer.seal()
+            if index is not None:
+                with index.transaction():
+                    index.delete_segment(writer.segno)
+            return
+        used = writer.seal()
+        if index is None:
+            return
+        with index.transaction():
+            for row in index.segments():
+                if row.segno == writer.segno:
+                    index.put_segments([row._replace(sealed=True, reserved=used)])
+
+    # ---- housekeeping ----------------------------------------------------------------------------
+    def housekeeping(self) -> None:
+        """To be called about once a second, from any thread. May take seconds (rebuild)."""
+        with self._lock, self._faults():
+            if self._closed:
+                return
+            directory = self._directory
+            if directory is not None and not directory.is_present():
+                self._lost()
+                directory = None
+            if directory is None:
+                directory = self._recreate()
+                if directory is None:
+                    return
+            self._mend(directory)
+            index = self._index
+            if index is None or self._index_bad is not None:
+                return
+            self._drain_bad_records()
+            index.flush()
+            present = {row.segno for row in index.segments()}
+            self._highest_segno = max(self._highest_segno, *present, 0)
+            for segno in list(self._announced):
+                if segno not in present:
+                    self._gone(segno)
+            if time.monotonic() >= self._reconcile_at:
+                self._reconcile(directory)
+            self._keep_limits(directory)
+
+    def _mend(self, directory: Directory) -> None:
+        """Follow a newer generation; rebuild a damaged or missing index."""
+        index = self._index
+        if index is not None and self._index_bad is None:
+            try:
+                status = index.path.stat()
+                if (status.st_dev, status.st_ino) != index.identity:
+                    self._index_bad = "replaced"
+            except OSError:
+                self._index_bad = "missing"
+            if directory.generation() > self._generation:
+                self._follow_or_build(directory)
+                return
+            if self._index_bad is not None:
+                self._fault("index", f"index of {self._path}: {self._index_bad}; rebuilding it")
+        if self._index is None or self._index_bad is not None:
+            self._repair(directory)
+
+    def _repair(self, directory: Directory) -> None:
+        now = time.monotonic()
+        if now < self._repair_at:
+            return
+        # A disk that damages each new index must not keep us building.
+        self._repair_seconds = (
+            min(self._repair_seconds * 2, _REPAIR_SECONDS_MAX)
+            if now < self._repair_at + 60
+            else _REPAIR_SECONDS_MIN
+        )
+        self._follow_or_build(directory)
+        self._repair_at = time.monotonic() + self._repair_seconds
+
+    def _follow_or_build(self, directory: Directory) -> None:
+        """Leave the present generation (if any) for a newer one; build that if there is none."""
+        old, self._index = self._index, None
+        pending: tuple[list[idx.FileRow], list[idx.BlockRow]] = ([], [])
+        if old is not None:
+            pending = old.take_pending()
+            old.close()
+        with directory.index_lock():
+            newest = directory.generation()
+            index: idx.Index | None = None
+            if newest > self._generation:
+                try:
+                    index = idx.Index(directory.index_path(newest), self._row_damaged)
+                    index.segments()
+                except (*idx.ERRORS, OSError) as error:
+                    self._fault("index", f"index of {self._path}: {error}; rebuilding it")
+                    if index is not None:
+                        index.close()
+                    index = None
+            if index is None:
+                newest = max(newest, self._generation) + 1
+                recovery.rebuild(directory, newest)
+                index = idx.Index(directory.index_path(newest), self._row_damaged)
+        self._index, self._generation, self._index_bad = index, newest, None
+        index.insert(*pending)
+        self._reindex_own(directory, index)
+        self._reconcile_at = 0.0
+
+    def _reindex_own(self, directory: Directory, index: idx.Index) -> None:
+        """Rows of the segment we write: whoever built this index read it before its end."""
+        writer = self._writer
+        if writer is None:
+            return
+        with recovery.claimed(writer.path) as (fd, _):
+            found = recovery.scan(fd, writer.segno, directory.uuid, live=True)
+        with index.transaction():
+            index.put_segments([idx.SegmentRow(writer.segno, False, writer.size, found.fetched_ns)])
+        self._insert(index, found)
+
+    def _insert(self, index: idx.Index, found: recovery.Scan) -> None:
+        index.insert(found.files, found.blocks)
+        rows = []
+        for record in found.entries:
+            location = index.lookup_block(record.digest)
+            if location is not None:
+                rows.append(
+                    idx.file_row(
+                        record.dataset, record.path, record.version, record.block, location
+                    )
+                )
+        index.insert(rows, [])
+
+    def _reconcile(self, directory: Directory) -> None:
+        """Make index and files agree: adopt orphans, forget what is missing, remove garbage."""
+        self._reconcile_at = time.monotonic() + _RECONCILE_SECONDS
+        index = self._index
+        if index is None:
+            return
+        own = -1 if self._writer is None else self._writer.segno
+        rows = {row.segno: row for row in index.segments()}
+        for segno in directory.segment_numbers():
+            row = rows.get(segno)
+            if segno != own and (row is None or not row.sealed):
+                self._adopt(directory, index, segno)
+        for row in rows.values():
+            if row.segno == own:
+                continue
+            size = self._segment_size(directory, row.segno)
+            if size <= fmt.SEGMENT_HEADER_BYTES:
+                self._forget(directory, index, row.segno)
+            elif row.sealed and size < row.reserved:
+                self._fault("missing", f"segment {row.segno} of {self._path} was cut")
+                index.sweep(row.segno, size)
+                with index.transaction():
+                    index.put_segments([row._replace(reserved=fmt.align(size))])
+            elif row.sealed and size > row.reserved:
+                with contextlib.suppress(OSError):
+                    os.truncate(directory.segment_path(row.segno), row.reserved)
+        with index.transaction():
+            # In this transaction nobody else is half-way through creating a segment.
+            dangling = index.referenced_segments() - {row.segno for row in index.segments()}
+            directory.remove_unborn_segments()
+        for segno in dangling:
+            index.sweep(segno)
+        known = directory.segment_numbers()
+        self._highest_segno = max([self._highest_segno, *rows, *known])
+
+    def _segment_size(self, directory: Directory, segno: int) -> int:
+        """0: there is no file, or it is another one under this name."""
+        try:
+            fd = os.open(directory.segment_path(segno), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                is_ours = is_segment(fd, segno, directory.uuid)
+                return os.fstat(fd).st_size if is_ours else 0
+            finally:
+                os.close(fd)
+        except OSError:
+            return 0
+
+    def _forget(self, directory: Directory, index: idx.Index, segno: int) -> None:
+        """A segment without a file, or with a useless one: nobody evicted it, it was lost."""
+        with index.transaction():
+            if segno not in {row.segno for row in index.segments()}:
+                return  # evicted in between, as it should be
+            if self._segment_size(directory, segno) > fmt.SEGMENT_HEADER_BYTES:
+                return
+            path = directory.segment_path(segno)
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            index.delete_segment(segno)
+        self._gone(segno)
+        index.sweep(segno)
+        self._fault("missing", f"segment {segno} of {self._path} is missing or another file")
+
+    def _adopt(self, directory: Directory, index: idx.Index, segno: int) -> None:
+        """Take over a segment whose writer died, or that the index does not know."""
+        path = directory.segment_path(segno)
+        try:
+            with recovery.claimed(path) as (fd, live):
+                if live:
+                    return
+                found = recovery.scan(fd, segno, directory.uuid, live=False)
+                if not found.empty:
+                    self._insert(index, found)
+                with index.transaction():
+                    row = {row.segno: row for row in index.segments()}.get(segno)
+                    if os.fstat(fd).st_nlink == 0 or (row is not None and row.sealed):
+                        return
+                    if found.empty:
+                        os.ftruncate(fd, 0)
+                        path.unlink()
+                        index.delete_segment(segno)
+                    else:
+                        os.ftruncate(fd, found.used)
+                        fetched_ns = max(found.fetched_ns, row.fetched_ns if row else 0)
+                        index.put_segments([idx.SegmentRow(segno, True, found.used, fetched_ns)])
+                if found.empty:
+                    self._gone(segno)
+        except OSError as error:
+            # Gone in between, or a directory or link that somebody put there.
+            if error.errno not in (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO):
+                self._os_error(error)
+
+    def _keep_limits(self, directory: Directory) -> None:
+        """Evict (under `keep` too) while over the limit or short of keep-free."""
+        index = self._index
+        if index is None:
+            return
+        rows = {row.segno: row for row in index.read_segments()}
+        if max(self._pressure(index, rows.values())) <= 0:
+            return
+        index.flush()
+        victims: list[int] = []
+        with index.transaction():
+            rows = {row.segno: row for row in index.segments()}
+            while max(self._pressure(index, rows.values())) > 0:
+                victim = self._oldest(rows.values())
+                if victim is None:
+                    break
+                self._evict(directory, index, victim.segno)
+                del rows[victim.segno]
+                victims.append(victim.segno)
+            over = max(self._pressure(index, rows.values())) > 0
+        for segno in victims:
+            index.sweep(segno)
+        if over and self._writer is not None:
+            # Only open segments are left. Ours can go the next time.
+            self._seal()
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+
+    # ---- a directory that went away --------------------------------------------------------------
+    def _lost(self) -> None:
+        self._fault("missing", f"cache directory {self._path} was deleted")
+        self._detach()
+        self._index_bad = None
+        self._generation = 0
+        self._bad_records.clear()
+        for segno in list(self._announced):
+            self._gone(segno)
+
+    def _recreate(self) -> Directory | None:
+        """A new, empty directory, if its parent is still there."""
+        if not self._path.parent.is_dir():
+            return None
+        directory = Directory(self._path, self.settings.digest)
+        self._directory = directory
+        self._follow_or_build(directory)
+        self._reconcile(directory)
+        return directory
+
+    # ---- reports ---------------------------------------------------------------------------------
+    def usage(self) -> Usage:
+        """Of the directory, not of this process; zeros while there is none."""
+        index, limit = self._index, self.settings.limit_bytes
+        if index is None:
+            return Usage(0, limit, 0, 0)
+        try:
+            rows = index.read_segments()
+            count, good_until = self._blocks_counted
+            begin = time.monotonic()
+            if begin >= good_until:
+                count = index.count_blocks()
+                # A count of millions of rows takes a while: not more than a tenth of the time.
+                cost = time.monotonic() - begin
+                if cost > 0.01:
+                    self._blocks_counted = (count, begin + 10 * cost)
+            count += index.pending_blocks()
+        except idx.ERRORS as error:
+            self._index_error(index, error)
+            return Usage(0, limit, 0, 0)
+        total = sum(row.reserved for row in rows) + index.size_bytes()
+        return Usage(total, limit, count, len(rows))
+
+    def verify(self, dataset: bytes | None) -> Iterator[tuple[int, int, int, bool]]:
+        """Read every record (that the dataset uses): (segno, offset, payload_len, ok).
+
+        Chunk sums are checked and the digest is computed anew. The caller quarantines.
+        """
+        index, directory = self._index, self._directory
+        if index is None or directory is None:
+            return
+        self.flush()
+        reader = RecordReader()
+        fd, opened = -1, -1
+        try:
+            for location in index.records(dataset):
+                if location.segno != opened:
+                    if fd >= 0:
+                        os.close(fd)
+                    fd, opened = self._open_to_verify(location.segno), location.segno
+                ok = fd >= 0 and _sound(reader, fd, location, directory)
+                if not ok and index.is_gone_now(location.segno):
+                    continue  # evicted while we read
+                yield location.segno, location.offset, location.payload_len, ok
+        except idx.ERRORS as error:
+            self._index_error(index, error)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _open_to_verify(self, segno: int) -> int:
+        try:
+            fd = os.open(self.segment_path(segno), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return -1
+        try_direct(fd)  # what the disk has, not what the page cache remembers
+        return fd
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        self.close()
+        return False
+
+
+def _sound(reader: RecordReader, fd: int, location: Location, directory: Directory) -> bool:
+    try:
+        record, payload = reader.read(fd, location, directory.uuid)
+    except CacheFault:
+        return False
+    return digest.digest(directory.algorithm, payload) == record.digest

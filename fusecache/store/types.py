@@ -1,0 +1,48 @@
+"""The store's vocabulary, shared with its callers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+BLOCK_BYTES = 4 << 20
+CHUNK_BYTES = 64 << 10
+ALIGNMENT = 4096
+
+
+class Version(NamedTuple):
+    """What identifies the content of a file at the origin (see docs/ARCHITECTURE.md)."""
+
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class Location(NamedTuple):
+    """Where a block's record lies. The payload begins `header_len` bytes after `offset`."""
+
+    segno: int
+    offset: int
+    header_len: int
+    payload_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """`limit_bytes`: hard limit of the whole directory; `keep_free_bytes` of the disk stay free."""
+
+    limit_bytes: int
+    keep_free_bytes: int
+    policy: str = "lrf"  # or "keep"
+    digest: str = "xxh3-128"  # or "blake3"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of the whole cache directory, all mounts together."""
+
+    bytes: int
+    limit_bytes: int
+    blocks: int
+    segments: int
