@@ -1,0 +1,638 @@
+"""The commands: what a person or a script calls. Parses, asks, prints; does none of the work.
+
+A mistake is one line on stderr ("fusecache: …") and an exit code of `config.EXIT_*`, never a
+traceback.
+`mount.fusecache` is the same package as a helper of mount(8): see `mount_helper`.
+It imports nothing that mounts or serves; keeper and server import nothing from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from fusecache import __version__, config, control_client, keeper, mounts
+from fusecache.config import (
+    EXIT_BUSY,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_A_MOUNT,
+    EXIT_OK,
+    EXIT_USAGE,
+    Config,
+)
+from fusecache.errors import ConfigError, UserError
+from fusecache.units import format_bytes
+
+HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")
+HELPER_DIRECTORY = "/sbin"
+
+EXIT_CODES = f"""\b
+Exit codes:
+  {EXIT_OK}    done
+  {EXIT_FAILED}    failed; verify: bad blocks were found
+  {EXIT_USAGE}    a flag or a setting cannot be used
+  {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
+  {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
+  {EXIT_INTERRUPTED}  interrupted with Ctrl-C"""
+
+
+def _complain(line: str) -> None:
+    text = f"fusecache: {line}\n"
+    sys.stderr.buffer.write(os.fsencode(text.encode("utf-8", "surrogateescape")))
+    sys.stderr.flush()
+
+
+def _say(line: str) -> None:
+    """print, for text that may hold the bytes of a file name."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
+    sys.stdout.flush()
+
+
+# ---- flags ---------------------------------------------------------------------------------------
+
+
+def _settings_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of `mount` and `restart`: each is a setting of the same name in TOML."""
+    flags = [
+        click.option("--config", "config_file", metavar="FILE", help="TOML with these same names."),
+        click.option(
+            "--cache-dir", metavar="DIR", help="Where the SSD tier lies. [/var/cache/fusecache]"
+        ),
+        click.option("--ssd", metavar="SIZE", help="Limit of the SSD tier. [what is free]"),
+        click.option(
+            "--ram", metavar="SIZE", help="Budget of the RAM tier. [a quarter of the memory]"
+        ),
+        click.option("--keep-free", metavar="SIZE|%", help="Left to others on that disk. [5%]"),
+        click.option(
+            "--policy", metavar="|".join(config.POLICIES), help="keep: replace nothing. [lrf]"
+        ),
+        click.option(
+            "--digest", metavar="|".join(config.DIGESTS), help="blake3 where users share."
+        ),
+        click.option(
+            "--allow-other", is_flag=True, default=None, help="Other users may read, too."
+        ),
+        click.option("--revalidate", metavar="SECONDS|never", help="See changes within this. [60]"),
+        click.option(
+            "--zero-open/--no-zero-open", default=None, help="Reads without round trips. [on]"
+        ),
+        click.option("--origin-timeout", metavar="SECONDS", help="A hung origin gives EIO. [30]"),
+        click.option("--origin-threads", metavar="N", help="Calls to the origin at a time. [32]"),
+        click.option("--log-file", metavar="FILE", help="[in the runtime directory]"),
+    ]
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def _collect(
+    config_file: str | None, options: tuple[str, ...], flags: dict[str, Any]
+) -> dict[str, Any]:
+    """Settings from file, then -o, then flags: the later wins."""
+    settings = config.read_file(config_file) if config_file else {}
+    settings.update(config.read_options(options))
+    for name, value in flags.items():
+        if value is not None:
+            canonical, parsed = config.parse_setting(name, value, "--" + name.replace("_", "-"))
+            settings[canonical] = parsed
+    return settings
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order of use
+
+
+@click.group(
+    cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="fusecache")
+def cli() -> None:
+    """A cache mounted over a dataset directory: RAM and SSD here, the origin only once.
+
+    \b
+    fusecache mount /data/imagenet                     over the directory itself
+    fusecache mount /mnt/nfs/imagenet /data/imagenet --cache-dir /ssd/cache --ssd 500G
+    fusecache status /data/imagenet
+    fusecache warm /data/imagenet 'train/n01*'         fetch before it is needed
+    fusecache umount /data/imagenet
+
+    Sizes are like 500G, 64GiB or 1048576. Each command has its own --help.
+    """
+
+
+# ---- mount ---------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("places", nargs=-1, metavar="[SOURCE] [MOUNTPOINT]")
+@_settings_flags
+@click.option("--foreground", "-f", is_flag=True, default=None, help="Stay, and log on stderr.")
+@click.option("-o", "options", multiple=True, metavar="A,B=C", help="Settings, as from fstab.")
+def mount(
+    places: tuple[str, ...], config_file: str | None, options: tuple[str, ...], **flags: Any
+) -> None:
+    """Mount SOURCE on MOUNTPOINT, or over itself. Returns when the mount answers.
+
+    \b
+    fusecache mount /data/imagenet
+    fusecache mount /mnt/nfs/imagenet /data/imagenet --cache-dir /ssd/cache --ssd 500G --ram 64G
+    fusecache mount --config /etc/fusecache/imagenet.toml --foreground
+
+    \b
+    The same in TOML (flags win over the file):
+      source = "/mnt/nfs/imagenet"
+      mountpoint = "/data/imagenet"
+      ssd = "500G"
+      revalidate = "never"       # the data does not change
+    """
+    if len(places) > 2:
+        raise ConfigError("too many places: fusecache mount [SOURCE] MOUNTPOINT")
+    settings = _collect(config_file, options, flags)
+    if len(places) == 1:
+        settings.pop("source", None)  # one place: over itself
+    for name, place in zip(("mountpoint", "source"), reversed(places), strict=False):
+        settings[name] = config.parse_setting(name, place, name)[1]
+    _mount(config.check_places(config.build(settings)))
+
+
+def _mount(wanted: Config) -> None:
+    """Start the keeper and wait for its report."""
+    arguments = [sys.executable, "-P", "-m", "fusecache.keeper", wanted.to_json()]
+    environment = {**os.environ, **keeper.package_environment()}
+    sys.stdout.flush()
+    if wanted.foreground:
+        os.execve(sys.executable, arguments, environment)
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    process = subprocess.Popen(
+        [*arguments, str(theirs)],
+        pass_fds=[theirs],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+    )
+    os.close(theirs)
+    report = _read_report(ours, process, wanted)
+    for line in report.get("warnings") or []:
+        _complain(f"warning: {line}")
+    if not report.get("ready"):
+        process.wait()
+        raise UserError(str(report.get("error")), int(report.get("exit", EXIT_FAILED)))
+
+
+def _read_report(fd: int, process: subprocess.Popen[bytes], wanted: Config) -> dict[str, Any]:
+    received, patience_s = b"", 10.0
+    try:
+        while not received.endswith(b"\n"):
+            if not select.select([fd], [], [], patience_s)[0]:
+                _complain(f"still opening {wanted.cache_dir} (a large index may be rebuilt) …")
+                patience_s = 60.0
+                continue
+            data = os.read(fd, 65536)
+            if not data:
+                code = process.wait()
+                raise UserError(
+                    f"the keeper died before the mount was there ({keeper.reason(code)})"
+                )
+            received += data
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
+    finally:
+        os.close(fd)
+    report: dict[str, Any] = json.loads(received)
+    return report
+
+
+# ---- status, list --------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def status(path: str, as_json: bool) -> None:
+    """Show what the mount at PATH did and holds.
+
+    \b
+    fusecache status /data/imagenet
+    fusecache status /data/imagenet --json | jq .reads
+    """
+    answer = control_client.ask(control_client.find(path), {"op": "status"})["status"]
+    if as_json:
+        _say(json.dumps(answer, indent=2))
+    else:
+        _console().print(_status_table(answer))
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def _printable(value: object) -> str:
+    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _of(part: dict[str, Any]) -> str:
+    bytes_, limit = part["bytes"], part["limit_bytes"]
+    share = f" ({bytes_ / limit:.0%})" if limit else ""
+    return f"{format_bytes(bytes_)} of {format_bytes(limit)}{share}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
+
+
+def _status_table(answer: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    reads, origin = answer["reads"], answer["origin"]
+    mode = "zero-open" if answer["zero_open"] else "ordinary open (slower)"
+    restarts = answer["restarts"]
+    rows = [
+        ("mount point", answer["mountpoint"]),
+        ("source", answer["source"]),
+        ("up", f"{_duration(answer['uptime_s'])}, {mode}, server restarted {restarts} times"),
+        ("processes", f"keeper {answer['keeper_pid']}, server {answer['server_pid']}"),
+        ("RAM tier", _of(answer["ram"]) + " at most"),
+        ("SSD tier", f"{_of(answer['ssd'])}, {answer['ssd']['blocks']:,} blocks"),
+        (
+            "reads",
+            f"{reads['requests']:,} requests, {reads['from_ssd']:,} from SSD, "
+            f"{reads['from_origin']:,} from the origin; page cache hits are not seen",
+        ),
+        (
+            "origin",
+            f"{origin['files']:,} files, {format_bytes(origin['bytes'])}, "
+            f"{origin['errors']:,} errors",
+        ),
+        ("integrity", f"{answer['integrity']['mismatches']:,} mismatches"),
+    ]
+    if origin.get("available") is False:
+        rows.append(
+            ("", f"THE ORIGIN IS AWAY: {origin.get('last_error')}; cached files are served")
+        )
+    if answer.get("keeper_alive") is False:
+        rows.append(("", "THE KEEPER IS GONE: umount and mount again at the next occasion"))
+    faults = answer["integrity"].get("faults") or {}
+    if faults:
+        rows.append(("cache faults", ", ".join(f"{name}: {n:,}" for name, n in faults.items())))
+    for name, value in rows:
+        table.add_row(name, _printable(value))
+    return table
+
+
+@cli.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def list_mounts(as_json: bool) -> None:
+    """List the fusecache mounts of this machine."""
+    found = []
+    for target in control_client.find_all():
+        record = mounts.keeper_record(target.directory) if target.directory else {}
+        found.append(
+            {
+                "mountpoint": target.mountpoint,
+                "source": target.mount.source,
+                "uid": target.mount.uid,
+                "keeper_pid": record.get("keeper_pid"),
+                "log": record.get("log"),
+            }
+        )
+    if as_json:
+        _say(json.dumps(found, indent=2))
+        return
+    table = Table("mount point", "source", "user", "keeper", "log", box=None, pad_edge=False)
+    for row in found:
+        table.add_row(*(_printable("-" if value is None else value) for value in row.values()))
+    if found:
+        _console().print(table)
+
+
+# ---- warm, verify --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        yield bar, bar.add_task(what, total=None, note="")
+
+
+@cli.command()
+@click.argument("path")
+@click.argument("globs", nargs=-1, metavar="[GLOB]...")
+def warm(path: str, globs: tuple[str, ...]) -> None:
+    """Fetch files into the cache before they are needed: all of them, or those a GLOB names.
+
+    A GLOB is relative to the mount point; `**` crosses directories; a directory means all below it.
+    Interrupt it any time: running it again goes on where it was.
+
+    \b
+    fusecache warm /data/imagenet
+    fusecache warm /data/imagenet train 'val/**/*.JPEG'
+    """
+    target = control_client.find(path)
+    done: dict[str, Any] = {}
+    result: dict[str, Any] = {}
+    try:
+        with _progress("warming") as (bar, task):
+            for message in control_client.converse(target, {"op": "warm", "globs": list(globs)}):
+                if "progress" in message:
+                    done = message["progress"]
+                    bar.update(
+                        task,
+                        completed=done["bytes_done"],
+                        total=done["bytes_total"],
+                        note=f"{done['files_done']:,} of {done['files_total']:,} files",
+                    )
+                else:
+                    result = message["result"]
+    except KeyboardInterrupt:
+        _complain(
+            f"interrupted after {done.get('files_done', 0):,} files "
+            f"({format_bytes(done.get('bytes_done', 0))}); run it again to go on"
+        )
+        sys.exit(EXIT_INTERRUPTED)
+    errors = list(result.get("errors") or [])
+    for line in errors[:20]:
+        _complain(_printable(line))
+    if len(errors) > 20:
+        _complain(f"… and {len(errors) - 20:,} more")
+    already, skipped = result.get("already", 0), result.get("skipped", 0)
+    extra = f"; {skipped:,} skipped" if skipped else ""
+    _say(
+        f"{result['files']:,} files, {format_bytes(result['bytes'])} in the cache; "
+        f"{already:,} were there before{extra}"
+    )
+    if errors:
+        sys.exit(EXIT_FAILED)
+
+
+@cli.command()
+@click.argument("path")
+def verify(path: str) -> None:
+    """Check every cached byte against its digest. Bad blocks are dropped and fetched again on use.
+
+    \b
+    fusecache verify /data/imagenet && echo all good
+    """
+    target = control_client.find(path)
+    result: dict[str, Any] = {}
+    with _progress("verifying") as (bar, task):
+        for message in control_client.converse(target, {"op": "verify"}):
+            if "progress" in message:
+                done = message["progress"]
+                bar.update(
+                    task,
+                    completed=done["bytes_done"],
+                    total=done.get("bytes_total"),
+                    note=f"{done['blocks_done']:,} of {done['blocks_total']:,} blocks, "
+                    f"{done['bad']:,} bad",
+                )
+            else:
+                result = message["result"]
+    _say(
+        f"{result['blocks']:,} blocks, {format_bytes(result['bytes'])} checked, "
+        f"{result['bad']:,} bad"
+    )
+    if result["bad"]:
+        sys.exit(EXIT_FAILED)
+
+
+# ---- restart, umount -----------------------------------------------------------------------------
+
+
+def _place(path: str | None, settings: dict[str, Any]) -> str:
+    """The mount that a command is about: as given, or the mount point in the config file."""
+    place = path or settings.get("mountpoint")
+    if place is None:
+        raise ConfigError("which mount? give a PATH, or a --config with a mountpoint")
+    return str(place)
+
+
+@cli.command()
+@click.argument("path", required=False)
+@_settings_flags
+@click.option("-o", "options", multiple=True, metavar="A,B=C", help="Settings, as from fstab.")
+def restart(
+    path: str | None, config_file: str | None, options: tuple[str, ...], **flags: Any
+) -> None:
+    """Swap the server, and settings if some are given; readers notice nothing.
+
+    Settings that are not given stay. To use a new version: install it, then restart.
+
+    \b
+    fusecache restart /data/imagenet
+    fusecache restart /data/imagenet --ram 128G --revalidate never
+    fusecache restart --config /etc/fusecache/imagenet.toml
+    """
+    settings = _collect(config_file, options, flags)
+    target = control_client.find(_place(path, settings))
+    settings.pop("mountpoint", None)
+    try:
+        info = control_client.ask_keeper(target, {"op": "info"})["info"]
+        current = Config.from_json(json.dumps(info["config"]))
+        if os.path.realpath(settings.get("source", current.source)) == current.source:
+            settings.pop("source", None)  # a link to it, perhaps; the keeper refuses another
+        wanted = config.build(settings, current)
+        request = {"op": "restart", "config": json.loads(wanted.to_json())}
+        answer = control_client.ask_keeper(target, request, control_client.RESTART_TIMEOUT_S)
+    except ConnectionError as error:
+        raise UserError(f"{error}: umount and mount again") from None
+    if not answer.get("ok"):
+        raise UserError(str(answer.get("error")), int(answer.get("exit", EXIT_FAILED)))
+    for line in answer.get("warnings") or []:
+        _complain(f"warning: {line}")
+
+
+@cli.command()
+@click.argument("path", required=False)
+@click.option("--lazy", "-l", is_flag=True, help="Detach now; what is open stays readable.")
+@click.option("--config", "config_file", metavar="FILE", help="TOML that names the mount point.")
+def umount(path: str | None, lazy: bool, config_file: str | None) -> None:
+    """End the mount. What is cached stays on SSD for the next one.
+
+    \b
+    fusecache umount /data/imagenet
+    fusecache umount --lazy /data/imagenet       even while programs use it
+    """
+    settings = config.read_file(config_file) if config_file else {}
+    target = control_client.find(_place(path, settings))
+    try:
+        answer = control_client.ask_keeper(target, {"op": "umount", "lazy": lazy})
+    except (ConnectionError, UserError):
+        if target.mount.uid != os.getuid() and os.getuid() != 0:
+            raise
+        answer = _umount_alone(target, lazy)
+    if answer.get("ok"):
+        if answer.get("detached"):
+            _complain("detached; open files are served until they are closed")
+        return
+    line, code = str(answer.get("error")), int(answer.get("exit", EXIT_FAILED))
+    if code == EXIT_BUSY:
+        users = ", ".join(_process(pid) for pid in answer.get("pids") or [])
+        by = f" by {users}" if users else ""
+        line = f"{target.mountpoint} is in use{by}; --lazy detaches it all the same"
+    raise UserError(line, code)
+
+
+def _process(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return f"{file.read().strip()} ({pid})"
+    except OSError:
+        return str(pid)
+
+
+def _umount_alone(target: control_client.Target, lazy: bool) -> dict[str, Any]:
+    """Without a keeper. A server that lives on ends by itself when the mount is gone."""
+    try:
+        keeper.unmount(target.mountpoint, lazy)
+    except OSError as error:
+        busy = "busy" in str(error)
+        return {
+            "ok": False,
+            "error": f"{target.mountpoint}: {error.strerror or error}",
+            "exit": EXIT_BUSY if busy else EXIT_FAILED,
+            "pids": keeper.users_of(target.mountpoint) if busy else [],
+        }
+    return {"ok": True}
+
+
+# ---- mount(8) ------------------------------------------------------------------------------------
+
+
+@cli.command("install-helpers")
+@click.option("--remove", is_flag=True, help="Take them away again.")
+@click.option("--directory", default=HELPER_DIRECTORY, show_default=True, metavar="DIR")
+def install_helpers(remove: bool, directory: str) -> None:
+    """Let mount(8) and /etc/fstab find fusecache (as root).
+
+    \b
+    Links mount.fusecache and mount.fuse.fusecache in /sbin to this installation. Then these work:
+      mount -t fuse.fusecache /mnt/nfs/imagenet /data/imagenet -o ssd=500G
+    and as a line of /etc/fstab:
+      /mnt/nfs/imagenet /data/imagenet fuse.fusecache ssd=500G,_netdev 0 0
+    """
+    program = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), "mount.fusecache")
+    if not remove and not os.access(program, os.X_OK):
+        raise UserError(f"{program} does not exist: install the package with pip first")
+    for name in HELPER_NAMES:
+        link = os.path.join(directory, name)
+        try:
+            if os.path.lexists(link) and not os.path.islink(link):
+                raise UserError(f"{link} is not a link of ours: left as it is")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
+            if not remove:
+                os.symlink(program, link)
+        except OSError as error:
+            raise UserError(f"{link}: {error.strerror}") from None
+
+
+def mount_helper() -> NoReturn:
+    """Entry point of mount.fusecache: SOURCE MOUNTPOINT [-sfnvrw] [-N NS] [-t TYPE] [-o OPTIONS].
+
+    The interface is mount(8)'s. -s, -n, -v, -r and -w change nothing here; -f only checks.
+    """
+    _run(lambda: _help_mount(sys.argv[1:]))
+
+
+def _help_mount(arguments: list[str]) -> None:
+    places: list[str] = []
+    options: list[str] = []
+    fake = False
+    rest = iter(arguments)
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            places.append(word)
+            continue
+        for position, letter in enumerate(word[1:], start=1):
+            if letter in "otN":
+                value = word[position + 1 :] or next(rest, "")
+                if letter == "o":
+                    options.append(value)
+                break
+            if letter == "f":
+                fake = True
+            elif letter not in "snvrw":
+                raise ConfigError(f"unknown flag -{letter}")
+    if len(places) != 2:
+        raise ConfigError("usage: mount.fusecache SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]")
+    settings = config.read_options(options)
+    for name, place in zip(("source", "mountpoint"), places, strict=True):
+        settings[name] = config.parse_setting(name, place, name)[1]
+    wanted = config.check_places(config.build(settings))
+    if not fake:
+        _mount(wanted)
+
+
+# ---- entry ---------------------------------------------------------------------------------------
+
+
+def _run(command: Callable[[], None]) -> NoReturn:
+    """One line and an exit code for every mistake."""
+    try:
+        command()
+    except UserError as error:
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        _complain(f"{error.format_message()}{hint}")
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        _complain(str(error))
+        sys.exit(EXIT_FAILED)
+    sys.exit(EXIT_OK)
+
+
+def main() -> NoReturn:
+    _run(lambda: cli(prog_name="fusecache", standalone_mode=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,513 @@
+"""The one frozen Config of a mount: defaults < TOML file < flags; every limit is checked here.
+
+A setting has one name, written with `-` on the command line, with `-` or `_` in TOML and in `-o`.
+`parse_setting` turns texts into values, `build` makes a Config of them, and `check_places` looks
+whether it can be mounted. Each mistake is a ConfigError or UserError with one line.
+
+INVARIANT: a Config crosses processes as JSON; paths are str with surrogateescape, of any bytes.
+It starts nothing, and imports neither click nor rich: the server reads its Config from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import pwd
+import re
+import shutil
+import stat
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusecache import mounts
+from fusecache.errors import ConfigError, UserError
+from fusecache.units import format_bytes, parse_bytes
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_A_MOUNT, EXIT_BUSY, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+SSD_BYTES_MIN = 16 << 20
+RAM_BYTES_MIN = 16 << 20
+RAM_SHARE = 0.25
+KEEP_FREE = "5%"
+SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
+THREADS_MAX = 1024
+POLICIES = ("lrf", "keep")
+DIGESTS = ("xxh3-128", "blake3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What keeper and server are told. All paths are absolute."""
+
+    source: str
+    mountpoint: str
+    cache_dir: str
+    ssd_bytes: int  # of the whole cache directory, all mounts on it together
+    ram_bytes: int
+    keep_free_bytes: int
+    policy: str = "lrf"
+    digest: str = "xxh3-128"
+    allow_other: bool = False
+    noexec: bool = False
+    revalidate_s: float | None = 60.0  # None: never
+    zero_open: bool = True
+    origin_timeout_s: float = 30.0
+    origin_threads: int = 32
+    log_file: str | None = None  # None: in the runtime directory; on stderr when in the foreground
+    foreground: bool = False
+
+    def to_json(self) -> str:
+        """ASCII: bytes of paths that are no UTF-8 become escapes."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """Fields that this version does not know are left out: a keeper may be older or newer."""
+        fields = json.loads(text)
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in fields.items() if name in known})
+
+
+# ---- settings: text or TOML value -> value -------------------------------------------------------
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return parse_bytes(value)
+    raise ValueError(f"{value!r} is not a size")
+
+
+def _keep_free(value: Any) -> str:
+    """A share ("5%") or a size; kept as text until the disk is known."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        share = float(value.strip()[:-1])
+        if not 0 <= share < 100:
+            raise ValueError(f"{value!r} is not between 0% and 100%")
+        return value.strip()
+    return str(_size(value))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = _number(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a number of seconds") from None
+    if not math.isfinite(seconds) or not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        raise ValueError(f"{value!r} is not between {SECONDS_MIN:g} and {SECONDS_MAX:g} seconds")
+    return seconds
+
+
+def _revalidate(value: Any) -> float | None:
+    if value == "never":
+        return None
+    try:
+        return _seconds(value)
+    except ValueError as error:
+        raise ValueError(f'{error}; or write "never"') from None
+
+
+def _threads(value: Any) -> int:
+    number = _number(value)
+    if number != int(number) or not 1 <= number <= THREADS_MAX:
+        raise ValueError(f"{value!r} is not a whole number between 1 and {THREADS_MAX}")
+    return int(number)
+
+
+def _truth(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("", "true", "yes", "1"):  # "": the bare name in -o
+        return True
+    if value in ("false", "no", "0"):
+        return False
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a path")
+    if "\0" in value:
+        raise ValueError("a path cannot hold a NUL")
+    return os.path.abspath(os.path.expanduser(value))
+
+
+def _choice(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "source": _path,
+    "mountpoint": _path,
+    "cache_dir": _path,
+    "ssd": _size,
+    "ram": _size,
+    "keep_free": _keep_free,
+    "policy": _choice(*POLICIES),
+    "digest": _choice(*DIGESTS),
+    "allow_other": _truth,
+    "noexec": _truth,
+    "revalidate": _revalidate,
+    "zero_open": _truth,
+    "origin_timeout": _seconds,
+    "origin_threads": _threads,
+    "log_file": _path,
+    "foreground": _truth,
+}
+
+# What mount(8) and fstab(5) put into -o beside our own settings. A mount is read-only, nosuid and
+# nodev whatever they say; the rest is for mount(8) itself.
+# fmt: off
+_MOUNT_WORDS = frozenset((
+    "ro", "rw", "nosuid", "suid", "nodev", "dev", "exec", "async", "sync", "atime", "noatime",
+    "relatime", "norelatime", "strictatime", "lazytime", "nolazytime", "diratime", "nodiratime",
+    "defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev",
+    "silent", "loud", "default_permissions",
+))
+# fmt: on
+_MOUNT_PREFIXES = ("x-", "X-", "comment=", "fsname=", "subtype=", "uhelper=", "helper=")
+
+
+def parse_setting(name: str, value: Any, shown: str) -> tuple[str, Any]:
+    """(canonical name, value) of one setting. `shown` is its name in the line of a ConfigError."""
+    canonical = name.replace("-", "_")
+    negated = canonical.startswith("no_") and canonical[3:] in _PARSERS
+    parser = _PARSERS.get(canonical[3:] if negated else canonical)
+    if parser is None or (negated and parser is not _truth):
+        raise ConfigError(f"{shown}: unknown setting; there are: {', '.join(_names())}")
+    try:
+        parsed = parser(value)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{shown}: {error}") from None
+    return (canonical[3:], not parsed) if negated else (canonical, parsed)
+
+
+def _names() -> list[str]:
+    return [name.replace("_", "-") for name in _PARSERS]
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The settings of a TOML file."""
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    return dict(
+        parse_setting(name, value, f"--config {path}: {name}") for name, value in table.items()
+    )
+
+
+def read_options(texts: Iterable[str]) -> dict[str, Any]:
+    r"""The settings in `-o a,b=c` texts; a comma in a value is written `\,`."""
+    settings: dict[str, Any] = {}
+    for text in texts:
+        for word in re.findall(r"(?:\\.|[^,\\])+", text, re.DOTALL):
+            word = re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL)
+            if word in _MOUNT_WORDS or word.startswith(_MOUNT_PREFIXES):
+                continue
+            name, separator, value = word.partition("=")
+            if name == "config" and value:
+                settings = {**read_file(value), **settings}
+                continue
+            if not separator and _PARSERS.get(name.replace("-", "_").removeprefix("no_")) not in (
+                _truth,
+                None,
+            ):
+                raise ConfigError(f"-o {name}: needs a value, {name}=…")
+            canonical, parsed = parse_setting(name, value, f"-o {name}")
+            settings[canonical] = parsed
+    return settings
+
+
+# ---- settings -> Config --------------------------------------------------------------------------
+
+
+def default_cache_dir() -> str:
+    if os.getuid() == 0:
+        return "/var/cache/fusecache"
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base and os.path.isabs(base):
+        return os.path.join(base, "fusecache")
+    home = os.environ.get("HOME") or _home_of_record()
+    return os.path.join(home, ".cache", "fusecache")
+
+
+def _home_of_record() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        raise ConfigError("no HOME: say where to keep the cache with --cache-dir") from None
+
+
+def usable_memory_bytes() -> int:
+    """What this process may use: free memory of the machine, or less where a cgroup says so."""
+    candidates = [_available_memory_bytes()]
+    candidates += _cgroup_limits("/proc/self/cgroup", "/sys/fs/cgroup")
+    return min(candidates)
+
+
+def _available_memory_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        table = dict(line.split(":", 1) for line in file)
+    amounts = [table[key] for key in ("MemAvailable", "MemTotal") if key in table]
+    return min(int(text.split()[0]) for text in amounts) << 10
+
+
+def _cgroup_limits(listing: str, root: str) -> list[int]:
+    """Memory limits of the cgroups in `listing` and of all above them, v1 and v2."""
+    found = []
+    try:
+        with open(listing, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            roots, name = [root, os.path.join(root, "unified")], "memory.max"
+        elif "memory" in controllers.split(","):
+            roots, name = [os.path.join(root, "memory")], "memory.limit_in_bytes"
+        else:
+            continue
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for base in roots:
+            for depth in range(len(parts) + 1):
+                limit = _read_limit(os.path.join(base, *parts[:depth], name))
+                if limit is not None:
+                    found.append(limit)
+    return found
+
+
+def _read_limit(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max"
+
+
+def _total_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _existing_parent(path: str) -> str:
+    """The deepest directory on the way to `path` that exists: it is on the same disk."""
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def _stored_bytes(cache_dir: str) -> int:
+    """What the cache takes on its disk now. Other files in the directory are not the cache's."""
+    total = 0
+    for part in ("segments", "index"):
+        for directory, _, names in os.walk(os.path.join(cache_dir, part)):
+            for name in names:
+                try:
+                    total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+                except OSError:
+                    continue
+    return total
+
+
+def build(settings: Mapping[str, Any], base: Config | None = None) -> Config:
+    """A Config of parsed settings, over the defaults, or over `base` (a running mount's).
+
+    ConfigError for a size that cannot be; nothing is created.
+    """
+    if base is None and "mountpoint" not in settings:
+        raise ConfigError("no mount point: fusecache mount [SOURCE] MOUNTPOINT")
+    values: dict[str, Any] = dataclasses.asdict(base) if base is not None else {}
+    rename = {"revalidate": "revalidate_s", "origin_timeout": "origin_timeout_s"}
+    for name, value in settings.items():
+        if name not in ("ssd", "ram", "keep_free"):
+            values[rename.get(name, name)] = value
+    values.setdefault("source", values["mountpoint"])
+    values.setdefault("cache_dir", default_cache_dir())
+
+    try:
+        disk = os.statvfs(_existing_parent(values["cache_dir"]))
+    except OSError as error:
+        raise ConfigError(f"--cache-dir {values['cache_dir']}: {error.strerror}") from None
+    if disk.f_blocks == 0:
+        raise ConfigError(f"--cache-dir {values['cache_dir']}: that file system stores nothing")
+    disk_bytes, free_bytes = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    if "keep_free" in settings or base is None:
+        text = settings.get("keep_free", KEEP_FREE)
+        share = float(text[:-1]) / 100 if text.endswith("%") else None
+        keep = int(text) if share is None else int(disk_bytes * share)
+        if not 0 <= keep < disk_bytes:
+            raise ConfigError(
+                f"--keep-free {format_bytes(keep)} leaves nothing of the cache directory's disk "
+                f"({format_bytes(disk_bytes)})"
+            )
+        values["keep_free_bytes"] = keep
+    keep = values["keep_free_bytes"]
+    if "ssd" in settings:
+        _check_ssd(settings["ssd"], disk_bytes, keep)
+        values["ssd_bytes"] = settings["ssd"]
+    elif base is None:
+        usable = min(_stored_bytes(values["cache_dir"]) + free_bytes, disk_bytes) - keep
+        # On a full disk the store keeps nothing while less than --keep-free is left; reads go on.
+        values["ssd_bytes"] = max(SSD_BYTES_MIN, usable)
+    if "ram" in settings:
+        if settings["ram"] < RAM_BYTES_MIN:
+            raise ConfigError(
+                f"--ram {format_bytes(settings['ram'])}: at least {format_bytes(RAM_BYTES_MIN)}"
+            )
+        if settings["ram"] > _total_memory_bytes():
+            raise ConfigError(
+                f"--ram {format_bytes(settings['ram'])} exceeds the memory of this machine "
+                f"({format_bytes(_total_memory_bytes())})"
+            )
+        values["ram_bytes"] = settings["ram"]
+    elif base is None:
+        values["ram_bytes"] = max(RAM_BYTES_MIN, int(usable_memory_bytes() * RAM_SHARE))
+    return Config(**values)
+
+
+def _check_ssd(ssd: int, disk_bytes: int, keep: int) -> None:
+    if ssd < SSD_BYTES_MIN:
+        raise ConfigError(f"--ssd {format_bytes(ssd)}: at least {format_bytes(SSD_BYTES_MIN)}")
+    if ssd > disk_bytes - keep:
+        raise ConfigError(
+            f"--ssd {format_bytes(ssd)} exceeds the disk: {format_bytes(disk_bytes)} less "
+            f"{format_bytes(keep)} to keep free"
+        )
+
+
+# ---- can it be mounted? --------------------------------------------------------------------------
+
+
+def check_places(config: Config) -> Config:
+    """Look at source, mount point, cache directory and FUSE; make the cache directory.
+
+    Returns the Config with links in its paths resolved. UserError: the first thing that is wrong.
+    """
+    table = mounts.mounts()
+    _check_not_fusecache(config.mountpoint, table)  # before any look-up: it may hang
+    source, mountpoint = os.path.realpath(config.source), os.path.realpath(config.mountpoint)
+    _check_not_fusecache(mountpoint, table)
+    _check_source(source)
+    _check_mountpoint(mountpoint)
+    if mountpoint != source and mounts.is_below(mountpoint, source):
+        raise UserError(
+            f"mount point {mountpoint} lies inside the source {source}: "
+            "mount over the source itself, or elsewhere",
+            EXIT_USAGE,
+        )
+    _check_fuse(config.allow_other)
+    cache_dir = os.path.realpath(config.cache_dir)
+    _check_cache_dir(cache_dir, source, mountpoint)
+    return dataclasses.replace(config, source=source, mountpoint=mountpoint, cache_dir=cache_dir)
+
+
+def _check_not_fusecache(mountpoint: str, table: list[mounts.Mount]) -> None:
+    mount = mounts.at(mountpoint, table)
+    if mount is not None and mount.is_fusecache:
+        raise UserError(
+            f"mount point {mountpoint} is already a fusecache (of {mount.source}); "
+            f"to end it: fusecache umount {mountpoint}",
+            EXIT_BUSY,
+        )
+
+
+def _check_source(source: str) -> None:
+    try:
+        status = os.stat(source)
+        if not stat.S_ISDIR(status.st_mode):
+            raise UserError(f"source {source} is not a directory")
+        os.close(os.open(source, os.O_RDONLY | os.O_DIRECTORY))
+        os.stat(os.path.join(source, "."))  # searchable
+    except FileNotFoundError:
+        raise UserError(f"source {source} does not exist") from None
+    except OSError as error:
+        raise UserError(f"source {source} cannot be read: {error.strerror}") from None
+
+
+def _check_mountpoint(mountpoint: str) -> None:
+    try:
+        status = os.stat(mountpoint)
+    except FileNotFoundError:
+        raise UserError(f"mount point {mountpoint} does not exist") from None
+    except OSError as error:
+        hint = ""
+        if error.errno == errno.ENOTCONN:
+            hint = f"; a dead FUSE mount is there: fusermount3 -u {mountpoint}"
+        raise UserError(
+            f"mount point {mountpoint} cannot be used: {error.strerror}{hint}"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise UserError(f"mount point {mountpoint} is not a directory")
+    if os.getuid() == 0:
+        return
+    # what fusermount3 demands of everybody but root
+    if not os.access(mountpoint, os.W_OK):
+        raise UserError(
+            f"mount point {mountpoint} is not yours to mount on: you cannot write to it"
+        )
+    if status.st_mode & stat.S_ISVTX and status.st_uid != os.getuid():
+        raise UserError(
+            f"mount point {mountpoint} is not yours to mount on: sticky, and another user's"
+        )
+
+
+def _check_fuse(allow_other: bool) -> None:
+    if not os.path.exists("/dev/fuse"):
+        raise UserError("/dev/fuse does not exist: load the fuse module (modprobe fuse)")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise UserError("/dev/fuse is closed to you; as root: chmod 666 /dev/fuse")
+    if os.getuid() == 0:
+        return
+    if shutil.which("fusermount3") is None:
+        raise UserError("fusermount3 is not installed (Debian: apt install fuse3)")
+    if allow_other and not _is_user_allow_other():
+        raise UserError("--allow-other: only root may, unless /etc/fuse.conf has user_allow_other")
+
+
+def _is_user_allow_other(path: str = "/etc/fuse.conf") -> bool:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return any(line.strip() == "user_allow_other" for line in file)
+    except OSError:
+        return False
+
+
+def _check_cache_dir(cache_dir: str, source: str, mountpoint: str) -> None:
+    for what, directory in (("source", source), ("mount point", mountpoint)):
+        if mounts.is_below(cache_dir, directory):
+            raise UserError(
+                f"cache directory {cache_dir} lies inside the {what} {directory}: "
+                "choose another with --cache-dir",
+                EXIT_USAGE,
+            )
+    try:
+        if not os.path.isdir(cache_dir):
+            os.makedirs(os.path.dirname(cache_dir), exist_ok=True)
+            os.mkdir(cache_dir, 0o700)
+        with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=".fusecache-check-"):
+            pass
+    except OSError as error:
+        raise UserError(f"cache directory {cache_dir} is not writable: {error.strerror}") from None

@@ -1,0 +1,988 @@
+"""Holds a mount, so that a server may die at any moment without a reader noticing.
+
+usage: python -m fusecache.keeper CONFIG_JSON [REPORT_FD]
+
+The keeper opens the source directory, mounts, makes the inode table's memfd and the listening
+control socket, and starts the server with all of them as inherited descriptors. When the server
+dies the next one gets the same descriptors; the kernel repeats what the dead one had not answered.
+
+Protocols, all one JSON object a line:
+
+* to the server: argv[1] = {"config", "fds": {"fuse", "source", "table", "control", "ready"},
+  "keeper_pid", "restarts", "mounted_at", "resume"}
+* from the server, on the ready descriptor: {"ready": true, "zero_open", "warnings"} or
+  {"error", "exit"}; it exits 0 when the mount is gone, and on SIGTERM
+* to the CLI, on REPORT_FD: {"ready": true, "zero_open", "warnings", "device", "log"} or
+  {"error", "exit"}; without REPORT_FD (--foreground) it goes to stderr, and to systemd if it asked
+* keeper.sock: {"op": "info"}, {"op": "restart", "config"}, {"op": "umount", "lazy"}
+  → {"ok": true, …} or {"ok": false, "error", "exit", "pids"?}
+
+INVARIANT: stdlib and `mounts` only; what breaks the server's imports cannot break the keeper.
+INVARIANT: descriptors of the mount are open here until it is gone; no server's death ends it.
+INVARIANT: at most one server lives, apart from threads of killed ones that are stuck in the kernel.
+It is not on the path of any read, and knows nothing of the cache.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import platform
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from fusecache import mounts
+
+MAX_READ_BYTES = 1 << 20
+POLL_S = 0.025  # how long a dead main thread can stay unnoticed
+START_TIMEOUT_S = 900.0  # a first start may rebuild a large index
+ANSWER_TIMEOUT_S = 30.0  # from ready to the first answered stat
+FIRST_STARTS_MAX = 3
+STABLE_S = 1.0  # a server that lived so long after ready is replaced without delay
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
+STOP_S = 2.0  # from SIGTERM to SIGKILL at a planned restart
+END_S = 10.0  # the server's time to finish when the mount is gone
+REQUEST_BYTES_MAX = 1 << 20
+REQUEST_TIMEOUT_S = 2.0
+CLIENTS_MAX = 32
+CONTROL_BACKLOG = 64
+LOG_BYTES_MAX = 10 << 20
+RESEND_KERNEL = (6, 9)
+EXIT_FAILED, EXIT_BUSY = 1, 4
+# What the kernel was told at mount time, or what the table was made for.
+FIXED_FOR_LIFE = ("source", "mountpoint", "allow_other", "zero_open", "noexec")
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_NOATIME = 1, 2, 4, 8, 1024
+_MNT_DETACH = 2
+_UMOUNT_NOFOLLOW = 8
+
+Json = dict[str, Any]
+
+
+class KeeperError(Exception):
+    """One line for the user; the keeper ends or refuses."""
+
+    def __init__(self, line: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(line)
+        self.exit_code = exit_code
+
+
+# ---- mounting ------------------------------------------------------------------------------------
+
+
+def _libc_call(name: str, *arguments: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def mount_as_root(config: Json) -> int:
+    """mount(2) on a new /dev/fuse descriptor, which is returned. OSError."""
+    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        options = (
+            f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},"
+            f"default_permissions,max_read={MAX_READ_BYTES}"
+        )
+        if config["allow_other"]:
+            options += ",allow_other"
+        flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOATIME
+        if config.get("noexec"):
+            flags |= _MS_NOEXEC
+        _libc_call(
+            "mount",
+            os.fsencode(config["source"]),
+            os.fsencode(config["mountpoint"]),
+            mounts.FILESYSTEM_TYPE.encode(),
+            ctypes.c_ulong(flags),
+            options.encode(),
+        )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def mount_as_user(config: Json) -> int:
+    """fusermount3 mounts, and sends the descriptor over the socket named in its environment."""
+    program = shutil.which("fusermount3")
+    if program is None:
+        raise KeeperError("fusermount3 is not installed (Debian: apt install fuse3)")
+    # fusermount3 splits at commas, and takes a backslash as an escape
+    fsname = re.sub(rb"([,\\])", rb"\\\1", os.fsencode(config["source"]))
+    options = (
+        b"fsname=" + fsname + b",subtype=fusecache,ro,nosuid,nodev,noatime,default_permissions,"
+        b"max_read=%d" % MAX_READ_BYTES
+    )
+    if config["allow_other"]:
+        options += b",allow_other"
+    if config.get("noexec"):
+        options += b",noexec"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        result = subprocess.run(
+            [program, b"-o", options, b"--", os.fsencode(config["mountpoint"])],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno()), "LC_ALL": "C"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+        )
+        if result.returncode != 0:
+            lines = os.fsdecode(result.stderr).strip().splitlines()
+            raise KeeperError(
+                lines[-1] if lines else f"fusermount3 failed with {result.returncode}"
+            )
+        ours.settimeout(5)
+        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
+    received = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    if not received:
+        raise KeeperError("fusermount3 mounted but sent no descriptor")
+    os.set_inheritable(received[0], False)
+    return received[0]
+
+
+def unmount(mountpoint: str, lazy: bool) -> None:
+    """Take the topmost mount off `mountpoint`. OSError (EBUSY when it is in use and not `lazy`)."""
+    if os.getuid() == 0:
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        _libc_call("umount2", os.fsencode(mountpoint), ctypes.c_int(flags))
+        return
+    program = shutil.which("fusermount3")
+    if program is None:
+        raise OSError(errno.ENOENT, "fusermount3 is not installed")
+    result = subprocess.run(
+        [program, "-u", *(["-z"] if lazy else []), "--", os.fsencode(mountpoint)],
+        env={**os.environ, "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    if result.returncode != 0:
+        line = (os.fsdecode(result.stderr).strip().splitlines() or ["fusermount3 failed"])[-1]
+        raise OSError(errno.EBUSY if "busy" in line else errno.EPERM, line)
+
+
+def users_of(mountpoint: str, most: int = 20) -> list[int]:
+    """Processes with a directory, file or mapping below `mountpoint` (of those we may look at)."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and _uses(f"/proc/{entry}", mountpoint):
+            found.append(int(entry))
+            if len(found) == most:
+                break
+    return found
+
+
+def _uses(process: str, mountpoint: str) -> bool:
+    links = [f"{process}/cwd", f"{process}/root", f"{process}/exe"]
+    with contextlib.suppress(OSError):
+        links += [f"{process}/fd/{name}" for name in os.listdir(f"{process}/fd")]
+    for link in links:
+        with contextlib.suppress(OSError):
+            if mounts.is_below(os.readlink(link), mountpoint):
+                return True
+    with contextlib.suppress(OSError), open(f"{process}/maps", "rb") as maps:
+        return b" " + os.fsencode(mountpoint).rstrip(b"/") + b"/" in maps.read()
+    return False
+
+
+def is_gone(fuse_fd: int) -> bool:
+    """Whether the connection behind the descriptor has ended (unmounted or aborted)."""
+    poll = select.poll()
+    poll.register(fuse_fd, 0)
+    return bool(poll.poll(0))
+
+
+def answers(mountpoint: str, timeout_s: float) -> bool:
+    """Whether stat and statvfs of the mount point return: asked in a child, since it could hang."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.stat(mountpoint)
+            os.statvfs(mountpoint)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    deadline = time.monotonic() + timeout_s
+    pidfd = os.pidfd_open(child)
+    try:
+        waiting = select.poll()
+        waiting.register(pidfd, select.POLLIN)
+        if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            os.kill(child, signal.SIGKILL)
+            return False
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ---- servers -------------------------------------------------------------------------------------
+
+
+def _python() -> list[str]:
+    # -P: the directory we are started in is no place to import from
+    return [sys.executable, "-P"]
+
+
+def package_environment() -> dict[str, str]:
+    """What has to be in the environment for a child to find this package."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.basename(root) in ("site-packages", "dist-packages"):
+        return {}
+    rest = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part != root]
+    return {"PYTHONPATH": os.pathsep.join([root, *filter(None, rest)])}
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what is meant for the keeper alone."""
+    ours = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "_FUSE_COMMFD")}
+    return {**ours, **package_environment()}
+
+
+def reason(code: int) -> str:
+    if code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
+class Server:
+    """One server process, from its start to its reaping."""
+
+    def __init__(self, arguments: Json, keep: list[int], stderr: int) -> None:
+        """Starts it. `keep` are the descriptors it inherits, besides its end of the ready pipe."""
+        self.ready_fd, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            arguments["fds"]["ready"] = theirs
+            self.process = subprocess.Popen(
+                [*_python(), "-m", "fusecache.server", json.dumps(arguments)],
+                pass_fds=[*keep, theirs],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                cwd="/",
+                env=_environment(),
+                process_group=0,  # a Ctrl-C at the terminal is for the keeper
+            )
+        except BaseException:
+            os.close(self.ready_fd)
+            raise
+        finally:
+            os.close(theirs)
+        self.pid = self.process.pid
+        self.started = time.monotonic()
+        self.ready_at: float | None = None
+        self.report: Json | None = None
+        self._received = b""
+        self._stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def take_report(self) -> Json | None:
+        """Read what the ready pipe has; the report, and the pipe closed, once it is complete."""
+        if self.ready_fd < 0:
+            return self.report
+        data = os.read(self.ready_fd, 65536)
+        self._received += data
+        if data and b"\n" not in self._received:
+            return None
+        os.close(self.ready_fd)
+        self.ready_fd = -1
+        try:
+            report = json.loads(self._received.split(b"\n")[0])
+        except ValueError:
+            report = None  # it died before it had anything to say
+        if isinstance(report, dict):
+            self.report = report
+            if report.get("ready"):
+                self.ready_at = time.monotonic()
+        return self.report
+
+    def is_dead(self) -> bool:
+        """Whether the main thread has ended; other threads may still be stuck in the kernel.
+
+        The next server must not wait for those: what they sleep on, only it can answer.
+        """
+        if self.process.poll() is not None:
+            return True
+        try:
+            stat = os.pread(self._stat, 512, 0)
+        except OSError:
+            return True
+        return stat[stat.rindex(b")") + 2 :][:1] in b"ZX"
+
+    def exit_code(self, wait_s: float) -> int | None:
+        """None: threads of it are still there after `wait_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(wait_s)
+        return None
+
+    def lived_s(self) -> float:
+        return 0.0 if self.ready_at is None else time.monotonic() - self.ready_at
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self.process.send_signal(number)
+
+    def close(self) -> None:
+        for fd in (self.ready_fd, self._stat, self.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.ready_fd = self._stat = self.pidfd = -1
+
+
+# ---- the keeper ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection to keeper.sock: bytes so far, and when to give up on it."""
+
+    connection: socket.socket
+    deadline: float
+    received: bytes = b""
+
+
+@dataclass(slots=True)
+class Restart:
+    """A planned restart under way, and who asked for it."""
+
+    client: socket.socket | None
+    previous: Json  # the config to go back to if the new one is refused
+
+
+class Keeper:
+    def __init__(self, config: Json, report_fd: int | None) -> None:
+        self.config = config
+        self.report_fd = report_fd
+        self.foreground = report_fd is None
+        self.mounted_at = time.time()
+        self.restarts = 0
+        self.failures = 0
+        self.server: Server | None = None
+        self.unreaped: list[Server] = []
+        self.next_start: float | None = None
+        self.restart: Restart | None = None
+        self.stop_deadline: float | None = None
+        self.detached = False
+        self.clients: dict[int, Client] = {}
+        self.farewells: list[socket.socket] = []
+        self.signals: list[int] = []
+        self.log_begin = 0  # where the present server's part of the log begins
+        self.resend = _kernel_version() >= RESEND_KERNEL
+
+    # ---- log
+
+    def log(self, level: str, line: str) -> None:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        text = f"{stamp},{int(now * 1000) % 1000:03d} {level} fusecache.keeper: {line}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, os.fsencode(text))
+
+    def open_log(self) -> None:
+        """Point stdout and stderr (ours, so the servers' too) at the log; rotate a large one."""
+        if self.foreground and self.config.get("log_file") is None:
+            return
+        path = self.log_path
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_size > LOG_BYTES_MAX:
+                    os.replace(path, path + ".1")
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if self.server is None and self.restarts == 0:
+                raise KeeperError(f"cannot write the log {path}: {error.strerror}") from None
+            return
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+    @property
+    def log_path(self) -> str:
+        return str(self.config.get("log_file") or os.path.join(self.directory, mounts.LOG_FILE))
+
+    def last_words(self) -> str:
+        """What the present server wrote last: mostly the exception that ended it. May be empty."""
+        if self.foreground and self.config.get("log_file") is None:
+            return ""
+        try:
+            with open(self.log_path, "rb") as file:
+                begin = max(self.log_begin, os.fstat(file.fileno()).st_size - 8192)
+                file.seek(begin)
+                lines = os.fsdecode(file.read()).splitlines()
+        except OSError:
+            return ""
+        for line in reversed(lines):
+            words = line.strip(" |+-")  # the frame that trio draws around nested exceptions
+            if words and " fusecache.keeper: " not in words:
+                return f"; its last words: {words}"
+        return ""
+
+    # ---- start
+
+    def open_source(self) -> None:
+        """Before mounting: the mount may hide it."""
+        try:
+            self.source_fd = os.open(
+                self.config["source"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+        except OSError as error:
+            raise KeeperError(
+                f"cannot open source {self.config['source']}: {error.strerror}"
+            ) from None
+
+    def mount(self) -> None:
+        mountpoint = self.config["mountpoint"]
+        try:
+            self.fuse_fd = (mount_as_root if os.getuid() == 0 else mount_as_user)(self.config)
+        except OSError as error:
+            raise KeeperError(f"cannot mount on {mountpoint}: {error.strerror}") from None
+        mounted = mounts.at(mountpoint)
+        if mounted is None or not mounted.is_fusecache:
+            os.close(self.fuse_fd)
+            raise KeeperError(f"mounted on {mountpoint}, but the kernel does not list it there")
+        self.device = mounted.device
+        try:
+            self.make_runtime_directory()
+            self.table_fd = os.memfd_create("fusecache-table", os.MFD_CLOEXEC)
+            self.open_log()
+        except (OSError, KeeperError) as error:
+            self.take_down()
+            if isinstance(error, KeeperError):
+                raise
+            raise KeeperError(f"cannot make the runtime directory: {error}") from None
+
+    def make_runtime_directory(self) -> None:
+        base = mounts.make_runtime_base()
+        self.directory = os.path.join(base, self.device)
+        # The device number is ours now, so what lies there was left by a keeper that is gone.
+        shutil.rmtree(self.directory, ignore_errors=True)
+        os.mkdir(self.directory, 0o700)
+        self.listener = mounts.listen(self.directory, mounts.KEEPER_SOCKET, 16)
+        self.listener.setblocking(False)
+        self.control = mounts.listen(self.directory, mounts.CONTROL_SOCKET, CONTROL_BACKLOG)
+
+    def take_down(self) -> None:
+        """Undo `mount` after a start that failed."""
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            unmount(self.config["mountpoint"], lazy=True)
+        for name in ("fuse_fd", "table_fd"):
+            fd = getattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
+            setattr(self, name, -1)
+        self.remove_runtime_directory()
+
+    def remove_runtime_directory(self) -> None:
+        for name in ("listener", "control"):
+            listener = getattr(self, name, None)
+            if listener is not None:
+                listener.close()
+        if getattr(self, "directory", None) is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def keep_log_of_failure(self) -> str:
+        """Where the log of a start that failed can be read: the runtime directory goes away."""
+        if self.config.get("log_file") is not None or self.foreground:
+            return self.log_path if self.config.get("log_file") else ""
+        kept = os.path.join(os.path.dirname(self.directory), "last-failure.log")
+        try:
+            os.replace(self.log_path, kept)
+        except OSError:
+            return ""
+        return kept
+
+    def start_server(self, resume: bool) -> None:
+        self.open_log()  # rotates
+        self.log_begin = os.fstat(2).st_size
+        fds = {
+            "fuse": self.fuse_fd,
+            "source": self.source_fd,
+            "table": self.table_fd,
+            "control": self.control.fileno(),
+        }
+        arguments: Json = {
+            "config": self.config,
+            "fds": dict(fds),
+            "keeper_pid": os.getpid(),
+            "restarts": self.restarts,
+            "mounted_at": self.mounted_at,
+            "resume": resume,
+        }
+        self.server = Server(arguments, list(fds.values()), 2)
+        self.write_record()
+
+    def write_record(self) -> None:
+        record = {
+            "keeper_pid": os.getpid(),
+            "server_pid": self.server.pid if self.server else None,
+            "mountpoint": self.config["mountpoint"],
+            "source": self.config["source"],
+            "restarts": self.restarts,
+            "mounted_at": self.mounted_at,
+            "log": self.log_path if self.config.get("log_file") or not self.foreground else None,
+            "config": self.config,
+        }
+        path = os.path.join(self.directory, mounts.KEEPER_FILE)
+        with contextlib.suppress(OSError):
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                json.dump(record, file)
+            os.replace(path + ".new", path)
+
+    def first_start(self) -> Json:
+        """Mount and start; the server's report once the mount answers. KeeperError."""
+        last = ""
+        for attempt in range(1, FIRST_STARTS_MAX + 1):
+            # Each attempt mounts afresh: the kernel says INIT once, and a dead server may have it.
+            self.mount()
+            try:
+                self.start_server(resume=False)
+                report = self.wait_ready()
+                if report is not None and report.get("ready"):
+                    if answers(self.config["mountpoint"], ANSWER_TIMEOUT_S):
+                        return report
+                    last = "the server is ready, but the mount does not answer"
+                elif report is not None:
+                    raise KeeperError(
+                        str(report.get("error")), int(report.get("exit", EXIT_FAILED))
+                    )
+                else:
+                    last = self.describe_death()
+                self.log("WARNING", f"start {attempt} of {FIRST_STARTS_MAX} failed: {last}")
+                kept = self.keep_log_of_failure() if attempt == FIRST_STARTS_MAX else ""
+            except BaseException:
+                self.kill_server()
+                self.take_down()
+                raise
+            self.kill_server()
+            self.take_down()
+        where = f" (log: {kept})" if kept else ""
+        raise KeeperError(f"the server does not start: {last}{where}")
+
+    def wait_ready(self) -> Json | None:
+        """The first server's report; None when it died, or said nothing for START_TIMEOUT_S."""
+        server = self.server
+        assert server is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        poll = select.poll()
+        poll.register(server.ready_fd, select.POLLIN)
+        while time.monotonic() < deadline:
+            if self.stop_requested():
+                raise KeeperError("interrupted", 130)
+            if poll.poll(POLL_S * 1000):
+                return server.take_report()  # None: end of file, it died
+            if server.is_dead() and not poll.poll(0):
+                return None
+            if is_gone(self.fuse_fd):
+                raise KeeperError(f"{self.config['mountpoint']} was unmounted during the start")
+        return None
+
+    def stop_requested(self) -> bool:
+        return any(number != signal.SIGHUP for number in self.signals)
+
+    def describe_death(self) -> str:
+        assert self.server is not None
+        code = self.server.exit_code(1.0)
+        return ("it hangs" if code is None else reason(code)) + self.last_words()
+
+    def kill_server(self) -> None:
+        if self.server is None:
+            return
+        self.server.signal(signal.SIGKILL)
+        if self.server.exit_code(2.0) is None:
+            self.unreaped.append(self.server)
+        else:
+            self.server.close()
+        self.server = None
+
+    def announce(self, report: Json) -> None:
+        warnings = list(report.get("warnings") or [])
+        if not self.resend:
+            warnings.append(
+                "this kernel is older than Linux 6.9: a reader may hang when the server dies"
+            )
+        if self.report_fd is None:
+            for line in warnings:
+                self.log("WARNING", line)
+            self.log("INFO", f"mounted {self.config['source']} on {self.config['mountpoint']}")
+            _tell_systemd(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={self.config['mountpoint']}")
+            return
+        line = {
+            "ready": True,
+            "zero_open": report.get("zero_open"),
+            "warnings": warnings,
+            "device": self.device,
+            "log": self.log_path,
+        }
+        with contextlib.suppress(OSError):
+            os.write(self.report_fd, json.dumps(line).encode() + b"\n")
+        os.close(self.report_fd)
+        self.report_fd = None
+
+    # ---- the loop
+
+    def run(self) -> int:
+        """Returns the exit code of the process. KeeperError: the mount never came to be."""
+        self.catch_signals()
+        self.open_source()
+        report = self.first_start()
+        self.announce(report)
+        while True:
+            try:
+                self.wait_for_something()
+                if is_gone(self.fuse_fd):
+                    break
+                self.look_at_server()
+                self.look_at_clients()
+                if self.look_at_signals():
+                    break
+            except Exception as error:  # INVARIANT: nothing but the mount's end ends this loop
+                self.log("ERROR", f"keeper: {type(error).__name__}: {error}")
+                time.sleep(POLL_S)
+        self.end()
+        return 0
+
+    def catch_signals(self) -> None:
+        self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda caught, _frame: self.signals.append(caught))
+
+    def wait_for_something(self) -> None:
+        # Not the FUSE descriptor: the kernel would wake us with every request. `run` asks it.
+        poll = select.poll()
+        poll.register(self.wake_read, select.POLLIN)
+        if len(self.clients) < CLIENTS_MAX:
+            poll.register(self.listener, select.POLLIN)
+        for fd in self.clients:
+            poll.register(fd, select.POLLIN)
+        if self.server is not None:
+            poll.register(self.server.pidfd, select.POLLIN)
+            if self.server.ready_fd >= 0:
+                poll.register(self.server.ready_fd, select.POLLIN)
+        poll.poll(POLL_S * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 512)
+
+    def look_at_server(self) -> None:
+        self.unreaped = [old for old in self.unreaped if not self.reaped(old)]
+        now = time.monotonic()
+        server = self.server
+        if server is None:
+            if self.next_start is not None and now >= self.next_start:
+                self.next_start = None
+                self.restarts += 1
+                try:
+                    self.start_server(resume=True)
+                except OSError as error:  # out of processes or memory: try again
+                    self.log("ERROR", f"cannot start a server: {error}")
+                    self.schedule()
+            return
+        if server.ready_fd >= 0 and _readable(server.ready_fd):
+            report = server.take_report()
+            if report is not None:
+                self.server_reported(report)
+        if server.is_dead():
+            self.server_died(server)
+        elif self.stop_deadline is not None and now > self.stop_deadline:
+            server.signal(signal.SIGKILL)
+
+    def reaped(self, server: Server) -> bool:
+        code = server.exit_code(0)
+        if code is None:
+            return False
+        self.log("INFO", f"server {server.pid} is gone for good ({reason(code)})")
+        server.close()
+        return True
+
+    def server_reported(self, report: Json) -> None:
+        if report.get("ready"):
+            for line in report.get("warnings") or []:
+                self.log("WARNING", line)
+            self.finish_restart({"ok": True, "warnings": report.get("warnings") or []})
+            return
+        line, code = str(report.get("error")), int(report.get("exit", EXIT_FAILED))
+        self.log("ERROR", f"the server refused to start: {line}")
+        if self.restart is not None:
+            self.config = self.restart.previous
+            self.finish_restart(
+                {"ok": False, "exit": code, "error": f"{line} (the old configuration stays)"}
+            )
+            self.failures = 0
+
+    def server_died(self, server: Server) -> None:
+        planned = self.stop_deadline is not None
+        self.stop_deadline = None
+        self.server = None
+        if server.lived_s() >= STABLE_S:
+            self.failures = 0
+        code = server.exit_code(0.01)
+        if code is None:
+            self.unreaped.append(server)
+            how = "died, with threads still in the kernel"
+        else:
+            server.close()
+            how = reason(code)
+        if planned:
+            self.log("INFO", f"server {server.pid} {how}, as asked for")
+            self.next_start = time.monotonic()
+            return
+        how += self.last_words() if code is not None and code >= 0 else ""
+        delay = self.schedule()
+        if self.restart is not None and self.failures >= FIRST_STARTS_MAX:
+            self.config = self.restart.previous
+            line = f"the server dies with the new configuration, the old one stays: {how}"
+            self.finish_restart({"ok": False, "exit": EXIT_FAILED, "error": line})
+        self.log(
+            "WARNING",
+            f"server {server.pid} {how};"
+            f" restart {self.restarts + 1} {f'in {delay:g} s' if delay else 'now'}",
+        )
+
+    def schedule(self) -> float:
+        """Set when the next server starts: at once after a single death, later after several."""
+        self.failures += 1
+        delay = 0.0
+        if self.failures > 1:
+            delay = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self.failures - 2, 16))
+        self.next_start = time.monotonic() + delay
+        return delay
+
+    # ---- requests
+
+    def look_at_clients(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while len(self.clients) < CLIENTS_MAX:
+                connection, _ = self.listener.accept()
+                if not _is_trusted(connection):
+                    connection.close()
+                    continue
+                connection.setblocking(False)
+                deadline = time.monotonic() + REQUEST_TIMEOUT_S
+                self.clients[connection.fileno()] = Client(connection, deadline)
+        for fd, client in list(self.clients.items()):
+            try:
+                data = client.connection.recv(65536)
+            except BlockingIOError:
+                if time.monotonic() > client.deadline:
+                    self.drop(fd)
+                continue
+            except OSError:
+                data = b""
+            client.received += data
+            if b"\n" in client.received:
+                del self.clients[fd]
+                self.serve(client)
+            elif not data or len(client.received) > REQUEST_BYTES_MAX:
+                self.drop(fd)
+
+    def drop(self, fd: int) -> None:
+        self.clients.pop(fd).connection.close()
+
+    def serve(self, client: Client) -> None:
+        connection = client.connection
+        connection.settimeout(REQUEST_TIMEOUT_S)
+        try:
+            request = json.loads(client.received.split(b"\n")[0])
+            operation = request["op"]
+            if operation == "info":
+                answer: Json | None = {"ok": True, "info": self.info()}
+            elif operation == "restart":
+                answer = self.begin_restart(connection, request.get("config"))
+            elif operation == "umount":
+                answer = self.begin_umount(connection, bool(request.get("lazy")))
+            else:
+                answer = {"ok": False, "error": f"unknown request {operation!r}", "exit": 2}
+        except (ValueError, KeyError, TypeError) as error:
+            answer = {"ok": False, "error": f"bad request: {error!r}", "exit": 2}
+        if answer is not None:
+            _reply(connection, answer)
+
+    def info(self) -> Json:
+        return {
+            "keeper_pid": os.getpid(),
+            "server_pid": self.server.pid if self.server else None,
+            "server_ready": self.server is not None and self.server.ready_at is not None,
+            "restarts": self.restarts,
+            "mounted_at": self.mounted_at,
+            "detached": self.detached,
+            "log": self.log_path,
+            "config": self.config,
+        }
+
+    def begin_restart(self, connection: socket.socket | None, config: Json | None) -> Json | None:
+        """None: the answer follows when the next server is ready."""
+        if self.restart is not None:
+            return {"ok": False, "error": "another restart is under way", "exit": EXIT_BUSY}
+        config = dict(self.config) if config is None else config
+        for key in FIXED_FOR_LIFE:
+            if config.get(key) != self.config.get(key):
+                line = f"--{key.replace('_', '-')} cannot change while mounted: umount first"
+                return {"ok": False, "error": line, "exit": 2}
+        config["foreground"] = self.config.get("foreground")
+        self.restart = Restart(connection, self.config)
+        self.config = config
+        self.failures = 0
+        if self.server is None:
+            self.next_start = time.monotonic()
+        else:
+            self.server.signal(signal.SIGTERM)
+            self.stop_deadline = time.monotonic() + STOP_S
+        return None
+
+    def finish_restart(self, answer: Json) -> None:
+        if self.restart is None or (self.server is not None and self.stop_deadline is not None):
+            return
+        connection, self.restart = self.restart.client, None
+        self.write_record()
+        if connection is not None:
+            _reply(connection, answer)
+
+    def begin_umount(self, connection: socket.socket | None, lazy: bool) -> Json | None:
+        """None: the answer follows when the mount is gone, just before this process ends."""
+        mountpoint = self.config["mountpoint"]
+        if not self.detached:
+            mounted = mounts.at(mountpoint)
+            if mounted is None or mounted.device != self.device:
+                what = "something is mounted over it" if mounted else "not mounted any more"
+                return {"ok": False, "error": f"{mountpoint}: {what}", "exit": EXIT_FAILED}
+            try:
+                unmount(mountpoint, lazy)
+            except (OSError, subprocess.SubprocessError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EBUSY:
+                    return {
+                        "ok": False,
+                        "error": "busy",
+                        "exit": EXIT_BUSY,
+                        "pids": users_of(mountpoint),
+                    }
+                return {"ok": False, "error": f"{mountpoint}: {error}", "exit": EXIT_FAILED}
+            self.detached = lazy
+        deadline = time.monotonic() + 1.0
+        while not is_gone(self.fuse_fd) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if not is_gone(self.fuse_fd):
+            self.log("INFO", "unmounted; open files are served until they are closed")
+            return {"ok": True, "detached": True}
+        if connection is not None:
+            self.farewells.append(connection)
+        return None
+
+    # ---- end
+
+    def look_at_signals(self) -> bool:
+        """True: end now, whatever is still open."""
+        caught, self.signals = self.signals, []
+        if signal.SIGHUP in caught:
+            self.begin_restart(None, None)
+        if not any(number != signal.SIGHUP for number in caught):
+            return False
+        _tell_systemd("STOPPING=1")
+        answer = self.begin_umount(None, lazy=False)
+        if answer is not None and answer.get("error") == "busy":
+            self.log("WARNING", f"asked to end while in use by {answer['pids']}: unmounting lazily")
+            answer = self.begin_umount(None, lazy=True)
+        if answer is not None and not answer["ok"]:
+            self.log("ERROR", f"cannot unmount: {answer['error']}")
+            return False
+        return True
+
+    def end(self) -> None:
+        """The mount is gone, or we are told to go: the server finishes, then we clean up."""
+        server, self.server = self.server, None
+        if server is not None:
+            if not is_gone(self.fuse_fd):
+                server.signal(signal.SIGTERM)
+            code = server.exit_code(END_S / 2)
+            if code is None:
+                server.signal(signal.SIGTERM)
+                code = server.exit_code(END_S / 2)
+            if code is None:
+                server.signal(signal.SIGKILL)
+                code = server.exit_code(2.0)
+            how = "hangs" if code is None else reason(code)
+            self.log("INFO" if code == 0 else "WARNING", f"unmounted; server {server.pid} {how}")
+        if self.restart is not None and self.restart.client is not None:
+            _reply(self.restart.client, {"ok": False, "error": "unmounted meanwhile", "exit": 1})
+        self.listener.close()
+        for client in self.clients.values():
+            client.connection.close()
+        self.remove_runtime_directory()
+        for connection in self.farewells:
+            _reply(connection, {"ok": True})
+
+
+def _kernel_version() -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _is_trusted(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, uid, _ = struct.unpack("iII", credentials)
+    return uid in (0, os.getuid())
+
+
+def _reply(connection: socket.socket, answer: Json) -> None:
+    with contextlib.suppress(OSError), connection:
+        connection.settimeout(REQUEST_TIMEOUT_S)
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _tell_systemd(state: str) -> None:
+    """sd_notify(3), for Type=notify units."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.connect("\0" + address[1:] if address.startswith("@") else address)
+        out.sendall(state.encode(errors="surrogateescape"))
+
+
+def main(arguments: list[str]) -> NoReturn:
+    report_fd = int(arguments[1]) if len(arguments) > 1 else None
+    if report_fd is not None:
+        os.set_inheritable(report_fd, False)
+    try:
+        os.chdir("/")
+        os.umask(0o077)
+        code = Keeper(json.loads(arguments[0]), report_fd).run()
+    except KeeperError as failure:
+        code = failure.exit_code
+        if report_fd is None:
+            print(f"fusecache: {failure}", file=sys.stderr)
+        else:
+            line = json.dumps({"error": str(failure), "exit": code})
+            with contextlib.suppress(OSError):
+                os.write(report_fd, line.encode() + b"\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
