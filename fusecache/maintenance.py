@@ -1,0 +1,187 @@
+"""What the command line asks a running server to do: fill the cache (warm), check it (verify)."""
+
+from __future__ import annotations
+
+import itertools
+import stat
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+import trio
+
+from fusecache import _native, namespace
+from fusecache.control import PROGRESS_INTERVAL_S, Message, RequestError, Send, glob_matcher
+from fusecache.errors import OriginError
+from fusecache.operations import Operations
+from fusecache.reader import Reader
+from fusecache.store import Store
+
+ERRORS_SHOWN = 10
+VERIFY_BATCH = 64
+LISTING_BATCH = 4096
+
+
+@dataclass
+class WarmProgress:
+    """Counts of files and bytes; `already` files were cached before."""
+
+    files_done: int = 0
+    files_total: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0
+    already: int = 0
+    skipped: int = 0
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+
+
+class Maintenance:
+    """Long operations on the cache; each ends when its client hangs up."""
+
+    def __init__(
+        self, operations: Operations, reader: Reader, store: Store, concurrency: int
+    ) -> None:
+        self._operations = operations
+        self._reader = reader
+        self._store = store
+        self._concurrency = concurrency
+
+    async def warm(self, request: Message, send: Send) -> Message:
+        """Fetch every file that matches the request's "globs" and is not cached.
+
+        Ends early when the store cannot take more ("skipped" counts the rest): with a full cache it
+        would only replace what it has just fetched.
+        """
+        globs = request.get("globs") or []
+        if not all(isinstance(glob, str) for glob in globs):
+            raise RequestError("globs must be a list of strings")
+        progress = WarmProgress()
+        files = await self._select(globs, progress)
+        if globs and not files:
+            raise RequestError(f"no file matches {' '.join(globs)}")
+        budget = self._store.usage().limit_bytes
+        send_file, receive_file = trio.open_memory_channel[int](0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_report, progress, send)
+            async with trio.open_nursery() as workers:
+                for _ in range(self._concurrency):
+                    workers.start_soon(self._warm_some, receive_file.clone(), progress)
+                receive_file.close()
+                async with send_file:
+                    fetched = 0
+                    for index, ino in enumerate(files):
+                        fetched += namespace.version(ino).size
+                        if fetched > budget:
+                            progress.skipped += len(files) - index
+                            break
+                        await send_file.send(ino)
+            nursery.cancel_scope.cancel()
+        return {
+            "result": {
+                "files": progress.files_done,
+                "bytes": progress.bytes_done,
+                "already": progress.already,
+                "skipped": progress.skipped,
+                "errors": progress.messages,
+                "error_count": progress.errors,
+            }
+        }
+
+    async def _select(self, globs: list[str], progress: WarmProgress) -> array[int]:
+        matches = glob_matcher(globs)
+        files, directories = array("Q"), [1]
+        while directories:
+            directory = directories.pop()
+            try:
+                await self._operations.list(directory)
+            except OriginError as error:
+                _note_error(progress, directory, error)
+                continue
+            await trio.sleep(0)  # a listed directory did not wait: let readers in between
+            prefix = _native.path(directory)
+            for name, ino in _entries(directory):
+                mode = _native.attributes(ino)[0]
+                if stat.S_ISDIR(mode):
+                    directories.append(ino)
+                elif stat.S_ISREG(mode) and matches(prefix + b"/" + name if prefix else name):
+                    files.append(ino)
+                    progress.bytes_total += namespace.version(ino).size
+        progress.files_total = len(files)
+        return files
+
+    async def _warm_some(
+        self, files: trio.MemoryReceiveChannel[int], progress: WarmProgress
+    ) -> None:
+        async for ino in files:
+            try:
+                size = namespace.version(ino).size
+                already = True
+                for block in range(namespace.block_count(size)):
+                    cached = await self._reader.ensure_cached(ino, block)
+                    if cached is None:
+                        progress.skipped += 1
+                        break
+                    already = already and cached
+                    progress.bytes_done += namespace.block_span(size, block)[1]
+                else:
+                    progress.files_done += 1
+                    progress.already += already
+            except OriginError as error:
+                _note_error(progress, ino, error)
+
+    async def verify(self, request: Message, send: Send) -> Message:
+        """Read every record of the cache directory and check it against its digest; quarantine what
+        is bad.
+        """
+        del request
+        counts = {
+            "blocks_done": 0, "blocks_total": self._store.usage().blocks, "bytes_done": 0, "bad": 0,
+        }  # fmt: skip
+        records = self._store.verify(None)
+        next_report = 0.0
+        while batch := await trio.to_thread.run_sync(_take, records, VERIFY_BATCH):
+            for segno, offset, length, is_good in batch:
+                counts["blocks_done"] += 1
+                counts["bytes_done"] += length
+                if not is_good:
+                    counts["bad"] += 1
+                    self._store.quarantine(segno, offset)
+            if trio.current_time() >= next_report:
+                await send({"progress": counts})
+                next_report = trio.current_time() + PROGRESS_INTERVAL_S
+        return {
+            "result": {
+                "blocks": counts["blocks_done"],
+                "bytes": counts["bytes_done"],
+                "bad": counts["bad"],
+            }
+        }
+
+
+async def _report(progress: WarmProgress, send: Send) -> None:
+    while True:
+        await trio.sleep(PROGRESS_INTERVAL_S)
+        fields = asdict(progress)
+        del fields["messages"]
+        await send({"progress": fields})
+
+
+def _note_error(progress: WarmProgress, ino: int, error: OriginError) -> None:
+    progress.errors += 1
+    if len(progress.messages) < ERRORS_SHOWN:
+        path = _native.path(ino).decode(errors="backslashreplace")
+        progress.messages.append(f"{path or '.'}: {error}")
+
+
+def _entries(directory: int) -> Iterator[tuple[bytes, int]]:
+    cookie = 0
+    while batch := _native.children(directory, cookie, LISTING_BATCH):
+        for name, ino, cookie in batch:  # noqa: B007 (the last cookie is where to go on)
+            yield name, ino
+
+
+def _take(
+    records: Iterator[tuple[int, int, int, bool]], most: int
+) -> list[tuple[int, int, int, bool]]:
+    return list(itertools.islice(records, most))

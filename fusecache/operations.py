@@ -1,0 +1,260 @@
+"""pyfuse3 handlers: thin, and the only place that knows errno.
+
+In zero-open mode the C front answers most requests and these see only the rest (first listings,
+reads that are not on SSD, symlinks, statfs); in ordinary mode these see all. Attributes and names
+never expire in the kernel when their directory is listed, because the sweep watches it. Entries of
+a directory that was never listed are not swept: they expire after half the revalidation period and
+are looked up at the origin again. A directory that keeps being used that way is listed in the
+background.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import pyfuse3
+import trio
+
+from fusecache import _native
+from fusecache.errors import OriginError
+from fusecache.fetcher import GONE
+from fusecache.origin import Origin
+from fusecache.reader import Reader
+from fusecache.revalidate import Revalidation
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FOREVER_S = 1e9
+LOOKUPS_BEFORE_LISTING = 8
+BLOCK_SIZE_HINT = 128 << 10  # st_blksize: what one READ brings
+LISTING_BATCH = 512
+
+
+def answers(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The errno boundary: every failure becomes exactly one errno, nothing ends the mount."""
+
+    @functools.wraps(handler)
+    async def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await handler(*args, **kwargs)
+        except OriginError as error:
+            raise pyfuse3.FUSEError(error.errno) from None
+        except KeyError:
+            raise pyfuse3.FUSEError(errno.ESTALE) from None
+        except (pyfuse3.FUSEError, trio.Cancelled):
+            raise
+        except Exception:
+            log.exception("unexpected failure in %s", handler.__name__)
+            raise pyfuse3.FUSEError(errno.EIO) from None
+
+    return answer
+
+
+class Operations(pyfuse3.Operations):
+    """The file system as pyfuse3 sees it."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(
+        self,
+        *,
+        origin: Origin,
+        reader: Reader,
+        revalidation: Revalidation,
+        source_fd: int,
+        nursery: trio.Nursery,
+        on_listed: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self.initialized = trio.Event()
+        self.zero_open = False  # known once the session is open
+        self._origin = origin
+        self._reader = reader
+        self._revalidation = revalidation
+        self._source_fd = source_fd
+        self._nursery = nursery
+        self._on_listed = on_listed
+        self._listing: dict[int, trio.Event] = {}
+        self._unlisted_lookups: Counter[int] = Counter()
+
+    def init(self) -> None:
+        self.initialized.set()
+
+    # ---- names and attributes ------------------------------------------------------------------
+
+    @answers
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        ino = _native.lookup(parent_inode, name)
+        if ino == 0:
+            return self._negative()
+        if ino > 0 and await self._make_fresh(ino):
+            return self._entry(ino)
+        self._note_unlisted(parent_inode)
+        try:
+            ino = await self._origin.call(lambda _tick: _native.add(parent_inode, name))
+        except OriginError as error:
+            if error.errno == errno.ENOENT:
+                return self._negative()
+            raise
+        return self._entry(ino)
+
+    @answers
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        await self._make_fresh(inode)
+        return self._entry(inode)
+
+    @answers
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+        return await self._origin.call(lambda _tick: _native.readlink(inode))
+
+    @answers
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        status = await self._origin.call(lambda _tick: os.fstatvfs(self._source_fd))
+        data = pyfuse3.StatvfsData()
+        for field in (
+            "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail",
+            "f_files", "f_ffree", "f_favail", "f_namemax",
+        ):  # fmt: skip
+            setattr(data, field, getattr(status, field))
+        return data
+
+    @answers
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        raise pyfuse3.FUSEError(errno.ENODATA)
+
+    @answers
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
+        return []
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        """Inode numbers are kept for the life of the mount."""
+
+    async def _make_fresh(self, ino: int) -> bool:
+        """Look at the origin again if nothing else watches this inode. False: the name is gone."""
+        if self._is_watched(ino) or _native.is_dead(ino):
+            return True
+        if not self._origin.available:
+            return True  # what we know is what we can say
+        try:
+            result = await self._origin.call(lambda _tick: _native.refresh(ino))
+        except OriginError:
+            if self._origin.available:
+                raise
+            return True
+        return result != GONE
+
+    def _is_watched(self, ino: int) -> bool:
+        return self._revalidation.period_s is None or _native.is_listed(_native.parent(ino))
+
+    def _note_unlisted(self, directory: int) -> None:
+        if _native.is_listed(directory):
+            return
+        self._unlisted_lookups[directory] += 1
+        if self._unlisted_lookups[directory] == LOOKUPS_BEFORE_LISTING:
+            self._nursery.start_soon(self._list_quietly, directory)
+
+    def _negative(self) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = 0
+        entry.entry_timeout = self._expiry_s()
+        return entry
+
+    def _entry(self, ino: int) -> pyfuse3.EntryAttributes:
+        (mode, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime) = _native.attributes(ino)
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = ino
+        entry.st_mode = mode
+        entry.st_nlink = nlink
+        entry.st_uid = uid
+        entry.st_gid = gid
+        entry.st_rdev = rdev
+        entry.st_size = size
+        entry.st_blksize = BLOCK_SIZE_HINT
+        entry.st_blocks = blocks
+        entry.st_atime_ns = atime
+        entry.st_mtime_ns = mtime
+        entry.st_ctime_ns = ctime
+        entry.entry_timeout = entry.attr_timeout = (
+            FOREVER_S if self._is_watched(ino) else self._expiry_s()
+        )
+        return entry
+
+    def _expiry_s(self) -> float:
+        period_s = self._revalidation.period_s
+        return FOREVER_S if period_s is None else period_s / 2
+
+    # ---- directories ---------------------------------------------------------------------------
+
+    @answers
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        if self.zero_open:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        return inode
+
+    async def releasedir(self, fh: int) -> None:
+        """Nothing was opened."""
+
+    @answers
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        await self.list(fh)
+        while batch := _native.children(fh, start_id, LISTING_BATCH):
+            for name, ino, cookie in batch:
+                if not pyfuse3.readdir_reply(token, name, self._entry(ino), cookie):
+                    return
+                start_id = cookie
+
+    async def list(self, directory: int) -> None:
+        """Have the directory listed; one scan serves all who wait. Raises OriginError."""
+        while not _native.is_listed(directory):
+            running = self._listing.get(directory)
+            if running is not None:
+                await running.wait()
+                if not _native.is_listed(directory):
+                    continue  # the other one failed: find out why ourselves
+                return
+            event = self._listing[directory] = trio.Event()
+            try:
+                await self._revalidation.look(directory)
+            finally:
+                del self._listing[directory]
+                event.set()
+            self._on_listed(directory)
+            return
+
+    async def _list_quietly(self, directory: int) -> None:
+        try:
+            await self.list(directory)
+        except OriginError as error:
+            log.info("cannot list a directory in the background: %s", error)
+
+    # ---- files ---------------------------------------------------------------------------------
+
+    @answers
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        if self.zero_open:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+
+    @answers
+    async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
+        self, fh: int, off: int, size: int
+    ) -> bytes | memoryview:
+        return await self._reader.read(fh, off, size)
+
+    async def flush(self, fh: int) -> None:
+        raise pyfuse3.FUSEError(errno.ENOSYS)  # asked once, never again
+
+    async def release(self, fh: int) -> None:
+        """Nothing was opened."""

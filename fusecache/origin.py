@@ -1,0 +1,163 @@
+"""The source directory: every access to it runs here, in bounded threads, with a deadline.
+
+The origin may hang for ever (a dead NFS server). A reader's request that is waiting for us cannot
+be killed, so no handler may wait for the origin without a limit: the call is abandoned after
+`timeout_s` without progress and the reader gets EIO. Abandoned threads keep their place in the
+limiter until the origin lets them go, so a dead origin holds at most `threads` of them.
+
+ESTALE is retried once: every operation starts from the path, so the retry finds the file anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from fusecache import _native
+from fusecache.errors import OriginChanged, OriginError, OriginTimeout
+from fusecache.stats import Stats
+from fusecache.store.types import Version
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Tick = Callable[[], None]
+
+LOCAL_TICK_NS = 20_000_000
+NETWORK_TICK_NS = 2_000_000_000
+LOCAL_FILE_SYSTEMS = frozenset(
+    {"ext4", "xfs", "btrfs", "f2fs", "bcachefs", "tmpfs", "zfs", "overlay"}
+)
+
+PIECE_BYTES = 1 << 20  # progress is noticed after each piece
+AWAY_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT})
+
+
+class Origin:
+    """Runs functions that touch the origin.
+
+    `threads` bounds how many run at once; `timeout_s` is the longest wait without progress;
+    `tick_ns` is the age below which time stamps are not trusted.
+    """
+
+    def __init__(self, source_fd: int, threads: int, timeout_s: float, stats: Stats) -> None:
+        self.timeout_s = timeout_s
+        self.tick_ns = clock_tick_ns(source_fd)
+        self.stats = stats
+        self.available = True
+        self.last_error = ""
+        self._readers = trio.CapacityLimiter(threads)
+        self._background = trio.CapacityLimiter(4)
+
+    async def call(self, function: Callable[[Tick], T], *, background: bool = False) -> T:
+        """function(tick) in a thread. It calls `tick` whenever it made progress, which moves the
+        deadline.
+
+        Raises OriginError with the origin's errno, OriginTimeout (EIO).
+        """
+        try:
+            result = await self._attempt(function, background)
+        except OriginError as error:
+            if error.errno != errno.ESTALE or isinstance(error, OriginChanged):
+                raise
+            result = await self._attempt(function, background)
+        return result
+
+    async def _attempt(self, function: Callable[[Tick], T], background: bool) -> T:
+        token = trio.lowlevel.current_trio_token()
+        limiter = self._background if background else self._readers
+        abandoned = False
+        with trio.CancelScope(deadline=trio.current_time() + self.timeout_s) as scope:
+
+            def extend() -> None:
+                scope.deadline = trio.current_time() + self.timeout_s
+
+            def tick() -> None:
+                if abandoned:
+                    raise OriginTimeout(self.timeout_s)
+                token.run_sync_soon(extend, idempotent=True)
+
+            try:
+                result = await trio.to_thread.run_sync(
+                    function, tick, abandon_on_cancel=True, limiter=limiter
+                )
+            except OSError as error:
+                raise self._failed(error.errno or errno.EIO, str(error)) from error
+            self._answered()
+            return result
+        abandoned = True
+        self._failed(errno.EIO, f"no answer within {self.timeout_s:g} s")
+        raise OriginTimeout(self.timeout_s)
+
+    def _failed(self, number: int, message: str) -> OriginError:
+        if number in AWAY_ERRNOS:
+            self.stats.add("origin_errors")
+            if self.available:
+                log.warning(
+                    "origin does not answer properly: %s; cached files are still served", message
+                )
+            self.available = False
+            self.last_error = message
+        else:
+            self._answered()  # ENOENT, EACCES, ...: it did answer
+        return OriginError(number)
+
+    def _answered(self) -> None:
+        if not self.available:
+            log.info("origin answers again")
+            self.available = True
+
+
+def clock_tick_ns(source_fd: int) -> int:
+    """How old time stamps must be before a further change is sure to change them.
+
+    A local kernel's clock tick is up to 10 ms. Over a network the clock is the server's, and some
+    protocols keep whole seconds only.
+    """
+    status = os.fstat(source_fd)
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    with open("/proc/self/mountinfo") as mountinfo:
+        for line in mountinfo:
+            fields = line.split()
+            if fields[2] == device and fields[fields.index("-") + 1] in LOCAL_FILE_SYSTEMS:
+                return LOCAL_TICK_NS
+    return NETWORK_TICK_NS
+
+
+def read_range(ino: int, version: Version, offset: int, length: int, tick: Tick) -> bytearray:
+    """Bytes [offset, offset + length) of the file, all of `version`.
+
+    Raises OriginChanged when the file is not (or no longer, when all is read) of that version;
+    OSError.
+    """
+
+    def check_version() -> None:
+        # asks the origin, not the client's attribute cache (an NFS client's may be a minute old)
+        if _native.version_of_fd(fd)[:4] != version:
+            raise OriginChanged
+
+    fd = _native.open(ino, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        check_version()
+        content = bytearray(length)
+        view = memoryview(content)
+        done = 0
+        while done < length:
+            count = os.preadv(fd, [view[done : done + PIECE_BYTES]], offset + done)
+            if count == 0:
+                check_version()
+                raise OSError(errno.EIO, "origin ends the file before its size")
+            done += count
+            if done < length:
+                tick()
+        check_version()
+        # The origin's file system would keep a second copy in RAM.
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+        return content
+    finally:
+        os.close(fd)

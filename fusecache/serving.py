@@ -1,0 +1,289 @@
+"""The composition root: opens everything a mount needs, wires it, owns the one nursery.
+
+Imported by `server.py` after the C extension was loaded in the way its mode demands; nothing else
+imports it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from fusecache import __version__, _native, namespace
+from fusecache.config import Config
+from fusecache.control import ControlServer, Message, Send
+from fusecache.errors import UserError
+from fusecache.fetcher import Fetcher, use
+from fusecache.kernel import Kernel
+from fusecache.launch import Launch
+from fusecache.maintenance import Maintenance
+from fusecache.operations import FOREVER_S, Operations
+from fusecache.origin import Origin
+from fusecache.reader import Reader
+from fusecache.revalidate import Revalidation
+from fusecache.stager import Stager
+from fusecache.stats import FaultLog, Stats
+from fusecache.store import Store
+from fusecache.store.types import Location, StoreSettings, Version
+
+log = logging.getLogger(__name__)
+
+ORDINARY = 0  # _native.table_mode
+HOUSEKEEPING_S = 1.0
+RETRY_TASK_S = 1.0
+FRONT_THREADS = 8
+SLOW_REQUESTS_MOST = 10_000  # waiting for the origin; the kernel sends no more than its own limit
+PRELOAD_BATCH = 256
+
+
+class Server:
+    """Everything one mount needs, opened and wired."""
+
+    def __init__(self, launch: Launch, config: Config, why_ordinary: str) -> None:
+        self.launch = launch
+        self.config = config
+        self.stats = Stats()
+        self.faults = FaultLog()
+        self.exit_code = 0
+        if not why_ordinary and _native.table_mode(launch.table_fd) == ORDINARY:
+            why_ordinary = "this mount began in ordinary mode"
+        self.why_ordinary = why_ordinary
+        self.dataset = namespace.dataset_id(config.source)
+        self.store = Store.open(
+            Path(config.cache_dir),
+            StoreSettings(
+                limit_bytes=config.ssd_bytes,
+                keep_free_bytes=config.keep_free_bytes,
+                policy=config.policy,
+                digest=config.digest,
+            ),
+            on_fault=self.faults.report,
+            on_segment_gone=_native.segment_drop,
+        )
+        self.kernel = Kernel(launch.fuse_fd)
+        self.origin = Origin(
+            launch.source_fd, config.origin_threads, config.origin_timeout_s, self.stats
+        )
+        self.fetcher = Fetcher(self.origin, self.store, self.kernel, self.dataset, self.stats)
+        self.stager = Stager(self.kernel, config.ram_bytes, self.stats)
+        self.reader = Reader(
+            self.store, self.fetcher, self.stager, self.dataset, self.stats, self.faults
+        )
+        self.revalidation = Revalidation(self.origin, config.revalidate_s, self.stats)
+
+    async def run(self) -> int:
+        """Serve until the mount is gone or SIGTERM. Returns the exit code."""
+        async with trio.open_nursery() as nursery:
+            operations = Operations(
+                origin=self.origin,
+                reader=self.reader,
+                revalidation=self.revalidation,
+                source_fd=self.launch.source_fd,
+                nursery=nursery,
+                on_listed=lambda directory: nursery.start_soon(self._preload, directory),
+            )
+            self._open_session(operations)
+            maintenance = Maintenance(
+                operations, self.reader, self.store, self.config.origin_threads
+            )
+            control = ControlServer(
+                self.launch.control_fd,
+                {
+                    "status": self._status,
+                    "warm": maintenance.warm,
+                    "verify": maintenance.verify,
+                    "sweep": self._sweep,
+                },
+            )
+            nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
+            for task in (
+                control.serve_forever,
+                self.kernel.drain_forever,
+                self.fetcher.publish_forever,
+                self.stager.push_forever,
+                self.stager.drop_forever,
+                self.revalidation.sweep_forever,
+                self._keep_house,
+                self._take_events,
+            ):
+                nursery.start_soon(_keep_running, task)
+            nursery.start_soon(self._announce, operations.initialized)
+            await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
+            log.info("unmounted")
+            nursery.cancel_scope.cancel()
+        self.store.close()
+        return 0
+
+    def _open_session(self, operations: Operations) -> None:
+        """Bind pyfuse3 to the keeper's descriptor and map the inode table, in the mode that is
+        possible.
+        """
+        period_s = self.config.revalidate_s
+        _native.configure_session(
+            not self.why_ordinary,
+            FRONT_THREADS,
+            FOREVER_S if period_s is None else period_s / 2,
+            self.launch.resume,
+        )
+        pyfuse3.init(operations, f"/dev/fd/{self.launch.fuse_fd}", set())
+        if not self.why_ordinary and not _native.interposed():
+            self.why_ordinary = "this libfuse does not call the functions that were interposed"
+        operations.zero_open = not self.why_ordinary
+        try:
+            highest = _native.attach(
+                self.launch.table_fd, self.launch.source_fd, operations.zero_open
+            )
+        except ValueError as error:
+            raise UserError(f"cannot go on with this mount: {error}") from error
+        if self.launch.resume:
+            self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
+        log.info(
+            "%s: %s open mode%s, %d inodes known",
+            self.config.mountpoint,
+            "zero" if operations.zero_open else "ordinary",
+            f" ({self.why_ordinary})" if self.why_ordinary else "",
+            highest,
+        )
+
+    async def _announce(self, initialized: trio.Event) -> None:
+        await initialized.wait()
+        warnings = []
+        if self.why_ordinary and self.config.zero_open:
+            warnings.append(f"ordinary open mode, reads are slower: {self.why_ordinary}")
+        self.launch.report(ready=True, zero_open=not self.why_ordinary, warnings=warnings)
+
+    async def _end_on_signal(self, scope: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("asked to stop (%s)", signal.Signals(number).name)
+                scope.cancel()
+                return
+
+    # ---- background ----------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        while True:
+            await trio.to_thread.run_sync(self.store.housekeeping)
+            await trio.sleep(HOUSEKEEPING_S)
+
+    async def _take_events(self) -> None:
+        """What the front noticed: broken records and sequential readers."""
+        event_fd = _native.event_fd()
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.lowlevel.wait_readable(event_fd)
+                os.read(event_fd, 8)
+                self.kernel.notice_stale()
+                for kind, first, second, third in _native.take_events():
+                    if kind == _native.EVENT_STREAM:
+                        nursery.start_soon(
+                            self.stager.stream, first, second, self.reader.stream_block
+                        )
+                    else:
+                        self._quarantine(first, second, third)
+
+    def _quarantine(self, segno: int, offset: int, ino: int) -> None:
+        self.stats.add("mismatches")
+        path = _native.path(ino).decode(errors="backslashreplace")
+        self.faults.report(
+            "checksum", f"record at byte {offset} of segment {segno} is bad (read for {path})"
+        )
+        self.store.quarantine(segno, offset)
+
+    async def _preload(self, directory: int) -> None:
+        """Tell the front where the files of a fresh listing lie, before anyone reads them."""
+        rows = self.store.lookup_directory(self.dataset, _native.path(directory))
+        limiter = trio.CapacityLimiter(1)
+        while await trio.to_thread.run_sync(self._preload_some, directory, rows, limiter=limiter):
+            pass
+
+    def _preload_some(
+        self, directory: int, rows: Iterator[tuple[bytes, Version, Location]]
+    ) -> bool:
+        batch = list(itertools.islice(rows, PRELOAD_BATCH))
+        for name, version, location in batch:
+            ino = _native.lookup(directory, name)
+            if ino > 0:
+                use(self.store, ino, 0, location, version)
+        return bool(batch)
+
+    # ---- what the command line asks --------------------------------------------------------------
+
+    async def _sweep(self, request: Message, send: Send) -> Message:
+        """Look at the origin now instead of at the next sweep; returns when the kernel was told."""
+        del request, send
+        await self.revalidation.sweep()
+        await trio.to_thread.run_sync(self.kernel.drain)
+        return {}
+
+    async def _status(self, request: Message, send: Send) -> Message:
+        del request, send
+        config, stats, front = self.config, self.stats, _native.counters()
+        usage = await trio.to_thread.run_sync(self.store.usage)
+        return {
+            "status": {
+                "version": __version__,
+                "mountpoint": config.mountpoint,
+                "source": config.source,
+                "cache_dir": config.cache_dir,
+                "keeper_pid": self.launch.keeper_pid,
+                "keeper_alive": os.getppid() == self.launch.keeper_pid,
+                "server_pid": os.getpid(),
+                "restarts": self.launch.restarts,
+                "zero_open": not self.why_ordinary,
+                "uptime_s": round(time.time() - self.launch.mounted_at, 3),
+                "inodes": _native.count(),
+                "table_bytes": _native.memory_bytes(),
+                "ram": {"bytes": _native.ram_bytes(), "limit_bytes": config.ram_bytes},
+                "ssd": {
+                    "bytes": usage.bytes,
+                    "limit_bytes": usage.limit_bytes,
+                    "blocks": usage.blocks,
+                    "segments": usage.segments,
+                    "policy": config.policy,
+                },
+                "reads": {
+                    "requests": stats["requests"] if self.why_ordinary else front["requests"],
+                    "from_ssd": front["from_ssd"] + stats["from_ssd"],
+                    "from_origin": stats["from_origin"],
+                    "bytes_pushed": stats["bytes_pushed"],
+                },
+                "origin": {
+                    "files": stats["origin_files"],
+                    "bytes": stats["bytes_from_origin"],
+                    "errors": stats["origin_errors"],
+                    "available": self.origin.available,
+                    "last_error": self.origin.last_error,
+                },
+                "integrity": {
+                    "mismatches": stats["mismatches"],
+                    "faults": self.faults.counts(),
+                },
+                "revalidate": {
+                    "period_s": config.revalidate_s,
+                    "sweeps": self.revalidation.sweeps,
+                    "last_sweep_s": round(self.revalidation.last_sweep_s, 3),
+                    "changes_seen": stats["changes_seen"],
+                },
+            }
+        }
+
+
+async def _keep_running(task: Callable[[], Awaitable[None]]) -> None:
+    """A background task that fails is logged and begun again: readers must not notice."""
+    while True:
+        try:
+            await task()
+        except Exception:
+            log.exception("%s failed", task.__qualname__)
+            await trio.sleep(RETRY_TASK_S)
+        else:
+            return

@@ -1,0 +1,58 @@
+"""Counters of one server process, and the log of faults: counted always, written once per kind and
+minute.
+
+Not a metrics library: the numbers are read by `fusecache status` only. Increments happen in the
+trio thread or under the GIL in worker threads; a lost increment under contention would be a wrong
+number, so `add` takes a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+
+log = logging.getLogger(__name__)
+
+LOG_AGAIN_AFTER_S = 60.0
+
+
+class Stats:
+    """Named counters; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += amount
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]
+
+
+class FaultLog:
+    """Counts faults by kind and logs each kind once, and again at most every LOG_AGAIN_AFTER_S
+    seconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._logged: dict[str, float] = {}
+
+    def report(self, kind: str, message: str) -> None:
+        with self._lock:
+            self._counts[kind] += 1
+            count = self._counts[kind]
+            now = time.monotonic()
+            if now - self._logged.get(kind, -LOG_AGAIN_AFTER_S) < LOG_AGAIN_AFTER_S:
+                return
+            self._logged[kind] = now
+        log.warning("%s fault (number %d): %s", kind, count, message)
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
