@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,7 +249,9 @@ def status(path: str, as_json: bool) -> None:
 
 
 def _console() -> Console:
-    return Console(highlight=False, markup=False, soft_wrap=True)
+    # A script gets whole lines: nothing is cut or folded that does not go to a terminal.
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(highlight=False, markup=False, width=width)
 
 
 def _printable(value: object) -> str:
@@ -328,7 +331,9 @@ def list_mounts(as_json: bool) -> None:
     if as_json:
         _say(json.dumps(found, indent=2))
         return
-    table = Table("mount point", "source", "user", "keeper", "log", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("mount point", "source", "user", "keeper", "log"):
+        table.add_column(title, overflow="fold")
     for row in found:
         table.add_row(*(_printable("-" if value is None else value) for value in row.values()))
     if found:
@@ -532,6 +537,8 @@ def _umount_alone(target: control_client.Target, lazy: bool) -> dict[str, Any]:
             "exit": EXIT_BUSY if busy else EXIT_FAILED,
             "pids": keeper.users_of(target.mountpoint) if busy else [],
         }
+    if target.directory is not None:
+        shutil.rmtree(target.directory, ignore_errors=True)  # the keeper did not live to do it
     return {"ok": True}
 
 

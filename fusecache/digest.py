@@ -40,9 +40,9 @@ def digest_bytes(algorithm: int) -> int:
     return 16 if algorithm == ALGORITHMS["xxh3-128"] else 32
 
 
-def checksum(data: Buffer) -> int:
+def checksum(data: Buffer, seed: int = 0) -> int:
     """xxh3_64, unsigned."""
-    return xxhash.xxh3_64_intdigest(data)
+    return xxhash.xxh3_64_intdigest(data, seed)
 
 
 def chunk_sums(data: Buffer) -> list[int]:

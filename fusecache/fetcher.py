@@ -45,12 +45,13 @@ Span = Callable[[int], tuple[int, int]]  # file size -> (offset, length)
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """One fetch that any number of readers wait for."""
+    """One fetch that any number of readers join, until the block is published."""
 
     done: trio.Event = field(default_factory=trio.Event)
     version: Version | None = None
     data: memoryview | None = None
     error: OriginError | None = None
+    is_queued: bool = False
     stored: bool = False
     published: trio.Event = field(default_factory=trio.Event)
 
@@ -90,19 +91,18 @@ class Fetcher:
         """
         key = (ino, block)
         flight = self._flights.get(key)
-        if flight is None:
+        if flight is not None and flight.version in (None, namespace.version(ino)):
+            await flight.done.wait()
+        else:
             flight = self._flights[key] = Flight()
             try:
                 await self._fly(flight, ino, block)
             except OriginError as error:
                 flight.error = error
             finally:
-                del self._flights[key]
                 flight.done.set()
-                if flight.data is None:
-                    flight.published.set()
-        else:
-            await flight.done.wait()
+                if not flight.is_queued:
+                    self._land(key, flight)
         if flight.error is not None:
             raise flight.error
         if flight.data is None:  # the leader was cancelled: the server is going down
@@ -125,8 +125,8 @@ class Fetcher:
         if block == 0:
             self._stats.add("origin_files")
         if not is_settled or not await self._has_room():
-            flight.published.set()
             return
+        flight.is_queued = True
         self._queue.append(Publication(flight, ino, flight.version, block, flight.data))
         self._queued_bytes += len(flight.data)
         self._wake.set()
@@ -190,7 +190,13 @@ class Fetcher:
                 self._queued_bytes -= sum(len(item.data) for item in batch)
                 self._room.set()
                 for item in batch:
-                    item.flight.published.set()
+                    self._land((item.ino, item.block), item.flight)
+
+    def _land(self, key: tuple[int, int], flight: Flight) -> None:
+        """Nobody can join the flight any more: the store has the block, or will not get it."""
+        flight.published.set()
+        if self._flights.get(key) is flight:
+            del self._flights[key]
 
     def _publish(self, batch: list[Publication]) -> None:
         for item in batch:

@@ -51,7 +51,8 @@ POLL_S = 0.025  # how long a dead main thread can stay unnoticed
 START_TIMEOUT_S = 900.0  # a first start may rebuild a large index
 ANSWER_TIMEOUT_S = 30.0  # from ready to the first answered stat
 FIRST_STARTS_MAX = 3
-STABLE_S = 1.0  # a server that lived so long after ready is replaced without delay
+STABLE_S = 30.0  # a server that lived so long after ready is replaced without delay
+KILLS_MAX, KILLS_WINDOW_S = 20, 10.0  # so many SIGKILLs are an administrator's, not a fault's
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
 STOP_S = 2.0  # from SIGTERM to SIGKILL at a planned restart
 END_S = 10.0  # the server's time to finish when the mount is gone
@@ -322,8 +323,6 @@ class Server:
 
         The next server must not wait for those: what they sleep on, only it can answer.
         """
-        if self.process.poll() is not None:
-            return True
         try:
             stat = os.pread(self._stat, 512, 0)
         except OSError:
@@ -378,6 +377,7 @@ class Keeper:
         self.mounted_at = time.time()
         self.restarts = 0
         self.failures = 0
+        self.kills: list[float] = []  # when servers died lately
         self.server: Server | None = None
         self.unreaped: list[Server] = []
         self.next_start: float | None = None
@@ -555,6 +555,8 @@ class Keeper:
         for attempt in range(1, FIRST_STARTS_MAX + 1):
             # Each attempt mounts afresh: the kernel says INIT once, and a dead server may have it.
             self.mount()
+            if last:  # the log of the attempt before went with its runtime directory
+                self.log("WARNING", f"start {attempt - 1} of {FIRST_STARTS_MAX} failed: {last}")
             try:
                 self.start_server(resume=False)
                 report = self.wait_ready()
@@ -568,7 +570,6 @@ class Keeper:
                     )
                 else:
                     last = self.describe_death()
-                self.log("WARNING", f"start {attempt} of {FIRST_STARTS_MAX} failed: {last}")
                 kept = self.keep_log_of_failure() if attempt == FIRST_STARTS_MAX else ""
             except BaseException:
                 self.kill_server()
@@ -649,9 +650,11 @@ class Keeper:
         self.announce(report)
         while True:
             try:
-                self.wait_for_something()
+                happened = self.wait_for_something()
                 if is_gone(self.fuse_fd):
                     break
+                if not happened and self.is_quiet():
+                    continue
                 self.look_at_server()
                 self.look_at_clients()
                 if self.look_at_signals():
@@ -668,7 +671,8 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda caught, _frame: self.signals.append(caught))
 
-    def wait_for_something(self) -> None:
+    def wait_for_something(self) -> bool:
+        """False: nothing for POLL_S."""
         # Not the FUSE descriptor: the kernel would wake us with every request. `run` asks it.
         poll = select.poll()
         poll.register(self.wake_read, select.POLLIN)
@@ -680,9 +684,16 @@ class Keeper:
             poll.register(self.server.pidfd, select.POLLIN)
             if self.server.ready_fd >= 0:
                 poll.register(self.server.ready_fd, select.POLLIN)
-        poll.poll(POLL_S * 1000)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.wake_read, 512)
+        happened = bool(poll.poll(POLL_S * 1000))
+        if happened:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake_read, 512)
+        return happened
+
+    def is_quiet(self) -> bool:
+        """Whether a round in which nothing happened has nothing to do: nearly all of them."""
+        waiting = self.signals or self.clients or self.unreaped or self.stop_deadline is not None
+        return not waiting and self.server is not None and not self.server.is_dead()
 
     def look_at_server(self) -> None:
         self.unreaped = [old for old in self.unreaped if not self.reaped(old)]
@@ -719,6 +730,9 @@ class Keeper:
         if report.get("ready"):
             for line in report.get("warnings") or []:
                 self.log("WARNING", line)
+            if self.server is not None:
+                seconds = time.monotonic() - self.server.started
+                self.log("INFO", f"server {self.server.pid} is ready after {seconds:.2f} s")
             self.finish_restart({"ok": True, "warnings": report.get("warnings") or []})
             return
         line, code = str(report.get("error")), int(report.get("exit", EXIT_FAILED))
@@ -734,8 +748,6 @@ class Keeper:
         planned = self.stop_deadline is not None
         self.stop_deadline = None
         self.server = None
-        if server.lived_s() >= STABLE_S:
-            self.failures = 0
         code = server.exit_code(0.01)
         if code is None:
             self.unreaped.append(server)
@@ -743,6 +755,8 @@ class Keeper:
         else:
             server.close()
             how = reason(code)
+        if server.lived_s() >= STABLE_S or self.was_only_killed(code):
+            self.failures = 0
         if planned:
             self.log("INFO", f"server {server.pid} {how}, as asked for")
             self.next_start = time.monotonic()
@@ -758,6 +772,15 @@ class Keeper:
             f"server {server.pid} {how};"
             f" restart {self.restarts + 1} {f'in {delay:g} s' if delay else 'now'}",
         )
+
+    def was_only_killed(self, code: int | None) -> bool:
+        """Whether a server was ended from outside (or by lack of memory), and not often of late:
+        no reason to let readers wait.
+        """
+        now = time.monotonic()
+        self.kills = [*(at for at in self.kills if at > now - KILLS_WINDOW_S), now]
+        killed = code is None or code == -signal.SIGKILL
+        return killed and len(self.kills) <= KILLS_MAX
 
     def schedule(self) -> float:
         """Set when the next server starts: at once after a single death, later after several."""

@@ -345,8 +345,6 @@ static PyObject *py_directories(PyObject *module, PyObject *args, PyObject *kwar
 	return out;
 }
 
-#define DOTDOT_COOKIE 0x7fffffffu
-
 static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	unsigned long long after;
@@ -365,7 +363,7 @@ static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 		limit = 0;
 	if (limit > 65536)
 		limit = 65536;
-	if (after == 1 || after == DOTDOT_COOKIE) /* the front's "." and ".." */
+	if (after == DOT_COOKIE || after == DOTDOT_COOKIE) /* the front's "." and ".." */
 		after = 0;
 	found = malloc(((size_t)limit + 1) * 2 * sizeof(*found));
 	if (!found)
@@ -669,7 +667,7 @@ static PyObject *py_segment_known(PyObject *module, PyObject *arg)
 
 static PyObject *py_read_record(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	unsigned int header_len, payload_len;
+	unsigned int header_len, payload_len, segno = 0;
 	unsigned long long offset;
 	const unsigned char *data;
 	struct scratch *scratch;
@@ -677,14 +675,14 @@ static PyObject *py_read_record(PyObject *module, PyObject *args, PyObject *kwar
 	int fd, result;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKII",
-					 KEYWORDS("fd", "offset", "header_len", "payload_len"), &fd,
-					 &offset, &header_len, &payload_len))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKII|I",
+					 KEYWORDS("fd", "offset", "header_len", "payload_len", "segno"), &fd,
+					 &offset, &header_len, &payload_len, &segno))
 		return NULL;
 	scratch = scratch_get();
 	if (!scratch)
 		return PyErr_NoMemory();
-	WITHOUT_GIL(result = record_read_fd(fd, (struct location){0, header_len, offset}, payload_len,
+	WITHOUT_GIL(result = record_read_fd(fd, (struct location){segno, header_len, offset}, payload_len,
 					    scratch, &data));
 	if (result == READ_OK)
 		out = PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)payload_len);
@@ -1088,6 +1086,8 @@ PyMODINIT_FUNC PyInit__native(void)
 	if (module && (PyModule_AddIntConstant(module, "BLOCK_BYTES", BLOCK_BYTES) ||
 		       PyModule_AddIntConstant(module, "CHUNK_BYTES", CHUNK_BYTES) ||
 		       PyModule_AddIntConstant(module, "STREAM_HEAD_BYTES", STREAM_HEAD_BYTES) ||
+		       PyModule_AddIntConstant(module, "DOT_COOKIE", DOT_COOKIE) ||
+		       PyModule_AddIntConstant(module, "DOTDOT_COOKIE", DOTDOT_COOKIE) ||
 		       PyModule_AddIntConstant(module, "EVENT_FAULT", EVENT_FAULT) ||
 		       PyModule_AddIntConstant(module, "EVENT_STREAM", EVENT_STREAM)))
 		Py_CLEAR(module);

@@ -30,6 +30,9 @@
 #define STREAM_HEAD_BYTES (128u << 10)
 #define ROOT_INO 1u
 #define NAME_BYTES_MOST 255u
+/* Readdir cookies: 0 is the start, these follow "." and "..", others are node numbers. */
+#define DOT_COOKIE 1
+#define DOTDOT_COOKIE 0x7fffffff
 
 /* ---- a hash map from non-zero u64 to u64 (open addressing) -------------------------------- */
 struct map64 {

@@ -41,8 +41,6 @@
 #define FOREVER_S 1e9
 #define REQUEST_BYTES_MOST ((1u << 20) + 4096u) /* libfuse's own buffer size */
 #define BLOCK_SIZE_HINT (128 << 10) /* what one READ brings; the same in operations.py */
-#define DOT_COOKIE 1
-#define DOTDOT_COOKIE 0x7fffffff
 #define NOTIFY_RESEND 7
 #define PUSH_BYTES (1u << 20)
 #define THREADS_MOST 64u
@@ -422,6 +420,16 @@ static void front_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, siz
 		real.reply_err(req, ENODATA);
 }
 
+/* Python's open() asks every file whether it is a terminal: an answer must not need the GIL. */
+static void front_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned command, void *arg,
+			struct fuse_file_info *fi, unsigned flags, const void *in, size_t in_size,
+			size_t out_size)
+{
+	(void)ino, (void)command, (void)arg, (void)fi, (void)flags, (void)in, (void)in_size;
+	(void)out_size;
+	real.reply_err(req, ENOTTY);
+}
+
 static void front_init(void *userdata, struct fuse_conn_info *conn)
 {
 	/* Requests are small and replies lie in our own buffers: splicing only costs. Same wishes when
@@ -461,6 +469,7 @@ static bool is_wrapped(uint32_t opcode)
 	case FUSE_READ:
 	case FUSE_READDIRPLUS:
 	case FUSE_GETXATTR:
+	case FUSE_IOCTL:
 		return true;
 	default:
 		return false;
@@ -549,6 +558,7 @@ EXPORT struct fuse_session *fuse_session_new(struct fuse_args *args,
 		return real.session_new(args, op, op_size, userdata);
 	front.inner = outer;
 	outer.init = front_init;
+	outer.ioctl = front_ioctl;
 	if (!front.enabled) {
 		front.session = real.session_new(args, &outer, sizeof(outer), userdata);
 		return front.session;

@@ -1202,9 +1202,9 @@ int64_t table_add(uint64_t parent, const char *name, size_t len)
 }
 
 /* ---- scan --------------------------------------------------------------------------------- */
-#define SCAN_BUFFER_BYTES (128u << 10)
+#define SCAN_BUFFER_BYTES (64u << 10)
 #define SCAN_BATCH 512u /* entries merged under one hold of the lock */
-#define TICK_ENTRIES 4096u
+#define TICK_ENTRIES 2048u
 
 struct dirent_raw {
 	uint64_t d_ino;

@@ -209,6 +209,14 @@ class Operations(pyfuse3.Operations):
     @answers
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         await self.list(fh)
+        if start_id in (0, _native.DOT_COOKIE):
+            dots = [
+                (b".", fh, _native.DOT_COOKIE),
+                (b"..", _native.parent(fh), _native.DOTDOT_COOKIE),
+            ]
+            for name, ino, cookie in dots[start_id:]:
+                if not pyfuse3.readdir_reply(token, name, self._entry(ino), cookie):
+                    return
         while batch := _native.children(fh, start_id, LISTING_BATCH):
             for name, ino, cookie in batch:
                 if not pyfuse3.readdir_reply(token, name, self._entry(ino), cookie):

@@ -21,7 +21,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """`count` bytes with three or four significant digits and a binary prefix: 1.5 GiB, 1023 KiB."""
+    """`count` bytes with three or four digits and a binary prefix: 1.5 GiB, 1023 KiB."""
     for prefix in ("", "Ki", "Mi", "Gi", "Ti"):
         if abs(count) < 1023.5:
             return f"{count:.0f} B" if not prefix else f"{_digits(count)} {prefix}B"

@@ -19,6 +19,7 @@ from typing import Final
 from fusecache import digest
 from fusecache.errors import UserError
 from fusecache.store import format as fmt
+from fusecache.store.segment import discard
 
 # How far numbering jumps when nobody knows what was given out.
 UNKNOWN_HIGH_STEP: Final = 1_000_000
@@ -179,8 +180,7 @@ class Directory:
         for entry in list(os.scandir(self.segments)):
             if entry.name.endswith(".tmp"):
                 with contextlib.suppress(OSError):
-                    os.truncate(entry.path, 0)
-                    os.unlink(entry.path)
+                    discard(Path(entry.path))
 
     def next_segno(self, known: int) -> int:
         """A number never used before; `known` is the highest that the caller knows of."""

@@ -1,6 +1,6 @@
 """The bytes of segments: pack and parse, nothing that touches a file. Specified in docs/FORMAT.md.
 
-INVARIANT: `parse_record` returns only headers whose checksum is right; with a place given, only
+INVARIANT: `parse_record` returns only headers whose checksum is right, and only
 records that were written at that very place of this very cache.
 This is not the reader of the fast path: native.c parses the fixed part of record headers itself.
 """
@@ -115,8 +115,14 @@ def pack_record(record: Record, algorithm: int, uuid: bytes, segno: int, offset:
     struct.pack_into(f"<{len(sums)}Q", header, at, *sums)
     at += 8 * len(sums)
     header[at : at + len(entry)] = entry
-    _U64.pack_into(header, _CHECKSUM_AT, digest.checksum(header))
+    _U64.pack_into(header, _CHECKSUM_AT, digest.checksum(header, _seed(segno, offset)))
     return bytes(header)
+
+
+def _seed(segno: int, offset: int) -> int:
+    """A header is checked with its place as the seed: the C front has no uuid to compare, but must
+    notice a record that the disk delivered from elsewhere."""
+    return segno << 32 | offset // ALIGNMENT
 
 
 def header_length_of(data: bytes) -> int | None:
@@ -140,7 +146,7 @@ def header_length_of(data: bytes) -> int | None:
     return int(header_len)
 
 
-def parse_record(data: bytes, place: tuple[bytes, int, int] | None = None) -> Record | None:
+def parse_record(data: bytes, place: tuple[bytes, int, int]) -> Record | None:
     """The record whose header is at the start of `data`; None if it is not a valid one.
 
     `data` must hold the whole header (see `header_length_of`). `place` is (uuid, segno, offset).
@@ -154,17 +160,20 @@ def parse_record(data: bytes, place: tuple[bytes, int, int] | None = None) -> Re
         fields
     )
     _U64.pack_into(header, _CHECKSUM_AT, 0)
-    if digest.checksum(header) != sum_ or kind not in (TYPE_BLOCK, TYPE_ENTRY):
+    uuid, segno, offset = place
+    if digest.checksum(header, _seed(segno, offset)) != sum_ or kind not in (
+        TYPE_BLOCK,
+        TYPE_ENTRY,
+    ):
         return None
     at = _RECORD.size + 8 * chunks
     dataset, ino, size, mtime_ns, ctime_ns, block, path_len, _ = _ENTRY.unpack_from(header, at)
     path_at = at + _ENTRY.size
     if _ENTRY.size + path_len + 8 != entry_len:
         return None
-    if place is not None:
-        expected = digest.checksum(_PLACE.pack(*place))
-        if _U64.unpack_from(header, path_at + path_len)[0] != expected:
-            return None
+    expected = digest.checksum(_PLACE.pack(uuid, segno, offset))
+    if _U64.unpack_from(header, path_at + path_len)[0] != expected:
+        return None
     return Record(
         kind,
         header_len,

@@ -71,12 +71,12 @@ def scan(fd: int, segno: int, uuid: bytes, live: bool) -> Scan:
         if last is not None:
             _add(found, *last)
         last = Location(segno, offset, record.header_len, record.payload_len), record
-    if last is not None and _intact(fd, last[0]):
+    if last is not None and _intact(fd, last[0], uuid):
         _add(found, *last)
     return found
 
 
-def _intact(fd: int, location: Location) -> bool:
+def _intact(fd: int, location: Location, uuid: bytes) -> bool:
     if location.payload_len == 0:
         return True
     reader = RecordReader()
@@ -84,7 +84,7 @@ def _intact(fd: int, location: Location) -> bool:
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             try_direct(own)
-            reader.read(own, location)
+            reader.read(own, location, uuid)
         finally:
             os.close(own)
     except (CacheFault, OSError):

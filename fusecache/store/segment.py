@@ -128,9 +128,7 @@ class RecordReader:
     def __init__(self) -> None:
         self._buffer = mmap.mmap(-1, _BUFFER_BYTES)
 
-    def read(
-        self, fd: int, location: Location, uuid: bytes | None = None
-    ) -> tuple[fmt.Record, bytes]:
+    def read(self, fd: int, location: Location, uuid: bytes) -> tuple[fmt.Record, bytes]:
         """Header and payload, chunk sums verified. CacheFault: anything is not as it should be."""
         length = fmt.align(location.header_len + location.payload_len)
         if length > _BUFFER_BYTES:
@@ -143,8 +141,7 @@ class RecordReader:
         if got < used:
             raise CacheFault("segment ends within a record")
         data = self._buffer[:used]
-        place = None if uuid is None else (uuid, location.segno, location.offset)
-        record = fmt.parse_record(data, place)
+        record = fmt.parse_record(data, (uuid, location.segno, location.offset))
         if record is None:
             raise CacheFault("record header does not match its checksum")
         if (record.header_len, record.payload_len) != location[2:]:
@@ -201,6 +198,23 @@ def walk(fd: int, segno: int, uuid: bytes) -> Iterator[tuple[int, fmt.Record]]:
         else:
             offset += ALIGNMENT
             span = ALIGNMENT if not window else _WINDOW_BYTES
+
+
+def cut(path: Path, length: int) -> None:
+    """Truncate a segment file; never what a link at its place points to. OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.ftruncate(fd, length)
+    finally:
+        os.close(fd)
+
+
+def discard(path: Path) -> None:
+    """Remove a segment file; its space returns even while other processes hold it open."""
+    with contextlib.suppress(OSError):
+        cut(path, 0)
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        path.unlink()
 
 
 def is_segment(fd: int, segno: int, uuid: bytes) -> bool:

@@ -4,7 +4,6 @@
 did to the directory, and mends. Reading payloads is the callers' business (native.c).
 
 INVARIANT: a location is returned only for the version it was stored for.
-INVARIANT: reserved segment bytes + index + allowance <= limit_bytes whenever a segment is created.
 INVARIANT: no fault of the cache leaves this module: `on_fault` is told, the result is None.
 
 Locks: `_lock` guards the writer, the writing connection and all changes; it may be held for seconds
@@ -19,7 +18,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -28,7 +27,9 @@ from fusecache.errors import CacheFault, UserError
 from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store import recovery
+from fusecache.store.capacity import Place, create, keep_limits
 from fusecache.store.directory import Directory
+from fusecache.store.reconcile import reconcile, reindex_own
 from fusecache.store.segment import (
     RecordReader,
     SegmentWriter,
@@ -109,9 +110,9 @@ class Store:
             ) from error
         store = cls(opened, settings, on_fault, on_segment_gone)
         with store._lock, store._faults():
-            store._follow_or_build(opened)
-            store._reconcile(opened)
-            store._keep_limits(opened)
+            place = store._place(opened, store._follow_or_build(opened))
+            store._reconcile(place)
+            store._keep_limits(place)
         return store
 
     def flush(self) -> None:
@@ -257,6 +258,7 @@ class Store:
                 self._reconcile_at = 0.0
                 self._fault("checksum", f"segment {segno} of {self._path} is not what it was")
         except OSError as error:
+            self._reconcile_at = 0.0
             if error.errno != errno.ENOENT:
                 self._os_error(error)
         if fd >= 0:
@@ -291,7 +293,7 @@ class Store:
         assert len(dataset) == 16
         if not 0 < len(payload) <= BLOCK_BYTES or len(path) > fmt.PATH_BYTES_MAX:
             return None
-        if time.monotonic() < self._paused_until:
+        if not 0 <= block < 1 << 32:
             return None
         name = digest.digest(digest.ALGORITHMS[self.settings.digest], payload)
         with self._lock, self._faults():
@@ -319,7 +321,7 @@ class Store:
         index = self._index
         assert index is not None
         self._drain_bad_records()
-        now = time.time_ns()
+        now, now_monotonic = time.time_ns(), time.monotonic()
         existing = index.lookup_block(name)
         if existing is not None and not self._holds(existing, name, len(payload)):
             existing = None
@@ -342,11 +344,13 @@ class Store:
         # a new index.
         if location is None or self._index is not index or index.is_gone(location.segno):
             return None
-        if index.add(
+        is_time = index.add(
             idx.file_row(dataset, path, version, block, location),
             None if existing is not None else idx.block_row(name, location),
-        ):
-            index.flush()
+        )
+        if is_time and now_monotonic >= self._paused_until:
+            with self._faults():  # the block is stored all the same, its rows are in memory
+                index.flush()
         return location
 
     def _record(
@@ -392,6 +396,11 @@ class Store:
             except OSError:
                 return False
             self._dedupe_fds[location.segno] = fd
+        status = os.fstat(fd)
+        if status.st_nlink == 0:
+            os.close(self._dedupe_fds.pop(location.segno))
+            self._reconcile_at = 0.0
+            return False
         record = read_header(fd, location.segno, location.offset, directory.uuid)
         if (
             record is not None
@@ -401,7 +410,7 @@ class Store:
         ):
             return True
         # Cut to nothing: another process evicted it, which is no fault.
-        if os.fstat(fd).st_size > location.offset:
+        if status.st_size > location.offset:
             self._fault("checksum", f"damaged record header in segment {location.segno}")
             self.quarantine(location.segno, location.offset)
         return False
@@ -431,96 +440,24 @@ class Store:
         if not directory.try_share_index():
             return None  # a process is building the next index; housekeeping will follow
         try:
-            self._writer = self._create(directory, index)
+            if directory.generation() != self._generation:
+                return None  # what others hold is in an index that we have yet to follow
+            writer, failed = create(
+                self._place(directory, index), self._segment_bytes, self._highest_segno
+            )
         finally:
             directory.unshare_index()
-        if self._writer is None:
-            self._paused_until = time.monotonic() + _PAUSE_SECONDS
-        return self._writer
-
-    def _create(self, directory: Directory, index: idx.Index) -> SegmentWriter | None:
-        victims: list[int] = []
-        writer: SegmentWriter | None = None
-        failed: OSError | None = None
-        may_evict = self.settings.policy != "keep"
-        try:
-            with index.transaction():
-                rows = {row.segno: row for row in index.segments()}
-                while True:
-                    excess, short = self._pressure(index, rows.values(), self._segment_bytes)
-                    failed = None
-                    if excess <= 0 and short <= 0:
-                        segno = directory.next_segno(max(self._highest_segno, *rows, 0))
-                        self._highest_segno = segno
-                        try:
-                            writer = SegmentWriter(
-                                directory.segment_path(segno),
-                                segno,
-                                self._segment_bytes,
-                                directory.uuid,
-                                directory.algorithm,
-                            )
-                            break
-                        except OSError as error:
-                            failed = error
-                            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                                break
-                    victim = self._oldest(rows.values()) if may_evict else None
-                    if victim is None:
-                        if failed is None and short > 0:
-                            failed = OSError(
-                                errno.ENOSPC, "less than --keep-free of the disk is left"
-                            )
-                        break
-                    self._evict(directory, index, victim.segno)
-                    del rows[victim.segno]
-                    victims.append(victim.segno)
-                if writer is not None:
-                    index.put_segments(
-                        [idx.SegmentRow(writer.segno, False, writer.size, time.time_ns())]
-                    )
-        except BaseException:
-            if writer is not None:
-                with contextlib.suppress(OSError):
-                    os.truncate(writer.path, 0)
-                    writer.path.unlink()
-                writer.abandon()
-            raise
         self._writer = writer
-        for segno in victims:
-            index.sweep(segno)
-        if failed is not None:
+        if failed is not None and writer is None:
             self._os_error(failed)
+        elif writer is None:
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        else:
+            self._highest_segno = writer.segno
         return writer
 
-    def _pressure(
-        self, index: idx.Index, rows: Iterable[idx.SegmentRow], more: int = 0
-    ) -> tuple[int, int]:
-        """Bytes over the limit, and bytes missing to keep-free, were a segment of `more` made."""
-        limit = self.settings.limit_bytes
-        used = sum(row.reserved for row in rows) + more + index.size_bytes()
-        if more:
-            # The index will grow by the rows of the segments that are being written.
-            opened = sum(row.reserved for row in rows if not row.sealed) + more
-            used += opened // 8 + max(512 << 10, min(limit // 64, 8 << 20))
-        disk = os.statvfs(self._path)
-        return used - limit, self.settings.keep_free_bytes + more - disk.f_bavail * disk.f_frsize
-
-    @staticmethod
-    def _oldest(rows: Iterable[idx.SegmentRow]) -> idx.SegmentRow | None:
-        """The eviction policy: of the sealed segments, the one fetched longest ago."""
-        sealed = [row for row in rows if row.sealed]
-        return min(sealed, key=lambda row: (row.fetched_ns, row.segno), default=None)
-
-    def _evict(self, directory: Directory, index: idx.Index, segno: int) -> None:
-        """Give the space of a sealed segment back at once. Within a transaction; sweep after it."""
-        self._gone(segno)
-        path = directory.segment_path(segno)
-        with contextlib.suppress(FileNotFoundError):
-            # Truncated first: other processes may hold it open.
-            os.truncate(path, 0)
-            path.unlink()
-        index.delete_segment(segno)
+    def _place(self, directory: Directory, index: idx.Index) -> Place:
+        return Place(directory, index, self.settings, self._gone, self._fault)
 
     def _gone(self, segno: int) -> None:
         fd = self._dedupe_fds.pop(segno, None)
@@ -575,9 +512,10 @@ class Store:
             for segno in list(self._announced):
                 if segno not in present:
                     self._gone(segno)
+            place = self._place(directory, index)
             if time.monotonic() >= self._reconcile_at:
-                self._reconcile(directory)
-            self._keep_limits(directory)
+                self._reconcile(place)
+            self._keep_limits(place)
 
     def _mend(self, directory: Directory) -> None:
         """Follow a newer generation; rebuild a damaged or missing index."""
@@ -607,10 +545,12 @@ class Store:
             if now < self._repair_at + 60
             else _REPAIR_SECONDS_MIN
         )
-        self._follow_or_build(directory)
-        self._repair_at = time.monotonic() + self._repair_seconds
+        try:
+            self._follow_or_build(directory)
+        finally:
+            self._repair_at = time.monotonic() + self._repair_seconds
 
-    def _follow_or_build(self, directory: Directory) -> None:
+    def _follow_or_build(self, directory: Directory) -> idx.Index:
         """Leave the present generation (if any) for a newer one; build that if there is none."""
         old, self._index = self._index, None
         pending: tuple[list[idx.FileRow], list[idx.BlockRow]] = ([], [])
@@ -635,150 +575,19 @@ class Store:
                 index = idx.Index(directory.index_path(newest), self._row_damaged)
         self._index, self._generation, self._index_bad = index, newest, None
         index.insert(*pending)
-        self._reindex_own(directory, index)
+        if self._writer is not None:
+            reindex_own(self._place(directory, index), self._writer)
         self._reconcile_at = 0.0
+        return index
 
-    def _reindex_own(self, directory: Directory, index: idx.Index) -> None:
-        """Rows of the segment we write: whoever built this index read it before its end."""
-        writer = self._writer
-        if writer is None:
-            return
-        with recovery.claimed(writer.path) as (fd, _):
-            found = recovery.scan(fd, writer.segno, directory.uuid, live=True)
-        with index.transaction():
-            index.put_segments([idx.SegmentRow(writer.segno, False, writer.size, found.fetched_ns)])
-        self._insert(index, found)
-
-    def _insert(self, index: idx.Index, found: recovery.Scan) -> None:
-        index.insert(found.files, found.blocks)
-        rows = []
-        for record in found.entries:
-            location = index.lookup_block(record.digest)
-            if location is not None:
-                rows.append(
-                    idx.file_row(
-                        record.dataset, record.path, record.version, record.block, location
-                    )
-                )
-        index.insert(rows, [])
-
-    def _reconcile(self, directory: Directory) -> None:
-        """Make index and files agree: adopt orphans, forget what is missing, remove garbage."""
+    def _reconcile(self, place: Place) -> None:
         self._reconcile_at = time.monotonic() + _RECONCILE_SECONDS
-        index = self._index
-        if index is None:
-            return
-        own = -1 if self._writer is None else self._writer.segno
-        rows = {row.segno: row for row in index.segments()}
-        for segno in directory.segment_numbers():
-            row = rows.get(segno)
-            if segno != own and (row is None or not row.sealed):
-                self._adopt(directory, index, segno)
-        for row in rows.values():
-            if row.segno == own:
-                continue
-            size = self._segment_size(directory, row.segno)
-            if size <= fmt.SEGMENT_HEADER_BYTES:
-                self._forget(directory, index, row.segno)
-            elif row.sealed and size < row.reserved:
-                self._fault("missing", f"segment {row.segno} of {self._path} was cut")
-                index.sweep(row.segno, size)
-                with index.transaction():
-                    index.put_segments([row._replace(reserved=fmt.align(size))])
-            elif row.sealed and size > row.reserved:
-                with contextlib.suppress(OSError):
-                    os.truncate(directory.segment_path(row.segno), row.reserved)
-        with index.transaction():
-            # In this transaction nobody else is half-way through creating a segment.
-            dangling = index.referenced_segments() - {row.segno for row in index.segments()}
-            directory.remove_unborn_segments()
-        for segno in dangling:
-            index.sweep(segno)
-        known = directory.segment_numbers()
-        self._highest_segno = max([self._highest_segno, *rows, *known])
+        reconcile(place, self._writer)
+        self._highest_segno = max(self._highest_segno, *place.directory.segment_numbers(), 0)
 
-    def _segment_size(self, directory: Directory, segno: int) -> int:
-        """0: there is no file, or it is another one under this name."""
-        try:
-            fd = os.open(directory.segment_path(segno), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                is_ours = is_segment(fd, segno, directory.uuid)
-                return os.fstat(fd).st_size if is_ours else 0
-            finally:
-                os.close(fd)
-        except OSError:
-            return 0
-
-    def _forget(self, directory: Directory, index: idx.Index, segno: int) -> None:
-        """A segment without a file, or with a useless one: nobody evicted it, it was lost."""
-        with index.transaction():
-            if segno not in {row.segno for row in index.segments()}:
-                return  # evicted in between, as it should be
-            if self._segment_size(directory, segno) > fmt.SEGMENT_HEADER_BYTES:
-                return
-            path = directory.segment_path(segno)
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
-            with contextlib.suppress(OSError):
-                path.unlink()
-            index.delete_segment(segno)
-        self._gone(segno)
-        index.sweep(segno)
-        self._fault("missing", f"segment {segno} of {self._path} is missing or another file")
-
-    def _adopt(self, directory: Directory, index: idx.Index, segno: int) -> None:
-        """Take over a segment whose writer died, or that the index does not know."""
-        path = directory.segment_path(segno)
-        try:
-            with recovery.claimed(path) as (fd, live):
-                if live:
-                    return
-                found = recovery.scan(fd, segno, directory.uuid, live=False)
-                if not found.empty:
-                    self._insert(index, found)
-                with index.transaction():
-                    row = {row.segno: row for row in index.segments()}.get(segno)
-                    if os.fstat(fd).st_nlink == 0 or (row is not None and row.sealed):
-                        return
-                    if found.empty:
-                        os.ftruncate(fd, 0)
-                        path.unlink()
-                        index.delete_segment(segno)
-                    else:
-                        os.ftruncate(fd, found.used)
-                        fetched_ns = max(found.fetched_ns, row.fetched_ns if row else 0)
-                        index.put_segments([idx.SegmentRow(segno, True, found.used, fetched_ns)])
-                if found.empty:
-                    self._gone(segno)
-        except OSError as error:
-            # Gone in between, or a directory or link that somebody put there.
-            if error.errno not in (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO):
-                self._os_error(error)
-
-    def _keep_limits(self, directory: Directory) -> None:
-        """Evict (under `keep` too) while over the limit or short of keep-free."""
-        index = self._index
-        if index is None:
-            return
-        rows = {row.segno: row for row in index.read_segments()}
-        if max(self._pressure(index, rows.values())) <= 0:
-            return
-        index.flush()
-        victims: list[int] = []
-        with index.transaction():
-            rows = {row.segno: row for row in index.segments()}
-            while max(self._pressure(index, rows.values())) > 0:
-                victim = self._oldest(rows.values())
-                if victim is None:
-                    break
-                self._evict(directory, index, victim.segno)
-                del rows[victim.segno]
-                victims.append(victim.segno)
-            over = max(self._pressure(index, rows.values())) > 0
-        for segno in victims:
-            index.sweep(segno)
-        if over and self._writer is not None:
-            # Only open segments are left. Ours can go the next time.
+    def _keep_limits(self, place: Place) -> None:
+        if not keep_limits(place) and self._writer is not None:
+            # Only segments that are being written are left. Ours can go the next time.
             self._seal()
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
 
@@ -798,8 +607,7 @@ class Store:
             return None
         directory = Directory(self._path, self.settings.digest)
         self._directory = directory
-        self._follow_or_build(directory)
-        self._reconcile(directory)
+        self._reconcile(self._place(directory, self._follow_or_build(directory)))
         return directory
 
     # ---- reports ---------------------------------------------------------------------------------

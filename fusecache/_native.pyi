@@ -1,0 +1,212 @@
+"""C part: inode table, origin scan, libfuse interposer (front), segment reads, notifications.
+
+State is process-wide: one mount per server process (as in pyfuse3). Every function that may block
+releases the GIL. Errors of system calls are OSError with errno set. Inode numbers are ints >= 1.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+BLOCK_BYTES: Final[int]  # 4 MiB
+CHUNK_BYTES: Final[int]  # 64 KiB, the unit of segment checksums
+STREAM_HEAD_BYTES: Final[int]  # 128 KiB left unpushed at the start of a streamed block
+DOT_COOKIE: Final[int]  # readdir cookies that follow "." and ".."; others are node numbers
+DOTDOT_COOKIE: Final[int]
+
+# ---- table -------------------------------------------------------------------------------------
+def attach(table_fd: int, source_fd: int, zero_open: bool) -> int:
+    """Map the table memfd (sparse; created empty by the keeper) and remember the source directory.
+
+    An empty table gets its header and the root node (from fstat of source_fd). A table that was
+    used before keeps all: an update that a killed server left half done is finished from the redo
+    slot, the private hashes are rebuilt, and what was flagged stale, or was being pushed, is queued
+    for take_stale(). Returns the highest inode number. source_fd is dup'ed. May be called again
+    (tests) while no front runs. Before it, every inode is unknown.
+    ValueError: table written by another layout version, or with another zero_open mode.
+    """
+
+def table_mode(table_fd: int) -> int:
+    """-1 empty, 0 ordinary, 1 zero-open: the mode the table was created with (no attach needed)."""
+
+def count() -> int: ...
+def memory_bytes() -> int:
+    """Bytes of table (touched part), hash and rings: for status."""
+
+def scan(ino: int, tick: Callable[[], object] | None = None) -> tuple[int, int, int]:
+    """List directory `ino` at the origin and merge it into the table; sets LISTED at the end.
+
+    Returns how many entries were (added, removed, changed) since the previous listing; (0, 0, n) on
+    the first one; atime alone is no change. What the kernel has to forget is flagged in the table
+    (take_stale). A name whose origin inode or file type changed is both removed (old inode, marked
+    DEAD) and added (new inode). A version change clears the file's locations. `tick` is called with
+    the GIL every few thousand entries (progress); an exception from it aborts the scan.
+    Two scans of one directory may overlap: one that ends after a scan that began later has ended
+    leaves the listing as it is. Every name is stat'ed once more before it is taken for removed.
+    Entries whose attributes the origin refuses (EACCES, EPERM) are listed without: attributes()
+    has only the type in mode, nlink 0; lookup() says -1, so that add() gives the real errno.
+    Raises OSError (ENOENT/EACCES/EIO ... as the origin gave; ENOTDIR: also a symlink in its place;
+    ESTALE: the path of `ino` now leads to another directory, or through a symlink).
+    """
+
+def lookup(parent: int, name: bytes) -> int:
+    """Inode number; 0 when the directory is LISTED and has no such name; -1 when not known."""
+
+def add(parent: int, name: bytes) -> int:
+    """statx one name at the origin, insert or update its node, return the inode number.
+
+    If the existing node turned out to be replaced or gone, it is marked DEAD first. OSError: as the
+    origin gave; ESTALE: the path of `parent` now leads to another directory; EINVAL: empty name,
+    ".", "..", "/" or NUL in it.
+    """
+
+def refresh(ino: int) -> int:
+    """statx the node by path at the origin. 0 same, 1 attributes changed, 2 version changed,
+    3 replaced or gone (the node is now DEAD; of a hard-linked file: all its known names are)."""
+
+def attributes(ino: int) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+    """(mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns).
+
+    KeyError: unknown inode.
+    """
+
+def version(ino: int) -> tuple[int, int, int, int]:
+    """(origin inode number, size, mtime_ns, ctime_ns). KeyError: unknown."""
+
+def is_listed(ino: int) -> bool: ...
+def is_dead(ino: int) -> bool:
+    """No known name leads to it any more (a hard-linked file lives as long as one of them)."""
+
+def directories(after: int, limit: int) -> list[int]:
+    """Inode numbers > after of live LISTED directories (none beneath a DEAD one), ascending, at
+    most `limit` (and 65536): for the sweep."""
+
+def children(ino: int, after: int, limit: int) -> list[tuple[bytes, int, int]]:
+    """Up to `limit` (and 65536) live (name, inode, cookie) of a directory following cookie `after`.
+
+    0: from the start; so are DOT_COOKIE and DOTDOT_COOKIE.
+    """
+
+def path(ino: int) -> bytes:
+    """Path relative to the source, b"" for the root. KeyError: unknown."""
+
+def parent(ino: int) -> int:
+    """Of a living name, when there is one; the root's is the root."""
+
+def name(ino: int) -> bytes: ...
+def open(ino: int, flags: int) -> int:  # noqa: A001  (the contract's name; never star-imported)
+    """Open the node at the origin (openat2 BENEATH|NO_SYMLINKS, in hops when the path exceeds
+    PATH_MAX); O_CLOEXEC|O_NOFOLLOW added. ESTALE: the node is DEAD, or a symlink is in the way."""
+
+def readlink(ino: int) -> bytes: ...
+def take_stale(limit: int) -> list[tuple[int, bool, list[tuple[int, bytes]]]]:
+    """At most `limit` inodes of which the kernel may hold something old; they are in flight then.
+
+    (inode, its names' dentries are stale too, its names, dead ones too, as (parent, name); none for
+    the root). event_fd() becomes readable when the queue stops being empty.
+    """
+
+def settled(ino: int) -> None:
+    """The kernel was told; clears the flags unless the inode was flagged again since take_stale."""
+
+def mark_stale(ino: int) -> None:
+    """Attributes, pages and listing of the inode are to be forgotten."""
+
+def version_of_fd(fd: int) -> tuple[int, int, int, int, int]:
+    """statx with AT_STATX_FORCE_SYNC: (origin inode, size, mtime_ns, ctime_ns, mode)."""
+
+# ---- locations and segments --------------------------------------------------------------------
+def set_location(
+    ino: int,
+    block: int,
+    segno: int,
+    offset: int,
+    header_len: int,
+    version: tuple[int, int, int, int],
+) -> bool:
+    """Remember where a block lies: record at byte `offset` (multiple of 4096, not 0, below 1 GiB)
+    of segment `segno`, payload begins `header_len` bytes into the record. False (nothing set) when
+    the node's version is no longer `version`. Locations of files of several blocks end with the
+    server.
+    """
+
+def get_location(ino: int, block: int) -> tuple[int, int, int] | None: ...
+def clear_location(ino: int, block: int) -> None: ...
+def segment_add(segno: int, fd: int) -> None:
+    """Give the front a descriptor to read segment `segno` with (it is opened anew with O_DIRECT, or
+    dup'ed; buffered reads are the fallback). A known segment stays as it is."""
+
+def segment_drop(segno: int) -> None:
+    """Close it (waits for reads in progress). Locations that name it become misses."""
+
+def segment_known(segno: int) -> bool: ...
+def read_record(fd: int, offset: int, header_len: int, payload_len: int, segno: int = 0) -> bytes:
+    """Whole verified payload of one record (for verify and tests). ValueError: checksum, magic or
+    length mismatch."""
+
+def read_cached(ino: int, offset: int, size: int) -> bytes | None:
+    """The bytes [offset, offset+size) clipped to the file size, verified, from segments; None: some
+    block has no readable location (faults are reported as events). May span blocks, up to 4 MiB."""
+
+# ---- kernel ------------------------------------------------------------------------------------
+def push(
+    fuse_fd: int,
+    ino: int,
+    version: tuple[int, int, int, int],
+    offset: int,
+    data: bytes | memoryview,
+) -> int:
+    """FUSE_NOTIFY_STORE, clipped to the version's size; noted in the RAM ring. Gives bytes pushed:
+    0 when the node is another version or stale (looked at before and after each MiB; a change in
+    between marks the inode stale). OSError ENOENT: the kernel does not know the inode."""
+
+def push_cached(fuse_fd: int, ino: int, block: int, skip: int) -> int:
+    """Read the block from its segment, verify, push all but its first `skip` bytes. Bytes pushed,
+    or -1: no readable location. OSError ENOENT: as in push()."""
+
+def inval_inode(fuse_fd: int, ino: int, offset: int, length: int) -> bool:
+    """FUSE_NOTIFY_INVAL_INODE; offset 0, length 0: all pages and attributes; offset -1: attributes
+    only. False: the kernel does not know the inode."""
+
+def inval_entry(fuse_fd: int, parent: int, name: bytes) -> None:
+    """FUSE_NOTIFY_INVAL_ENTRY; ENOENT is ignored."""
+
+def resend(fuse_fd: int) -> None:
+    """FUSE_NOTIFY_RESEND. OSError EINVAL on kernels before 6.9."""
+
+# ---- session and front -------------------------------------------------------------------------
+def interposed() -> bool:
+    """True once our fuse_session_new was called by pyfuse3 (call after pyfuse3.init)."""
+
+def configure_session(front: bool, threads: int, negative_timeout_s: float, resume: bool) -> None:
+    """Before pyfuse3.init. front False: only INIT is touched (max_background; made-up on resume).
+
+    1 to 64 threads. The front answers only what a sweep watches (names and attributes beneath
+    LISTED directories), or everything it knows when negative_timeout_s >= 1e9 (no sweep).
+    """
+
+def kernel_info() -> dict[str, int]:
+    """After INIT: proto_major, proto_minor, capable, want (FUSE_CAP_*), max_write, max_pages,
+    max_readahead, max_background of the live connection (all 0 when `resumed` is 1)."""
+
+# ---- events and counters -----------------------------------------------------------------------
+# (EVENT_FAULT, segno, offset, ino): a record failed verification or reading
+EVENT_FAULT: Final[int]
+# (EVENT_STREAM, ino, block, 0): a sequential reader of a large file has entered `block`
+EVENT_STREAM: Final[int]
+
+def event_fd() -> int:
+    """An eventfd, readable when take_events() or take_stale() has something (os.read it)."""
+
+def take_events() -> list[tuple[int, int, int, int]]: ...
+def note_read(ino: int, offset: int, size: int) -> None:
+    """Sequential detection and RAM ring for READs answered in Python (the front does so itself)."""
+
+def ram_bytes() -> int: ...
+def ram_take(limit_bytes: int, most: int) -> list[tuple[int, int, int]]:
+    """Pop the oldest noted blocks (inode, offset, length) until the total is <= limit_bytes, at
+    most `most` (and 65536) of them. One entry a (inode, block), counted with what was noted of
+    it; a block that was noted again since has moved back in the order."""
+
+def counters() -> dict[str, int]:
+    """requests (all READs that reached us in the front), from_ssd (READs answered from segments by
+    C), bytes_from_ssd, lookups, getattrs, readdirs, slow (requests handed to Python), faults."""

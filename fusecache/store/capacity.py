@@ -1,0 +1,134 @@
+"""The hard limit: making room, and evicting. Decided and done in IMMEDIATE transactions, because
+several processes share one directory.
+
+INVARIANT: reserved segment bytes + index + allowance <= limit_bytes whenever a segment is created.
+INVARIANT: only sealed segments are evicted, so nobody loses the file that he writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from fusecache.store import index as idx
+from fusecache.store.directory import Directory
+from fusecache.store.segment import SegmentWriter, discard
+from fusecache.store.types import StoreSettings
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An opened directory with its index. `gone` is told of each segment before its file goes."""
+
+    directory: Directory
+    index: idx.Index
+    settings: StoreSettings
+    gone: Callable[[int], None]
+    fault: Callable[[str, str], None]
+
+
+def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tuple[int, int]:
+    """Bytes over the limit, and bytes missing to keep-free, were a segment of `more` made."""
+    rows, limit = list(rows), place.settings.limit_bytes
+    used = sum(row.reserved for row in rows) + more + place.index.size_bytes()
+    if more:
+        # The index will grow by the rows of the segments that are being written.
+        opened = sum(row.reserved for row in rows if not row.sealed) + more
+        used += opened // 8 + max(512 << 10, min(limit // 64, 8 << 20))
+    disk = os.statvfs(place.directory.path)
+    free = disk.f_bavail * disk.f_frsize
+    return used - limit, place.settings.keep_free_bytes + more - free
+
+
+def oldest(rows: Iterable[idx.SegmentRow]) -> idx.SegmentRow | None:
+    """The eviction policy: of the sealed segments, the one fetched longest ago."""
+    sealed = [row for row in rows if row.sealed]
+    return min(sealed, key=lambda row: (row.fetched_ns, row.segno), default=None)
+
+
+def evict(place: Place, segno: int) -> None:
+    """Give the space of a segment back at once. Within a transaction; `Index.sweep` after it."""
+    place.gone(segno)
+    discard(place.directory.segment_path(segno))
+    place.index.delete_segment(segno)
+
+
+def create(
+    place: Place, segment_bytes: int, highest_segno: int
+) -> tuple[SegmentWriter | None, OSError | None]:
+    """A new segment, after evicting what must go for it.
+
+    (None, None): full under `keep`, or full of segments that are being written. (None, error):
+    the disk is full or failed.
+    """
+    directory, index = place.directory, place.index
+    victims: list[int] = []
+    writer: SegmentWriter | None = None
+    failed: OSError | None = None
+    try:
+        with index.transaction():
+            rows = {row.segno: row for row in index.segments()}
+            while True:
+                excess, short = pressure(place, rows.values(), segment_bytes)
+                failed = None
+                if excess <= 0 and short <= 0:
+                    try:
+                        segno = directory.next_segno(max(highest_segno, *rows, 0))
+                        writer = SegmentWriter(
+                            directory.segment_path(segno),
+                            segno,
+                            segment_bytes,
+                            directory.uuid,
+                            directory.algorithm,
+                        )
+                        break
+                    except OSError as error:
+                        failed = error
+                        if error.errno not in _NO_SPACE:
+                            break
+                elif short > 0:
+                    failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
+                victim = oldest(rows.values())
+                if victim is None or place.settings.policy == "keep":
+                    break
+                evict(place, victim.segno)
+                del rows[victim.segno]
+                victims.append(victim.segno)
+            if writer is not None:
+                row = idx.SegmentRow(writer.segno, False, writer.size, time.time_ns())
+                index.put_segments([row])
+    except BaseException:
+        if writer is not None:
+            discard(writer.path)
+            writer.abandon()
+        raise
+    for segno in victims:
+        index.sweep(segno)
+    return writer, failed
+
+
+def keep_limits(place: Place) -> bool:
+    """Evict (under `keep` too) while over the limit or short of keep-free. False: in vain."""
+    index = place.index
+    if max(pressure(place, index.read_segments())) <= 0:
+        return True
+    index.flush()
+    victims: list[int] = []
+    with index.transaction():
+        rows = {row.segno: row for row in index.segments()}
+        while not (is_within := max(pressure(place, rows.values())) <= 0):
+            victim = oldest(rows.values())
+            if victim is None:
+                break
+            evict(place, victim.segno)
+            del rows[victim.segno]
+            victims.append(victim.segno)
+    for segno in victims:
+        index.sweep(segno)
+    return is_within
