@@ -1,0 +1,341 @@
+"""Commands as a script calls them, against a keeper and a server that a thread plays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusecache import cli, config, control_client, keeper, mounts
+from fusecache.errors import UserError
+
+Message = dict[str, Any]
+STATUS: Message = {
+    "mountpoint": "/data/a",
+    "source": "/mnt/nfs\udcff",
+    "keeper_pid": 10,
+    "server_pid": 11,
+    "restarts": 2,
+    "zero_open": True,
+    "uptime_s": 3723.5,
+    "ram": {"bytes": 1 << 30, "limit_bytes": 4 << 30},
+    "ssd": {"bytes": 0, "limit_bytes": 0, "blocks": 1234},
+    "reads": {"requests": 5, "from_ssd": 3, "from_origin": 2},
+    "origin": {"files": 2, "bytes": 99, "errors": 1, "available": False, "last_error": "EIO"},
+    "integrity": {"mismatches": 0, "faults": {"checksum": 1}},
+}
+
+
+class Peer:
+    """Answers each request of keeper.sock or control.sock with scripted lines, then hangs up."""
+
+    def __init__(self, directory: Path, name: str, script: list[list[Message]]) -> None:
+        self.requests: list[Message] = []
+        self._script = script
+        self._listener = mounts.listen(str(directory), name, 8)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        for replies in self._script:
+            connection, _ = self._listener.accept()
+            with connection, connection.makefile("rwb") as stream:
+                self.requests.append(json.loads(stream.readline()))
+                for reply in replies:
+                    stream.write(json.dumps(reply).encode() + b"\n")
+                    stream.flush()
+        self._listener.close()
+
+
+Script = Callable[..., Peer]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """play(name, replies of the first request, replies of the second, …) on a mount /data/a."""
+    base = tmp_path / "run"
+    directory = base / "0:99"
+    directory.mkdir(parents=True, mode=0o700)
+    base.chmod(0o700)
+    mount = mounts.Mount(
+        7, "0:99", "/data/a", mounts.FILESYSTEM_TYPE, "/s", {"user_id": str(os.getuid())}
+    )
+    monkeypatch.setattr(mounts, "mounts", lambda: [mount])
+    monkeypatch.setattr(mounts, "runtime_bases", lambda _: [str(base)])
+    monkeypatch.setattr(control_client, "RECONNECT_PAUSE_S", 0.001)
+    return lambda name, *script: Peer(directory, name, list(script))
+
+
+def run(*arguments: str) -> int:
+    """The exit code of one command in this process."""
+    with pytest.raises(SystemExit) as caught:
+        cli._run(lambda: cli.cli(list(arguments), prog_name="fusecache", standalone_mode=False))
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+# ---- as a process -----------------------------------------------------------------
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fusecache.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_teaches() -> None:
+    done = process("--help")
+    assert done.returncode == 0
+    for part in ("fusecache mount /data/imagenet", "Exit codes:", "umount", "500G"):
+        assert part in done.stdout
+    for name in cli.cli.commands:
+        assert process(name, "--help").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["bogus"], config.EXIT_USAGE, "No such command"),
+        (["mount"], config.EXIT_USAGE, "no mount point"),
+        (["mount", "a", "b", "c"], config.EXIT_USAGE, "too many places"),
+        (["mount", "/none", "/none", "--ssd", "5X"], config.EXIT_USAGE, "--ssd: '5X'"),
+        (["mount", "/none", "--keep-free", "x"], config.EXIT_USAGE, "--keep-free: 'x'"),
+        (["mount", "/none/source", "/none/mnt"], config.EXIT_FAILED, "does not exist"),
+        (["status", "/"], config.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
+        (["umount", "/"], config.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
+        (["umount"], config.EXIT_USAGE, "which mount?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], code: int, part: str) -> None:
+    done = process(*arguments)
+    assert done.returncode == code
+    assert part in done.stderr
+    assert done.stderr.startswith("fusecache: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_keeper_and_server_load_neither_click_nor_rich() -> None:
+    code = (
+        "import sys, fusecache.keeper, fusecache.config;"
+        "assert not {'click', 'rich', 'trio'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- status -----------------------------------------------------------------
+
+
+def test_status_as_json_is_what_the_server_said(
+    play: Script, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS}])
+    assert run("status", "--json", "/data/a/below") == 0
+    assert json.loads(capfdbinary.readouterr().out) == STATUS
+
+
+def test_status_for_people(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS}])
+    assert run("status", "/data/a") == 0
+    out = capfd.readouterr().out
+    for part in ("1 h 2 min 3 s", "1 GiB of 4 GiB (25%)", "1,234 blocks", "THE ORIGIN IS AWAY"):
+        assert part in out
+
+
+def test_a_server_that_dies_is_asked_again(play: Script) -> None:
+    peer = play(mounts.CONTROL_SOCKET, [], [], [{"ok": True, "status": STATUS}])
+    assert run("status", "/data/a") == 0
+    assert [request["op"] for request in peer.requests] == ["status"] * 3
+
+
+def test_nobody_there_is_said(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "/data/a") == config.EXIT_FAILED
+    assert "neither server nor keeper answers" in capfd.readouterr().err
+
+
+def test_a_silent_server_is_said(play: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = control_client.find("/data/a")
+    assert target.directory is not None
+    with (
+        mounts.listen(target.directory, mounts.CONTROL_SOCKET, 1),
+        pytest.raises(UserError, match="does not answer"),
+    ):
+        list(control_client.converse(target, {"op": "status"}, timeout_s=0.01))
+
+
+def test_a_mount_of_another_user_is_said(play: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "runtime_directory", lambda _: None)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with pytest.raises(UserError, match="belongs to another user"):
+        control_client.ask(control_client.find("/data/a"), {"op": "status"})
+
+
+def test_list(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "--json") == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert (row["mountpoint"], row["source"]) == ("/data/a", "/s")
+    assert run("list") == 0
+    assert "/data/a" in capfd.readouterr().out
+
+
+# ---- warm, verify -----------------------------------------------------------------
+
+
+def progress(done: int) -> Message:
+    figures = {
+        "files_done": done,
+        "files_total": 9,
+        "bytes_done": done << 20,
+        "bytes_total": 9 << 20,
+    }
+    return {"progress": {**figures, "errors": 0}}
+
+
+def test_warm(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    result = {"files": 9, "bytes": 9 << 20, "already": 4, "errors": [], "skipped": 0}
+    peer = play(mounts.CONTROL_SOCKET, [progress(1), progress(5), {"ok": True, "result": result}])
+    assert run("warm", "/data/a", "train/**", "b\udcff") == 0
+    assert peer.requests == [{"op": "warm", "globs": ["train/**", "b\udcff"]}]
+    assert "9 files, 9 MiB in the cache; 4 were there before" in capfd.readouterr().out
+
+
+def test_warm_that_met_errors_fails(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [f"f{i}: EIO" for i in range(30)]
+    result = {"files": 1, "bytes": 1, "already": 0, "errors": lines, "skipped": 0}
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "result": result}])
+    assert run("warm", "/data/a") == config.EXIT_FAILED
+    assert "f19: EIO\nfusecache: … and 10 more\n" in capfd.readouterr().err
+
+
+def test_warm_interrupted_says_how_to_go_on(
+    play: Script, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def converse(*_: object) -> Iterator[Message]:
+        yield progress(3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control_client, "converse", converse)
+    assert run("warm", "/data/a") == config.EXIT_INTERRUPTED
+    assert "after 3 files (3 MiB); run it again to go on" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("bad", "code"), [(0, config.EXIT_OK), (2, config.EXIT_FAILED)])
+def test_verify(play: Script, capfd: pytest.CaptureFixture[str], bad: int, code: int) -> None:
+    figures = {"blocks_done": 1, "blocks_total": 5, "bytes_done": 10, "bad": bad}
+    result = {"blocks": 5, "bytes": 50, "bad": bad}
+    play(mounts.CONTROL_SOCKET, [{"progress": figures}, {"ok": True, "result": result}])
+    assert run("verify", "/data/a") == code
+    assert f"5 blocks, 50 B checked, {bad} bad" in capfd.readouterr().out
+
+
+def test_a_refusal_has_its_exit_code(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    play(mounts.CONTROL_SOCKET, [{"ok": False, "error": "not now", "exit": 4}])
+    assert run("verify", "/data/a") == config.EXIT_BUSY
+    assert capfd.readouterr().err == "fusecache: not now\n"
+
+
+# ---- restart, umount -----------------------------------------------------------------
+
+
+def test_restart_sends_the_whole_config(play: Script, tmp_path: Path) -> None:
+    current = config.build(
+        {"source": "/s", "mountpoint": "/data/a", "cache_dir": str(tmp_path), "policy": "keep"}
+    )
+    info = {"ok": True, "info": {"config": json.loads(current.to_json())}}
+    peer = play(mounts.KEEPER_SOCKET, [info], [{"ok": True}])
+    assert run("restart", "/data/a", "--ram", "64M", "--revalidate", "never") == 0
+    wanted = {**json.loads(current.to_json()), "ram_bytes": 64 << 20, "revalidate_s": None}
+    assert peer.requests == [{"op": "info"}, {"op": "restart", "config": wanted}]
+
+
+def test_restart_finds_its_mount_in_the_file(play: Script, tmp_path: Path) -> None:
+    current = config.build({"source": "/s", "mountpoint": "/data/a", "cache_dir": str(tmp_path)})
+    file = tmp_path / "a.toml"
+    file.write_text('source = "/other"\nmountpoint = "/data/a"\n')
+    info = {"ok": True, "info": {"config": json.loads(current.to_json())}}
+    refused = {"ok": False, "error": "--source cannot change while mounted", "exit": 2}
+    peer = play(mounts.KEEPER_SOCKET, [info], [refused])
+    assert run("restart", "--config", str(file)) == config.EXIT_USAGE
+    assert peer.requests[1]["config"]["source"] == "/other"
+
+
+def test_umount_says_who_is_in_the_way(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    busy = {"ok": False, "error": "busy", "exit": 4, "pids": [os.getpid()]}
+    peer = play(mounts.KEEPER_SOCKET, [busy], [{"ok": True, "detached": True}])
+    assert run("umount", "/data/a") == config.EXIT_BUSY
+    assert f"({os.getpid()}); --lazy detaches" in capfd.readouterr().err
+    assert run("umount", "--lazy", "/data/a") == 0
+    assert peer.requests[1] == {"op": "umount", "lazy": True}
+
+
+def test_umount_works_without_a_keeper(play: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(keeper, "unmount", lambda *arguments: called.append(arguments))
+    assert run("umount", "/data/a") == 0
+    assert called == [("/data/a", False)]
+
+
+# ---- mount(8) -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["{s}", "{m}", "-o", "rw,ssd=1G,cache-dir={c}"],
+        ["{s}", "{m}", "-sn", "-o", "ro", "-ossd=1G", "-t", "fuse.fusecache", "-ocache-dir={c}"],
+        ["-v", "-w", "-N", "77", "-o", "ssd=1G,cache-dir={c},nosuid", "{s}", "{m}"],
+    ],
+)
+def test_the_helper_understands_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    paths = {"s": tmp_path / "source", "m": tmp_path / "mnt", "c": tmp_path / "cache"}
+    paths["s"].mkdir()
+    paths["m"].mkdir()
+    mounted: list[config.Config] = []
+    monkeypatch.setattr(cli, "_mount", mounted.append)
+    words = [word.format(**paths) for word in arguments]
+    cli._help_mount(words)
+    (made,) = mounted
+    assert (made.source, made.mountpoint) == (str(paths["s"]), str(paths["m"]))
+    assert (made.cache_dir, made.ssd_bytes) == (str(paths["c"]), 1 << 30)
+    cli._help_mount([*words, "-f"])
+    assert len(mounted) == 1
+
+
+@pytest.mark.parametrize("arguments", [["a"], ["a", "b", "c"], ["a", "b", "-x"], []])
+def test_the_helper_refuses_what_it_does_not_know(arguments: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        cli._help_mount(arguments)
+    assert caught.value.exit_code == config.EXIT_USAGE
+
+
+def test_helpers_are_links_and_foreign_files_stay(tmp_path: Path) -> None:
+    assert run("install-helpers", "--directory", str(tmp_path)) == 0
+    for name in cli.HELPER_NAMES:
+        assert os.access(tmp_path / name, os.X_OK)
+        assert (tmp_path / name).is_symlink()
+    assert run("install-helpers", "--directory", str(tmp_path)) == 0
+    assert run("install-helpers", "--remove", "--directory", str(tmp_path)) == 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / cli.HELPER_NAMES[0]).write_text("somebody's")
+    assert run("install-helpers", "--directory", str(tmp_path)) == config.EXIT_FAILED
+    assert (tmp_path / cli.HELPER_NAMES[0]).read_text() == "somebody's"
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -m fusecache.cli mount --help | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
+    assert b"Traceback" not in done.stderr

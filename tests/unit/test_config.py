@@ -1,0 +1,328 @@
+"""Settings from defaults, file, -o and flags; limits; what cannot be mounted."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusecache import config, mounts
+from fusecache.config import Config
+from fusecache.errors import ConfigError, UserError
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mnt").mkdir()
+    return {
+        "source": str(tmp_path / "source"),
+        "mountpoint": str(tmp_path / "mnt"),
+        "cache_dir": str(tmp_path / "cache"),
+    }
+
+
+def line_of(action: Callable[[], object]) -> str:
+    """The one line of the user error that the action ends with."""
+    with pytest.raises(UserError) as caught:
+        action()
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+# ---- defaults -----------------------------------------------------------------------------------
+
+
+def test_defaults_need_no_thought(places: dict[str, Any]) -> None:
+    made = config.build(places)
+    disk = os.statvfs(places["source"])
+    assert made.keep_free_bytes == int(disk.f_blocks * disk.f_frsize * 0.05)
+    assert made.ssd_bytes <= disk.f_blocks * disk.f_frsize - made.keep_free_bytes
+    assert config.RAM_BYTES_MIN <= made.ram_bytes <= config._total_memory_bytes() // 4
+    assert (made.policy, made.digest, made.revalidate_s) == ("lrf", "xxh3-128", 60.0)
+    assert made.zero_open
+    assert not made.allow_other
+
+
+def test_one_place_is_mounted_over_itself(places: dict[str, Any]) -> None:
+    del places["source"]
+    assert config.build(places).source == places["mountpoint"]
+
+
+def test_default_ssd_counts_what_the_cache_already_has(places: dict[str, Any]) -> None:
+    segments = Path(places["cache_dir"]) / "segments"
+    segments.mkdir(parents=True)
+    (segments / "00000001.seg").write_bytes(os.urandom(8 << 20))
+    (Path(places["cache_dir"]) / "other").write_bytes(os.urandom(1 << 20))
+    assert config._stored_bytes(places["cache_dir"]) == 8 << 20
+
+
+def test_cache_directory_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x/cache")
+    assert config.default_cache_dir() == "/x/cache/fusecache"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert config.default_cache_dir() == "/home/me/.cache/fusecache"
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert config.default_cache_dir() == "/var/cache/fusecache"
+
+
+@pytest.mark.parametrize(
+    ("listing", "limit_file", "content", "limits"),
+    [
+        ("0::/a/b\n", "a/memory.max", "1000\n", [1000]),
+        ("0::/a/b\n", "a/b/memory.max", "max\n", []),
+        ("4:memory:/job\n0::/\n", "memory/job/memory.limit_in_bytes", "4096\n", [4096]),
+        ("4:cpu,memory:/\n", "memory/memory.limit_in_bytes", "77\n", [77]),
+        ("0::/../other\n", "memory.max", "5\n", [5]),
+    ],
+)
+def test_memory_limits_of_cgroups(
+    tmp_path: Path, listing: str, limit_file: str, content: str, limits: list[int]
+) -> None:
+    (tmp_path / "listing").write_text(listing)
+    path = tmp_path / "root" / limit_file
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert config._cgroup_limits(str(tmp_path / "listing"), str(tmp_path / "root")) == limits
+
+
+# ---- where settings come from -------------------------------------------------------------------
+
+
+def test_file_has_the_names_of_the_flags(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(
+        'ssd = "2G"\nram = 1073741824\nkeep-free = "1%"\nallow_other = true\nno-zero-open = true\n'
+        'revalidate = "never"\norigin-timeout = 2.5\nsource = "/s"\nmountpoint = "/m"\n'
+    )
+    assert config.read_file(str(file)) == {
+        "ssd": 2 * GIB,
+        "ram": GIB,
+        "keep_free": "1%",
+        "allow_other": True,
+        "zero_open": False,
+        "revalidate": None,
+        "origin_timeout": 2.5,
+        "source": "/s",
+        "mountpoint": "/m",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("sdd = 1", "sdd: unknown setting"),
+        ("no-ssd = true", "no-ssd: unknown setting"),
+        ("ssd =", "Invalid value"),
+        ('allow-other = "perhaps"', "allow-other: 'perhaps' is neither true nor false"),
+        ("ssd = true", "ssd: True is not a size"),
+        ("source = 7", "source: 7 is not a path"),
+        ("[mount]\nssd = 1", "mount: unknown setting"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, part: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(text)
+    line = line_of(lambda: config.read_file(str(file)))
+    assert part in line
+    assert str(file) in line
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert "No such file" in line_of(lambda: config.read_file(str(tmp_path / "none.toml")))
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "bytes.toml" in line_of(lambda: config.read_file(str(tmp_path / "bytes.toml")))
+
+
+def test_options_of_fstab() -> None:
+    assert config.read_options(
+        [
+            "rw,noatime,user,_netdev,x-systemd.automount,nofail",
+            r"ssd=1G,cache-dir=/a\,b,allow_other",
+        ]
+    ) == {"ssd": GIB, "cache_dir": "/a,b", "allow_other": True}
+    assert config.read_options(["no_zero_open,noexec,revalidate=never"]) == {
+        "zero_open": False,
+        "noexec": True,
+        "revalidate": None,
+    }
+
+
+def test_options_may_name_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('ssd = "2G"\nram = "1G"\n')
+    found = config.read_options([f"ssd=3G,config={file}"])
+    assert found == {"ssd": 3 * GIB, "ram": GIB}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("foo", "-o foo: unknown"), ("ssd", "-o ssd: needs a value"), ("ssd=x", "-o ssd: 'x' is not")],
+)
+def test_mistakes_in_options_are_named(text: str, part: str) -> None:
+    assert part in line_of(lambda: config.read_options([text]))
+
+
+# ---- limits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ssd", "5X"),
+        ("ram", "-1"),
+        ("keep-free", "100%"),
+        ("keep-free", "x%"),
+        ("policy", "lru"),
+        ("digest", "md5"),
+        ("revalidate", "0"),
+        ("revalidate", "nan"),
+        ("revalidate", "soon"),
+        ("origin-timeout", "never"),
+        ("origin-timeout", "inf"),
+        ("origin-threads", "0"),
+        ("origin-threads", "1.5"),
+        ("origin-threads", "9999"),
+        ("cache-dir", ""),
+        ("cache-dir", "/a\0b"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:
+    line = line_of(lambda: config.parse_setting(name, value, f"--{name}"))
+    assert line.startswith(f"--{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"ssd": 1 << 60}, "exceeds the disk"),
+        ({"ssd": 1 << 20}, "at least 16 MiB"),
+        ({"ram": 1 << 10}, "at least 16 MiB"),
+        ({"ram": 1 << 60}, "exceeds the memory"),
+        ({"keep_free": str(1 << 60)}, "leaves nothing"),
+        ({"cache_dir": "/proc/none"}, "stores nothing"),
+    ],
+)
+def test_sizes_have_limits(places: dict[str, Any], settings: dict[str, Any], part: str) -> None:
+    assert part in line_of(lambda: config.build({**places, **settings}))
+
+
+def test_ssd_leaves_what_is_to_be_kept_free(places: dict[str, Any]) -> None:
+    disk = os.statvfs(places["source"])
+    size = disk.f_blocks * disk.f_frsize
+    fits = config.build({**places, "keep_free": "50%", "ssd": size // 2 - (1 << 20)})
+    assert fits.ssd_bytes == size // 2 - (1 << 20)
+    with pytest.raises(ConfigError, match="exceeds the disk"):
+        config.build({**places, "keep_free": "50%", "ssd": size // 2 + (1 << 20)})
+
+
+def test_a_restart_keeps_what_is_not_given(places: dict[str, Any]) -> None:
+    first = config.build({**places, "ssd": GIB, "ram": GIB, "revalidate": None})
+    second = config.build({"ram": 2 * GIB, "policy": "keep"}, first)
+    assert (second.ssd_bytes, second.ram_bytes, second.policy) == (GIB, 2 * GIB, "keep")
+    assert second.revalidate_s is None
+    assert second.keep_free_bytes == first.keep_free_bytes
+
+
+# ---- as JSON ------------------------------------------------------------------------------------
+
+
+@given(path=st.binary(min_size=1, max_size=40).filter(lambda b: b"\0" not in b))
+def test_any_path_survives_json(path: bytes) -> None:
+    name = os.fsdecode(b"/" + path)
+    made = Config(
+        source=name, mountpoint=name, cache_dir=name, ssd_bytes=1, ram_bytes=1, keep_free_bytes=1
+    )
+    text = made.to_json()
+    assert text.isascii()
+    assert Config.from_json(text) == made
+    assert os.fsencode(Config.from_json(text).source) == b"/" + path
+
+
+def test_fields_of_other_versions_are_left_out(places: dict[str, Any]) -> None:
+    made = config.build(places)
+    fields = {**json.loads(made.to_json()), "from_the_future": 1}
+    del fields["noexec"]
+    assert Config.from_json(json.dumps(fields)) == made
+
+
+# ---- places -------------------------------------------------------------------------------------
+
+
+def test_good_places_pass_and_links_are_resolved(tmp_path: Path, places: dict[str, Any]) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    made = config.check_places(config.build({**places, "source": str(tmp_path / "link")}))
+    assert made.source == str((tmp_path / "source").resolve())
+    assert Path(made.cache_dir).stat().st_mode & 0o777 == 0o700
+    assert list(Path(made.cache_dir).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"source": "none"}, "source {}/none does not exist"),
+        ({"source": "file"}, "source {}/file is not a directory"),
+        ({"mountpoint": "none"}, "mount point {}/none does not exist"),
+        ({"mountpoint": "file"}, "mount point {}/file is not a directory"),
+        ({"mountpoint": "source/below"}, "lies inside the source"),
+        ({"cache_dir": "source/cache"}, "lies inside the source"),
+        ({"cache_dir": "mnt/cache"}, "lies inside the mount point"),
+        ({"cache_dir": "file"}, "cache directory {}/file is not writable"),
+        ({"cache_dir": "file/cache"}, "cache directory {}/file/cache is not writable"),
+    ],
+)
+def test_a_place_that_cannot_be_is_named(
+    tmp_path: Path, places: dict[str, Any], settings: dict[str, str], part: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "source" / "below").mkdir()
+    changed = {name: str(tmp_path / value) for name, value in settings.items()}
+    made = config.build({**places, **changed})
+    assert part.format(tmp_path) in line_of(lambda: config.check_places(made))
+
+
+def test_a_mount_point_that_is_a_fusecache_is_not_looked_up(
+    places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = mounts.Mount(1, "0:1", places["mountpoint"], mounts.FILESYSTEM_TYPE, "/s")
+    monkeypatch.setattr(mounts, "mounts", lambda: [taken])
+    monkeypatch.setattr(os, "stat", lambda *_: pytest.fail("a stuck mount would hang here"))
+    with pytest.raises(UserError, match="already a fusecache") as caught:
+        config.check_places(Config.from_json(json.dumps({**places, **_SIZES})))
+    assert caught.value.exit_code == config.EXIT_BUSY
+
+
+_SIZES = {"ssd_bytes": GIB, "ram_bytes": GIB, "keep_free_bytes": 0}
+
+
+def test_missing_fuse_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "exists", lambda _: False)
+    with pytest.raises(UserError, match="/dev/fuse does not exist"):
+        config._check_fuse(allow_other=False)
+
+
+def test_an_ordinary_user_needs_fusermount3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(os.path, "exists", lambda _: True)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(UserError, match="fusermount3 is not installed"):
+        config._check_fuse(allow_other=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"), [("user_allow_other\n", True), ("#user_allow_other", False)]
+)
+def test_user_allow_other(tmp_path: Path, text: str, allowed: bool) -> None:
+    (tmp_path / "fuse.conf").write_text(f"# comment\n{text}")
+    assert config._is_user_allow_other(str(tmp_path / "fuse.conf")) is allowed

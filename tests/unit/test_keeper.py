@@ -1,0 +1,169 @@
+"""Parts of the keeper that need no mount; the whole is tested by tests/crash and tests/mount."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusecache import keeper
+from fusecache.keeper import Keeper, Server
+
+CONFIG: dict[str, Any] = {
+    "source": "/s",
+    "mountpoint": "/m",
+    "allow_other": False,
+    "zero_open": True,
+    "log_file": "/nonexistent/log",
+}
+
+
+class Dead:
+    """What the keeper asks a dead server about."""
+
+    pid = 4242
+
+    def __init__(self, code: int | None, lived_s: float | None) -> None:
+        self._code = code
+        self.ready_at = None if lived_s is None else time.monotonic() - lived_s
+
+    def exit_code(self, wait_s: float) -> int | None:
+        return self._code
+
+    def lived_s(self) -> float:
+        return 0.0 if self.ready_at is None else time.monotonic() - self.ready_at
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def lone() -> Keeper:
+    made = Keeper(dict(CONFIG), report_fd=-1)
+    made.directory = "/nonexistent"
+    return made
+
+
+def delays(made: Keeper, deaths: list[Dead]) -> list[float]:
+    """How long the keeper waits after each death, in tenths of seconds."""
+    found = []
+    for dead in deaths:
+        made.server_died(dead)  # type: ignore[arg-type]  # it has all that is asked for
+        assert made.next_start is not None
+        found.append(round(made.next_start - time.monotonic(), 1))
+    return found
+
+
+def test_a_server_that_dies_again_and_again_is_restarted_with_back_off(lone: Keeper) -> None:
+    crash = [Dead(1, None) for _ in range(9)]
+    assert delays(lone, crash) == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0]
+
+
+def test_back_off_ends_with_stability(lone: Keeper) -> None:
+    crash = Dead(-signal.SIGSEGV, 1.0)
+    stable = Dead(-signal.SIGSEGV, keeper.STABLE_S + 1)
+    assert delays(lone, [crash, crash, crash, stable, crash]) == [0.0, 0.1, 0.2, 0.0, 0.1]
+
+
+def test_kills_from_outside_make_no_reader_wait(lone: Keeper) -> None:
+    kills = [Dead(-signal.SIGKILL, 0.1), Dead(None, None)] * (keeper.KILLS_MAX // 2)
+    assert delays(lone, kills) == [0.0] * keeper.KILLS_MAX
+    assert delays(lone, kills[:3]) == [0.1, 0.2, 0.4]  # so many are a fault, whoever does it
+
+
+def test_a_new_configuration_that_crashes_gives_way_to_the_old(lone: Keeper) -> None:
+    old = lone.config
+    assert lone.begin_restart(None, {**old, "ram_bytes": 1}) is None
+    assert lone.config["ram_bytes"] == 1
+    delays(lone, [Dead(1, None)] * keeper.FIRST_STARTS_MAX)
+    assert lone.config == old
+    assert lone.restart is None
+
+
+@pytest.mark.parametrize("key", keeper.FIXED_FOR_LIFE)
+def test_what_the_kernel_was_told_cannot_change(lone: Keeper, key: str) -> None:
+    answer = lone.begin_restart(None, {**lone.config, key: "another"})
+    assert answer is not None
+    assert not answer["ok"]
+    assert key.replace("_", "-") in answer["error"]
+
+
+def test_last_words_are_those_of_the_present_server(lone: Keeper, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("KeyError: an old one\n")
+    lone.config["log_file"] = str(log)
+    lone.log_begin = log.stat().st_size
+    assert lone.last_words() == ""
+    with log.open("a") as file:
+        file.write("  | OSError: no space\n    +---------\n2026 INFO fusecache.keeper: mine\n")
+    assert lone.last_words() == "; its last words: OSError: no space"
+
+
+def test_reasons_have_names() -> None:
+    assert keeper.reason(-9) == "killed by SIGKILL"
+    assert keeper.reason(-34) == "killed by SIGRTMIN"
+    assert keeper.reason(-63) == "killed by signal 63"
+    assert keeper.reason(3) == "ended with exit code 3"
+
+
+def test_a_child_finds_the_package() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import fusecache.keeper"],
+        env={**os.environ, **keeper.package_environment()},
+        cwd="/",
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+def test_users_of_a_directory_are_found(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        assert os.getpid() in keeper.users_of(str(tmp_path))
+    assert keeper.users_of(str(tmp_path)) == []
+    (tmp_path / "open").touch()
+    with (tmp_path / "open").open():
+        assert keeper.users_of(str(tmp_path)) == [os.getpid()]
+
+
+def test_a_process_whose_main_thread_ended_is_dead(tmp_path: Path) -> None:
+    """Its other threads may be stuck in the kernel: the next server must not wait for them."""
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # exit(2), not exit_group(2): the thread stays
+        if os.uname().machine == "x86_64"
+        else "raise SystemExit"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    server = Server.__new__(Server)
+    server.process, server.pid = process, process.pid
+    server.ready_fd = -1
+    server._stat = os.open(f"/proc/{process.pid}/stat", os.O_RDONLY)
+    server.pidfd = os.pidfd_open(process.pid)
+    try:
+        deadline = time.monotonic() + 20
+        while not server.is_dead():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if os.uname().machine == "x86_64":
+            assert server.exit_code(0.05) is None  # and yet it cannot be reaped
+    finally:
+        process.kill()
+        process.wait()
+        server.close()
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("stat", True), ("hang", False)])
+def test_answers_waits_no_longer_than_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, expected: bool
+) -> None:
+    if answer == "hang":
+        monkeypatch.setattr(os, "statvfs", lambda _: time.sleep(60))
+    assert keeper.answers(str(tmp_path), timeout_s=20.0 if expected else 0.2) is expected

@@ -1,0 +1,221 @@
+"""Several handles and several processes on one cache directory."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusecache.errors import UserError
+from tests.store_support import (
+    MIB,
+    Opened,
+    check_invariants,
+    content,
+    disk_bytes,
+    opened,
+    version_of,
+)
+
+LIMIT = 48 * MIB
+
+# Puts and reads random files of a common set until told to stop; everything found must be right.
+WORKER = """
+import sys, time, random
+from pathlib import Path
+from tests.store_support import Opened, content, version_of, disk_bytes
+directory, seed = Path(sys.argv[1]), int(sys.argv[2])
+seconds, limit = float(sys.argv[3]), int(sys.argv[4])
+store = Opened(directory, limit_bytes=limit)
+source = random.Random(seed)
+end = time.monotonic() + seconds
+puts = hits = wrong = refused = over = 0
+while time.monotonic() < end:
+    number = source.randrange(160)
+    path, payload = b"f%d" % number, content(number, 400_000 + number)
+    found = store.get(path, version_of(payload))
+    if found is None:
+        puts += 1
+        refused += store.put(path, payload) is None
+    else:
+        hits += 1
+        wrong += found != payload
+    if puts % 16 == 0:
+        store.store.housekeeping()
+    over += disk_bytes(directory) > limit
+store.close()
+import json
+print(json.dumps(dict(puts=puts, hits=hits, wrong=wrong, refused=refused, over=over,
+                      gone=len(store.gone), faults=store.faults)))
+"""
+
+
+def worker(directory: Path, seed: int, seconds: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(directory), str(seed), str(seconds), str(LIMIT)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_two_processes_write_and_evict(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    workers = [worker(tmp_path / "cache", seed + n, 3.0) for n in range(2)]
+    results = [json.loads(process.communicate(timeout=60)[0]) for process in workers]
+    print(results)
+    assert [process.returncode for process in workers] == [0, 0]
+    for result in results:
+        assert result["wrong"] == result["over"] == 0
+        assert result["faults"] == []
+        assert result["puts"] > 20
+        assert result["hits"] > 5
+        assert result["refused"] == 0
+    assert sum(result["gone"] for result in results) > 0
+    with opened(tmp_path / "cache", limit_bytes=LIMIT) as store:
+        records, bad = store.bad_after_verify()
+        assert records > 20
+        assert bad == 0
+        check_invariants(store)
+
+
+def test_what_one_stores_the_other_finds(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as one, opened(tmp_path / "cache") as two:
+        payload = content(1, 5000)
+        location = one.put(b"a", payload)
+        one.store.flush()
+        assert two.get(b"a", version_of(payload)) == payload
+        assert two.put(b"b", payload) == location
+        assert one.store.usage().blocks == two.store.usage().blocks == 1
+        assert len(two.segments()) == 2  # one writer a segment
+        two.store.flush()
+        assert one.get(b"b", version_of(payload)) == payload
+        assert one.faults == two.faults == []
+
+
+def test_an_evicted_segment_is_reported_to_who_reads_it(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path / "cache", limit_bytes=20 * MIB) as one,
+        opened(tmp_path / "cache", limit_bytes=20 * MIB) as two,
+    ):
+        payload = content(1, 5000)
+        location = one.put(b"a", payload)
+        assert location is not None
+        one.close()
+        assert two.get(b"a", version_of(payload)) == payload
+        with opened(tmp_path / "cache", limit_bytes=20 * MIB) as three:
+            for n in range(40):
+                assert three.put(b"x%d" % n, content(n + 2, MIB)) is not None
+            assert location.segno in three.gone
+            assert two.read(location) is None
+            two.store.housekeeping()
+            assert location.segno in two.gone
+            assert two.find(b"a", version_of(payload)) is None
+            assert two.faults == three.faults == []
+
+
+def test_a_dead_writers_segment_is_adopted_by_the_living(tmp_path: Path) -> None:
+    files = {b"f%d" % n: content(n, 3000) for n in range(50)}
+    with opened(tmp_path / "cache") as two:
+        one = Opened(tmp_path / "cache")
+        for path, payload in files.items():
+            one.put(path, payload)
+        one.store._detach()
+        two.store._reconcile_at = 0.0
+        two.store.housekeeping()
+        for path, payload in files.items():
+            assert two.get(path, version_of(payload)) == payload
+        assert two.segments()[0].stat().st_size < 8 * MIB
+        assert two.faults == []
+        check_invariants(two)
+
+
+def test_a_new_generation_is_followed(tmp_path: Path) -> None:
+    """One process rebuilds the index; what the other had written, also since, stays found."""
+    early, late = content(1, 5000), content(2, 6000)
+    with opened(tmp_path / "cache") as one, opened(tmp_path / "cache") as two:
+        one.put(b"early", early)
+        two.put(b"two", content(3, 100))
+        two.store._index_bad = "because the test says so"
+        two.store.housekeeping()
+        one.put(b"late", late)  # still into the old generation
+        assert two.get(b"early", version_of(early)) == early
+        one.store.housekeeping()
+        two.store.housekeeping()
+        for store in (one, two):
+            assert store.get(b"early", version_of(early)) == early
+            assert store.get(b"late", version_of(late)) == late
+            assert store.get(b"two", version_of(content(3, 100))) is not None
+        assert one.faults == []
+        assert len(list((tmp_path / "cache/index").glob("*.db"))) == 1
+        check_invariants(one)
+    with opened(tmp_path / "cache") as three:
+        assert three.get(b"late", version_of(late)) == late
+        check_invariants(three)
+
+
+def test_a_deleted_directory_comes_back(tmp_path: Path) -> None:
+    payload = content(1, 5000)
+    directory = tmp_path / "parent/cache"
+    with opened(directory) as one, opened(directory) as two:
+        location = one.put(b"a", payload)
+        assert location is not None
+        one.store.flush()
+        assert two.get(b"a", version_of(payload)) == payload
+        assert one.get(b"a", version_of(payload)) == payload
+        line = (directory / "format").read_bytes()
+        shutil.rmtree(directory.parent)
+        assert one.put(b"b", payload + b"b") is None
+        assert one.put(b"c", payload + b"c") is None
+        assert one.kinds == {"missing"}
+        for _ in range(2):
+            one.store.housekeeping()
+            two.store.housekeeping()
+        assert not directory.exists()
+        assert one.find(b"a", version_of(payload)) is None
+        assert location.segno in one.gone
+        assert location.segno in two.gone
+        assert two.store.usage().bytes == 0
+        directory.parent.mkdir()
+        two.store.housekeeping()
+        one.store.housekeeping()
+        one.store._paused_until = 0.0
+        again = one.put(b"a", payload)
+        assert again is not None
+        assert again.segno > location.segno
+        assert one.get(b"a", version_of(payload)) == payload
+        one.store.flush()
+        assert two.get(b"a", version_of(payload)) == payload
+        assert (directory / "format").read_bytes() != line
+        assert one.kinds == two.kinds == {"missing"}
+
+
+def test_a_moved_directory_is_left_alone(tmp_path: Path) -> None:
+    payload = content(1, 5000)
+    with opened(tmp_path / "cache") as store:
+        store.put(b"a", payload)
+        (tmp_path / "cache").rename(tmp_path / "moved")
+        store.store.housekeeping()
+        assert store.put(b"b", payload) is not None
+        assert store.find(b"a", version_of(payload)) is None
+    with opened(tmp_path / "moved") as store:
+        assert store.get(b"a", version_of(payload)) == payload
+
+
+def test_a_directory_that_becomes_newer_is_not_used(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as store:
+        shutil.rmtree(tmp_path / "cache")
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache/format").write_text("fusecache 2 whatever\n")
+        store.store.housekeeping()
+        assert store.put(b"a", b"a") is None
+        assert store.kinds == {"missing", "io"}
+    with pytest.raises(UserError, match="newer"):
+        Opened(tmp_path / "cache")
+    assert disk_bytes(tmp_path / "cache") <= 8192
