@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import time
 import uuid as uuids
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from fusecache.store.segment import discard
 
 # How far numbering jumps when nobody knows what was given out.
 UNKNOWN_HIGH_STEP: Final = 1_000_000
+FIRST_SEGNO_MOST = 1 << 30
 _LOCK_SECONDS: Final = 2.0
 _SEGMENT_NAME = re.compile(r"(\d{8,18})\.seg")
 _INDEX_NAME = re.compile(r"(\d{8,18})\.db")
@@ -187,8 +189,9 @@ class Directory:
         high = fmt.parse_high(_read(self.path / "high"))
         known = max(known, *self.segment_numbers(), 0)
         if high is None:
-            # A fresh directory begins at 1; elsewhere somebody may remember numbers we do not.
-            high = known + UNKNOWN_HIGH_STEP if known else 0
+            # Somebody may remember numbers that we do not: another process, of the directory that
+            # was here before. So a fresh one begins anywhere.
+            high = known + UNKNOWN_HIGH_STEP if known else secrets.randbelow(FIRST_SEGNO_MOST)
         segno = max(high, known) + 1
         fd = os.open(self.path / "high", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
