@@ -27,7 +27,7 @@ import trio
 from fusecache import _native, namespace
 from fusecache.errors import OriginChanged, OriginError
 from fusecache.kernel import Kernel
-from fusecache.origin import Origin, read_range
+from fusecache.origin import Origin, Tick, read_range
 from fusecache.stats import Stats
 from fusecache.store import Store
 from fusecache.store.types import Location, Version
@@ -51,6 +51,7 @@ class Flight:
     version: Version | None = None
     data: memoryview | None = None
     error: OriginError | None = None
+    was_stored: bool = False  # the bytes came from the store, not from the origin
     is_queued: bool = False
     stored: bool = False
     published: trio.Event = field(default_factory=trio.Event)
@@ -115,13 +116,18 @@ class Fetcher:
         def span(size: int) -> tuple[int, int]:
             return offset, max(0, min(length, size - offset))
 
-        version, data, _ = await self._read(ino, span)
-        return version, data
+        flight = Flight()
+        await self._read(flight, ino, span, None)
+        assert flight.version is not None
+        assert flight.data is not None
+        return flight.version, flight.data
 
     async def _fly(self, flight: Flight, ino: int, block: int) -> None:
-        flight.version, flight.data, is_settled = await self._read(
-            ino, partial(namespace.block_span, block=block)
+        is_settled = await self._read(
+            flight, ino, partial(namespace.block_span, block=block), block
         )
+        if flight.was_stored or flight.version is None or flight.data is None:
+            return
         if block == 0:
             self._stats.add("origin_files")
         if not is_settled or not await self._has_room():
@@ -135,34 +141,67 @@ class Fetcher:
         """Wait a little for the publisher; False: it is too slow, and the reader matters more."""
         with trio.move_on_after(ROOM_WAIT_S):
             while self._queued_bytes > PUBLISH_BYTES:
-                self._room = trio.Event()
+                if self._room.is_set():
+                    self._room = trio.Event()
                 await self._room.wait()
             return True
         self._stats.add("not_published")
         return False
 
-    async def _read(self, ino: int, span: Span) -> tuple[Version, memoryview, bool]:
-        """(version, bytes, whether the file's time stamps can be trusted to change with it)."""
+    async def _read(self, flight: Flight, ino: int, span: Span, block: int | None) -> bool:
+        """Fill in the flight's bytes; returns whether the file's time stamps are old enough to be
+        trusted to change with it. With a block number the store is asked first.
+        """
         for _ in range(CHANGES_MOST):
             version = namespace.version(ino)
             offset, length = span(version.size)
             if length <= 0:
-                return version, memoryview(b""), True
+                flight.version, flight.data = version, memoryview(b"")
+                return True
             begun_ns = time.time_ns()
             try:
-                data = await self._origin.call(partial(read_range, ino, version, offset, length))
+                data, was_stored = await self._origin.call(
+                    partial(self._load, ino, version, block, offset, length)
+                )
             except OriginChanged:
                 await self.refresh(ino)
                 continue
             if namespace.version(ino) != version:
                 continue  # the sweep was faster
+            flight.version, flight.data, flight.was_stored = version, memoryview(data), was_stored
+            if was_stored:
+                return True
             self._stats.add("bytes_from_origin", length)
             age_ns = begun_ns - max(version.mtime_ns, version.ctime_ns)
             is_settled = age_ns > self._origin.tick_ns
             if not is_settled:
                 self._kernel.forget_later(ino, self._origin.tick_ns / 1e9)
-            return version, memoryview(data), is_settled
+            return is_settled
         raise OriginChanged
+
+    def _load(
+        self, ino: int, version: Version, block: int | None, offset: int, length: int, tick: Tick
+    ) -> tuple[bytes | bytearray, bool]:
+        """(bytes, whether they came from the store), in a worker thread."""
+        if block is not None and self.locate(ino, version, block):
+            cached = _native.read_cached(ino, offset, length)
+            if cached is not None and len(cached) == length:
+                return cached, True
+        return read_range(ino, version, offset, length, tick), False
+
+    def is_origin_ready(self) -> bool:
+        """False while the origin is away or all threads are waiting for it."""
+        return self._origin.available and self._origin.has_free_thread()
+
+    def locate(self, ino: int, version: Version, block: int) -> bool:
+        """Make sure the front knows where the block lies, if the store has it. Blocking."""
+        known = _native.get_location(ino, block)
+        if known is not None and _native.segment_known(known[0]):
+            return True
+        location = self._store.lookup(self._dataset, _native.path(ino), version, block)
+        if location is None:
+            return False
+        return use(self._store, ino, block, location, version)
 
     async def refresh(self, ino: int) -> None:
         """Look at the origin again, into the table.

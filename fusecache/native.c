@@ -78,8 +78,26 @@ static PyObject *name_bytes(uint32_t node)
 	return PyBytes_FromStringAndSize((const char *)name, (Py_ssize_t)len);
 }
 
-static void lock_read(void) { WITHOUT_GIL(pthread_rwlock_rdlock(&table.lock)); }
-static void unlock(void) { pthread_rwlock_unlock(&table.lock); }
+/* Held with the GIL when it can be had at once, else without: nobody waits for one while holding the
+ * other (a waiting writer keeps new readers out, so even two readers could wait in a circle). Between
+ * the two calls nothing of Python may be touched. */
+static PyThreadState *lock_read(void)
+{
+	PyThreadState *without_gil;
+
+	if (!pthread_rwlock_tryrdlock(&table.lock))
+		return NULL;
+	without_gil = PyEval_SaveThread();
+	pthread_rwlock_rdlock(&table.lock);
+	return without_gil;
+}
+
+static void unlock(PyThreadState *without_gil)
+{
+	pthread_rwlock_unlock(&table.lock);
+	if (without_gil)
+		PyEval_RestoreThread(without_gil);
+}
 
 /* ---- table -------------------------------------------------------------------------------- */
 static PyObject *py_attach(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -120,9 +138,12 @@ static PyObject *py_count(PyObject *module, PyObject *unused)
 
 static PyObject *py_memory_bytes(PyObject *module, PyObject *unused)
 {
+	uint64_t bytes;
+
 	(void)module;
 	(void)unused;
-	return PyLong_FromUnsignedLongLong(table_bytes() + ring_memory());
+	WITHOUT_GIL(bytes = table_bytes() + ring_memory());
+	return PyLong_FromUnsignedLongLong(bytes);
 }
 
 struct ticking {
@@ -170,6 +191,7 @@ static PyObject *py_scan(PyObject *module, PyObject *args, PyObject *kwargs)
 
 static PyObject *py_lookup(PyObject *module, PyObject *args, PyObject *kwargs)
 {
+	PyThreadState *locked;
 	PyObject *parent_arg;
 	const struct node *dir;
 	const char *name;
@@ -183,7 +205,7 @@ static PyObject *py_lookup(PyObject *module, PyObject *args, PyObject *kwargs)
 					 &name, &len) ||
 	    !take_ino(parent_arg, &parent))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	dir = node_at(parent);
 	if (dir) {
 		found = table_find((uint32_t)parent, name, (size_t)len);
@@ -193,7 +215,7 @@ static PyObject *py_lookup(PyObject *module, PyObject *args, PyObject *kwargs)
 		else
 			result = node_flags(dir) & NODE_LISTED ? 0 : -1;
 	}
-	unlock();
+	unlock(locked);
 	return PyLong_FromLong(result);
 }
 
@@ -228,6 +250,7 @@ static PyObject *py_refresh(PyObject *module, PyObject *arg)
 
 static PyObject *py_attributes(PyObject *module, PyObject *arg)
 {
+	PyThreadState *locked;
 	const struct node *n;
 	struct node copy;
 	uint64_t ino;
@@ -235,11 +258,11 @@ static PyObject *py_attributes(PyObject *module, PyObject *arg)
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	n = node_at(ino);
 	if (n)
 		copy = table.nodes[node_primary((uint32_t)ino)];
-	unlock();
+	unlock(locked);
 	if (!n)
 		return unknown_inode(ino);
 	return Py_BuildValue("IIIIIKKLLL", copy.mode, copy.nlink, copy.uid, copy.gid, copy.rdev,
@@ -250,15 +273,20 @@ static PyObject *py_attributes(PyObject *module, PyObject *arg)
 
 static PyObject *py_version(PyObject *module, PyObject *arg)
 {
+	PyThreadState *locked;
+	const struct node *n;
 	struct version v;
 	uint64_t ino;
-	bool known;
 
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
-	WITHOUT_GIL(known = table_version(ino, &v));
-	if (!known)
+	locked = lock_read();
+	n = node_at(ino);
+	if (n)
+		v = node_version(&table.nodes[node_primary((uint32_t)ino)]);
+	unlock(locked);
+	if (!n)
 		return unknown_inode(ino);
 	return Py_BuildValue("KKLL", (unsigned long long)v.origin_ino, (unsigned long long)v.size,
 			     (long long)v.mtime_ns, (long long)v.ctime_ns);
@@ -266,6 +294,7 @@ static PyObject *py_version(PyObject *module, PyObject *arg)
 
 static PyObject *py_is_listed(PyObject *module, PyObject *arg)
 {
+	PyThreadState *locked;
 	const struct node *n;
 	uint64_t ino;
 	bool listed;
@@ -273,15 +302,16 @@ static PyObject *py_is_listed(PyObject *module, PyObject *arg)
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	n = node_at(ino);
 	listed = n && node_flags(n) & NODE_LISTED;
-	unlock();
+	unlock(locked);
 	return n ? PyBool_FromLong(listed) : unknown_inode(ino);
 }
 
 static PyObject *py_is_dead(PyObject *module, PyObject *arg)
 {
+	PyThreadState *locked;
 	const struct node *n;
 	uint64_t ino;
 	bool dead;
@@ -289,10 +319,10 @@ static PyObject *py_is_dead(PyObject *module, PyObject *arg)
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	n = node_at(ino);
 	dead = n && !node_live_name((uint32_t)ino);
-	unlock();
+	unlock(locked);
 	return n ? PyBool_FromLong(dead) : unknown_inode(ino);
 }
 
@@ -347,6 +377,7 @@ static PyObject *py_directories(PyObject *module, PyObject *args, PyObject *kwar
 
 static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 {
+	PyThreadState *locked;
 	unsigned long long after;
 	PyObject *ino_arg, *out, *item;
 	Py_ssize_t limit, count = 0;
@@ -368,7 +399,7 @@ static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 	found = malloc(((size_t)limit + 1) * 2 * sizeof(*found));
 	if (!found)
 		return PyErr_NoMemory();
-	lock_read();
+	locked = lock_read();
 	dir = node_at(ino);
 	if (dir && dir->mode && (dir->mode & 0170000) == 0040000)
 		for (child = table_next_child((uint32_t)ino, after); child && count < limit;
@@ -376,7 +407,7 @@ static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 			found[2 * count] = child;
 			found[2 * count++ + 1] = node_primary(child);
 		}
-	unlock();
+	unlock(locked);
 	out = dir ? PyList_New(count) : unknown_inode(ino);
 	for (Py_ssize_t i = 0; out && i < count; i++) {
 		item = Py_BuildValue("NII", name_bytes(found[2 * i]), found[2 * i + 1], found[2 * i]);
@@ -399,6 +430,7 @@ static uint32_t living_name(uint64_t ino)
 
 static PyObject *py_path(PyObject *module, PyObject *arg)
 {
+	PyThreadState *locked;
 	char *path = NULL;
 	PyObject *out;
 	uint64_t ino;
@@ -408,11 +440,11 @@ static PyObject *py_path(PyObject *module, PyObject *arg)
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	known = node_at(ino) != NULL;
 	if (known)
 		path = table_path(living_name(ino), &len);
-	unlock();
+	unlock(locked);
 	if (!known)
 		return unknown_inode(ino);
 	if (!path)
@@ -424,6 +456,7 @@ static PyObject *py_path(PyObject *module, PyObject *arg)
 
 static PyObject *py_parent(PyObject *module, PyObject *arg)
 {
+	PyThreadState *locked;
 	const struct node *n;
 	uint64_t ino;
 	uint32_t parent = 0;
@@ -431,27 +464,28 @@ static PyObject *py_parent(PyObject *module, PyObject *arg)
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	n = node_at(ino);
 	if (n)
 		parent = ino == ROOT_INO ? ROOT_INO : table.nodes[living_name(ino)].parent;
-	unlock();
+	unlock(locked);
 	return n ? PyLong_FromUnsignedLong(parent) : unknown_inode(ino);
 }
 
 static PyObject *py_name(PyObject *module, PyObject *arg)
 {
+	PyThreadState *locked;
 	uint64_t ino;
 	bool known;
 
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	known = node_at(ino) != NULL;
 	if (known)
 		ino = living_name(ino);
-	unlock();
+	unlock(locked);
 	return known ? name_bytes((uint32_t)ino) : unknown_inode(ino);
 }
 
@@ -599,6 +633,7 @@ static PyObject *py_set_location(PyObject *module, PyObject *args, PyObject *kwa
 
 static PyObject *py_get_location(PyObject *module, PyObject *args, PyObject *kwargs)
 {
+	PyThreadState *locked;
 	unsigned long long block;
 	struct location at;
 	PyObject *ino_arg;
@@ -608,10 +643,10 @@ static PyObject *py_get_location(PyObject *module, PyObject *args, PyObject *kwa
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OK", KEYWORDS("ino", "block"), &ino_arg, &block) ||
 	    !take_ino(ino_arg, &ino))
 		return NULL;
-	lock_read();
+	locked = lock_read();
 	if (node_at(ino))
 		packed = table_location(node_primary((uint32_t)ino), block);
-	unlock();
+	unlock(locked);
 	if (!packed)
 		Py_RETURN_NONE;
 	at = location_unpack(packed);
@@ -695,6 +730,7 @@ static PyObject *py_read_record(PyObject *module, PyObject *args, PyObject *kwar
 
 static PyObject *py_read_cached(PyObject *module, PyObject *args, PyObject *kwargs)
 {
+	PyThreadState *locked;
 	struct scratch *scratch, *joined = NULL;
 	unsigned long long offset;
 	const unsigned char *data;
@@ -713,9 +749,9 @@ static PyObject *py_read_cached(PyObject *module, PyObject *args, PyObject *kwar
 	scratch = scratch_get();
 	if (!scratch)
 		return PyErr_NoMemory();
-	lock_read();
+	locked = lock_read();
 	ino = node_at(ino) ? node_primary((uint32_t)ino) : 0;
-	unlock();
+	unlock(locked);
 	WITHOUT_GIL(result = file_read((uint32_t)ino, offset, &size, scratch, &joined, &data));
 	if (result == READ_OK)
 		out = PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)size);

@@ -98,9 +98,7 @@ void scratch_put(struct scratch *s)
 /* ---- segments ----------------------------------------------------------------------------- */
 struct segment {
 	uint32_t segno;
-	int fd;		/* O_DIRECT where the file system takes it */
-	int fd_plain;	/* the same file, buffered */
-	_Atomic int direct;
+	int fd; /* one each: a large store has thousands of segments */
 	_Atomic int reading;
 };
 
@@ -117,25 +115,25 @@ int segment_add(uint32_t segno, int fd)
 	if (!segment)
 		return -ENOMEM;
 	segment->segno = segno;
-	segment->fd_plain = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (segment->fd_plain < 0) {
+	/* O_DIRECT belongs to the open file, and the caller's may be the writer's: open it anew. */
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	segment->fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+	if (segment->fd < 0) /* no direct I/O in this file system, or no /proc */
+		segment->fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (segment->fd < 0)
+		segment->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (segment->fd < 0) {
 		err = -errno;
 		free(segment);
 		return err;
 	}
-	/* O_DIRECT belongs to the open file, and the caller's may be the writer's: open it anew. */
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	segment->fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-	segment->direct = segment->fd >= 0;
 	pthread_rwlock_wrlock(&segments_lock);
 	err = map64_get(&segments, (uint64_t)segno + 1, &known)
 		      ? -EEXIST
 		      : map64_set(&segments, (uint64_t)segno + 1, (uint64_t)(uintptr_t)segment);
 	pthread_rwlock_unlock(&segments_lock);
 	if (err) {
-		close(segment->fd_plain);
-		if (segment->fd >= 0)
-			close(segment->fd);
+		close(segment->fd);
 		free(segment);
 	}
 	return err == -EEXIST ? 0 : err;
@@ -173,9 +171,7 @@ void segment_drop(uint32_t segno)
 		return;
 	while (atomic_load(&segment->reading)) /* nobody new can take it: disk reads end soon */
 		nanosleep(&pause, NULL);
-	close(segment->fd_plain);
-	if (segment->fd >= 0)
-		close(segment->fd);
+	close(segment->fd);
 	free(segment);
 }
 
@@ -220,8 +216,8 @@ static bool head_verify(unsigned char *raw, struct location at, uint32_t payload
 }
 
 /* Aligned read of the file's [from, to) into s->mem; bytes got from `from` on, or -errno. */
-static ssize_t aligned_read(int fd, struct segment *segment, uint64_t from, uint64_t to,
-			    struct scratch *s, unsigned char **data)
+static ssize_t aligned_read(int fd, uint64_t from, uint64_t to, struct scratch *s,
+			    unsigned char **data)
 {
 	uint64_t start = from & ~(uint64_t)(PAGE - 1), end = (to + PAGE - 1) & ~(uint64_t)(PAGE - 1);
 	size_t done = 0, want = end - start;
@@ -229,17 +225,18 @@ static ssize_t aligned_read(int fd, struct segment *segment, uint64_t from, uint
 	if (want > s->cap)
 		return -EINVAL;
 	while (done < want && start + done < to) {
-		bool direct = segment && atomic_load_explicit(&segment->direct, memory_order_relaxed);
-		int from_fd = !segment ? fd : direct ? segment->fd : segment->fd_plain;
-		ssize_t got;
-
 		/* A short direct read ends unaligned only at the end of the file. */
-		got = pread(from_fd, s->mem + done, want - done, (off_t)(start + done));
+		ssize_t got = pread(fd, s->mem + done, want - done, (off_t)(start + done));
+
 		if (got < 0 && errno == EINTR)
 			continue;
-		if (got < 0 && errno == EINVAL && direct) {
-			atomic_store(&segment->direct, 0);
-			continue;
+		if (got < 0 && errno == EINVAL && done % PAGE == 0) {
+			/* A disk that wants another alignment: buffered from now on. */
+			int flags = fcntl(fd, F_GETFL);
+
+			if (flags >= 0 && flags & O_DIRECT && !fcntl(fd, F_SETFL, flags & ~O_DIRECT))
+				continue;
+			return -EINVAL;
 		}
 		if (got < 0)
 			return -errno;
@@ -252,8 +249,8 @@ static ssize_t aligned_read(int fd, struct segment *segment, uint64_t from, uint
 }
 
 /* Chunks are verified whole; the range asked for lies inside. */
-static int record_read(int fd, struct segment *segment, struct location at, uint32_t payload_len,
-		       uint32_t from, uint32_t len, struct scratch *s, const unsigned char **data)
+static int record_read(int fd, bool remember, struct location at, uint32_t payload_len, uint32_t from,
+		       uint32_t len, struct scratch *s, const unsigned char **data)
 {
 	uint32_t first, last, start, end;
 	struct record_head *head = NULL;
@@ -268,7 +265,7 @@ static int record_read(int fd, struct segment *segment, struct location at, uint
 	start = first * CHUNK_BYTES;
 	end = (last + 1) * CHUNK_BYTES < payload_len ? (last + 1) * CHUNK_BYTES : payload_len;
 
-	for (int i = 0; segment && i < SCRATCH_HEADS && !head; i++)
+	for (int i = 0; remember && i < SCRATCH_HEADS && !head; i++)
 		if (s->heads[i].used && s->heads[i].segno == at.segno &&
 		    s->heads[i].offset == at.offset && s->heads[i].header_len == at.header_len &&
 		    s->heads[i].payload_len == payload_len)
@@ -279,8 +276,8 @@ static int record_read(int fd, struct segment *segment, struct location at, uint
 		/* The header, and the payload with it unless the range lies far into the record. */
 		bool together = start <= 2 * CHUNK_BYTES;
 
-		got = aligned_read(fd, segment, at.offset,
-				   at.offset + at.header_len + (together ? end : 0), s, &raw);
+		got = aligned_read(fd, at.offset, at.offset + at.header_len + (together ? end : 0), s,
+				   &raw);
 		if (got < (ssize_t)(at.header_len + (together ? end : 0)))
 			return READ_FAULT;
 		head = &s->heads[s->next_head++ % SCRATCH_HEADS];
@@ -289,13 +286,13 @@ static int record_read(int fd, struct segment *segment, struct location at, uint
 			return READ_FAULT;
 		head->segno = at.segno;
 		head->offset = at.offset;
-		head->used = segment != NULL;
+		head->used = remember;
 		raw = together ? raw + at.header_len + start : NULL;
 	} else {
 		raw = NULL;
 	}
 	if (!raw) {
-		got = aligned_read(fd, segment, at.offset + at.header_len + start,
+		got = aligned_read(fd, at.offset + at.header_len + start,
 				   at.offset + at.header_len + end, s, &raw);
 		if (got < (ssize_t)(end - start))
 			return READ_FAULT;
@@ -314,7 +311,7 @@ static int record_read(int fd, struct segment *segment, struct location at, uint
 int record_read_fd(int fd, struct location at, uint32_t payload_len, struct scratch *s,
 		   const unsigned char **data)
 {
-	return record_read(fd, NULL, at, payload_len, 0, payload_len, s, data);
+	return record_read(fd, false, at, payload_len, 0, payload_len, s, data);
 }
 
 int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_len, uint32_t from,
@@ -327,10 +324,10 @@ int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_l
 
 	if (!segment)
 		return READ_MISS;
-	result = record_read(-1, segment, at, payload_len, from, len, s, data);
+	result = record_read(segment->fd, true, at, payload_len, from, len, s, data);
 	if (result == READ_FAULT) {
 		/* Evicted by any process: truncated first, then unlinked. That is no fault. */
-		if (!fstat(segment->fd_plain, &st) &&
+		if (!fstat(segment->fd, &st) &&
 		    (!st.st_nlink ||
 		     (uint64_t)st.st_size < at.offset + at.header_len + payload_len))
 			result = READ_MISS;

@@ -29,6 +29,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -420,9 +421,15 @@ struct attributes {
 	bool refused; /* only origin_ino and the type in mode are known */
 };
 
+/* Beyond the years 1678 to 2262 (a damaged inode, a hostile origin): the nearest that 64 bits hold. */
 static int64_t in_ns(const struct statx_timestamp *t)
 {
-	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
+	int64_t ns;
+
+	if (__builtin_mul_overflow((int64_t)t->tv_sec, (int64_t)1000000000, &ns) ||
+	    __builtin_add_overflow(ns, (int64_t)t->tv_nsec, &ns))
+		return t->tv_sec < 0 ? INT64_MIN : INT64_MAX;
+	return ns;
 }
 
 static int origin_stat(int dir_fd, const char *name, int flags, struct attributes *out)
@@ -508,7 +515,7 @@ static int node_update(uint32_t ino, const struct attributes *a)
 	struct node *old = &table.nodes[primary];
 	struct node image = *old;
 	bool was_refused = node_flags(&table.nodes[ino]) & NODE_NOATTR;
-	int result;
+	int result = SAME;
 
 	if (a->refused) {
 		if (was_refused)
@@ -516,6 +523,10 @@ static int node_update(uint32_t ino, const struct attributes *a)
 		stale_raise(ino, NODE_NOATTR | NODE_STALE | NODE_STALE_NAME);
 		stale_raise(primary, NODE_STALE);
 		return ATTRIBUTES_CHANGED;
+	}
+	if (was_refused && primary != ino) { /* an alias that was refused for a while: only the name was */
+		flags_change(&table.nodes[ino], 0, NODE_NOATTR);
+		was_refused = false;
 	}
 	node_fill(&image, a);
 	if (!version_equal(node_version(old), node_version(&image)) || was_refused) {
@@ -528,12 +539,10 @@ static int node_update(uint32_t ino, const struct attributes *a)
 		   image.nlink != old->nlink || image.blocks != old->blocks ||
 		   image.rdev != old->rdev) {
 		result = ATTRIBUTES_CHANGED;
-	} else if (image.atime_ns != old->atime_ns) {
-		result = SAME;
-	} else {
+	} else if (image.atime_ns == old->atime_ns) {
 		return SAME;
 	}
-	if (was_refused) /* never an alias: what it is was not known */
+	if (was_refused) /* its device was not known */
 		image.flags = (node_flags(old) & 0xffffu & ~(uint32_t)NODE_NOATTR) |
 			      device_index(a->major_no, a->minor_no) << 16;
 	if (result != SAME)
@@ -941,15 +950,18 @@ char *table_path(uint32_t ino, size_t *len)
 
 static int open_one(int dir_fd, const char *path, int flags)
 {
+	const struct timespec pause = {.tv_nsec = 1000000};
 	struct open_how how = {
 	    .flags = (uint64_t)(unsigned)(flags | O_CLOEXEC | O_NOFOLLOW),
 	    .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS,
 	};
 	int fd;
 
-	do
-		fd = (int)syscall(SYS_openat2, dir_fd, path, &how, sizeof(how));
-	while (fd < 0 && (errno == EINTR || errno == EAGAIN));
+	/* EAGAIN: a rename went on beside us, or (with O_NONBLOCK) a lease is being broken. */
+	while ((fd = (int)syscall(SYS_openat2, dir_fd, path, &how, sizeof(how))) < 0 &&
+	       (errno == EINTR || errno == EAGAIN))
+		if (errno == EAGAIN)
+			nanosleep(&pause, NULL);
 	if (fd < 0 && errno == ENOSYS && !strchr(path, '/')) /* one name: openat can do it as safely */
 		do
 			fd = openat(dir_fd, path, flags | O_CLOEXEC | O_NOFOLLOW);
@@ -1216,7 +1228,8 @@ struct dirent_raw {
 
 struct scan {
 	uint32_t dir, highest; /* nodes above `highest` came after the scan began */
-	bool was_listed, overtaken;
+	bool was_listed;
+	_Atomic bool overtaken;
 	unsigned char *seen; /* bit a node number */
 	struct scan_result *result;
 	struct scan *next;

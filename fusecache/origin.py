@@ -54,6 +54,9 @@ class Origin:
         self._readers = trio.CapacityLimiter(threads)
         self._background = trio.CapacityLimiter(4)
 
+    def has_free_thread(self) -> bool:
+        return self._readers.available_tokens > 0
+
     async def call(self, function: Callable[[Tick], T], *, background: bool = False) -> T:
         """function(tick) in a thread. It calls `tick` whenever it made progress, which moves the
         deadline.

@@ -18,10 +18,9 @@ import trio
 
 from fusecache import _native, namespace
 from fusecache.errors import OriginChanged
-from fusecache.fetcher import Fetcher, use
+from fusecache.fetcher import Fetcher
 from fusecache.stager import Stager
 from fusecache.stats import FaultLog, Stats
-from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
 
 T = TypeVar("T")
@@ -36,17 +35,13 @@ class Reader:
 
     def __init__(
         self,
-        store: Store,
         fetcher: Fetcher,
         stager: Stager,
-        dataset: bytes,
         stats: Stats,
         faults: FaultLog,
     ) -> None:
-        self._store = store
         self._fetcher = fetcher
         self._stager = stager
-        self._dataset = dataset
         self._stats = stats
         self._store_threads = trio.CapacityLimiter(8)
         self._faults = faults
@@ -64,17 +59,17 @@ class Reader:
             length = min(size, version.size - offset)
             if length <= 0:
                 return b""
-            cached = await self._ask_store(self._from_store, ino, version, offset, length)
-            if cached is not None:
-                self._stats.add("from_ssd")
-                _native.note_read(ino, offset, length)
-                return cached
+            if self._must_ask_store(ino, version):
+                cached = await self._ask_store(self._from_store, ino, version, offset, length)
+                if cached is not None:
+                    self._stats.add("from_ssd")
+                    _native.note_read(ino, offset, length)
+                    return cached
             parts = [
                 await self._from_origin(ino, version, block, offset, length)
                 for block in namespace.blocks_of(offset, length)
             ]
             if None not in parts and namespace.version(ino) == version:
-                self._stats.add("from_origin")
                 _native.note_read(ino, offset, length)
                 return (
                     parts[0]
@@ -83,19 +78,19 @@ class Reader:
                 )
         raise OriginChanged
 
-    def locate(self, ino: int, version: Version, block: int) -> bool:
-        """Make sure the front knows where the block lies, if the store has it. Blocking."""
-        known = _native.get_location(ino, block)
-        if known is not None and _native.segment_known(known[0]):
-            return True
-        location = self._store.lookup(self._dataset, _native.path(ino), version, block)
-        if location is None:
-            return False
-        return use(self._store, ino, block, location, version)
+    def _must_ask_store(self, ino: int, version: Version) -> bool:
+        """Is a visit to the store of its own worth it? For a small file the fetcher asks the store
+        in the thread that would read the origin. Not so when that may hang, or a location is known.
+        """
+        return (
+            version.size > BLOCK_BYTES
+            or not self._fetcher.is_origin_ready()
+            or _native.get_location(ino, 0) is not None
+        )
 
     def _from_store(self, ino: int, version: Version, offset: int, length: int) -> bytes | None:
         blocks = namespace.blocks_of(offset, length)
-        if not all(self.locate(ino, version, block) for block in blocks):
+        if not all(self._fetcher.locate(ino, version, block) for block in blocks):
             return None
         return _native.read_cached(ino, offset, length)
 
@@ -107,8 +102,10 @@ class Reader:
         first, last = max(offset, start), min(offset + length, start + span)
         if version.size > BLOCK_BYTES and not self._is_wanted_whole(ino, block):
             got, data = await self._fetcher.range(ino, first, last - first)
+            self._stats.add("from_origin")
             return data if got == version else None
         flight = await self._fetcher.block(ino, block)
+        self._stats.add("from_ssd" if flight.was_stored else "from_origin")
         if flight.version != version or flight.data is None:
             return None
         if version.size <= BLOCK_BYTES:
@@ -145,7 +142,7 @@ class Reader:
         return False if flight.stored else None
 
     async def _is_cached(self, ino: int, block: int) -> bool:
-        return bool(await self._ask_store(self.locate, ino, namespace.version(ino), block))
+        return bool(await self._ask_store(self._fetcher.locate, ino, namespace.version(ino), block))
 
     async def _ask_store(self, function: Callable[..., T], *arguments: Any) -> T | None:
         """A slow or hanging cache disk is a miss, not a reader's wait."""

@@ -74,9 +74,7 @@ class Server:
         )
         self.fetcher = Fetcher(self.origin, self.store, self.kernel, self.dataset, self.stats)
         self.stager = Stager(self.kernel, config.ram_bytes, self.stats)
-        self.reader = Reader(
-            self.store, self.fetcher, self.stager, self.dataset, self.stats, self.faults
-        )
+        self.reader = Reader(self.fetcher, self.stager, self.stats, self.faults)
         self.revalidation = Revalidation(self.origin, config.revalidate_s, self.stats)
 
     async def run(self) -> int:
