@@ -9,7 +9,7 @@ dies the next one gets the same descriptors; the kernel repeats what the dead on
 Protocols, all one JSON object a line:
 
 * to the server: argv[1] = {"config", "fds": {"fuse", "source", "table", "control", "ready"},
-  "keeper_pid", "restarts", "mounted_at", "resume"}
+  "keeper_pid", "restarts", "mounted_at", "resume", "planned"}
 * from the server, on the ready descriptor: {"ready": true, "zero_open", "warnings"} or
   {"error", "exit"}; it exits 0 when the mount is gone, and on SIGTERM
 * to the CLI, on REPORT_FD: {"ready": true, "zero_open", "warnings", "device", "log"} or
@@ -528,6 +528,7 @@ class Keeper:
             "restarts": self.restarts,
             "mounted_at": self.mounted_at,
             "resume": resume,
+            "planned": self.restart is not None,
         }
         self.server = Server(arguments, list(fds.values()), 2)
         self.write_record()

@@ -24,7 +24,8 @@ class Launch:
     keeper_pid: int
     restarts: int
     mounted_at: float  # seconds since the epoch
-    resume: bool
+    resume: bool  # takes over a live mount
+    planned: bool  # ... because somebody asked for it, not because the last server died
 
     @classmethod
     def from_json(cls, text: str) -> Launch:

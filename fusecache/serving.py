@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 ORDINARY = 0  # _native.table_mode
 HOUSEKEEPING_S = 1.0
 RETRY_TASK_S = 1.0
+RESUME_STORE_WAIT_S = 2.0
 FRONT_THREADS = 8
 SLOW_REQUESTS_MOST = 10_000  # waiting for the origin; the kernel sends no more than its own limit
 PRELOAD_BATCH = 256
@@ -57,7 +58,10 @@ class Server:
             why_ordinary = "this mount began in ordinary mode"
         self.why_ordinary = why_ordinary
         self.dataset = namespace.dataset_id(config.source)
-        self.store = Store.open(
+        # A mount that is live must stay so, whatever became of its cache directory; a setting that
+        # was just given is refused if it cannot be used.
+        open_store = Store.reopen if launch.resume and not launch.planned else Store.open
+        self.store = open_store(
             Path(config.cache_dir),
             StoreSettings(
                 limit_bytes=config.ssd_bytes,
@@ -79,6 +83,9 @@ class Server:
 
     async def run(self) -> int:
         """Serve until the mount is gone or SIGTERM. Returns the exit code."""
+        with trio.move_on_after(RESUME_STORE_WAIT_S):
+            # Locks that the dead server's stuck threads hold are let go only when we answer.
+            await trio.to_thread.run_sync(self.store.housekeeping, abandon_on_cancel=True)
         async with trio.open_nursery() as nursery:
             operations = Operations(
                 origin=self.origin,

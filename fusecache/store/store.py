@@ -41,6 +41,7 @@ from fusecache.store.types import BLOCK_BYTES, Location, StoreSettings, Usage, V
 
 # After a full cache or a failed write, how long puts return None without trying.
 _PAUSE_SECONDS: Final = 1.0
+_REATTACH_SECONDS: Final = 5.0  # between attempts at a directory that cannot be used
 _RECONCILE_SECONDS: Final = 30.0
 _REPAIR_SECONDS_MIN: Final = 1.0
 _REPAIR_SECONDS_MAX: Final = 300.0
@@ -52,19 +53,19 @@ class Store:
 
     def __init__(
         self,
-        directory: Directory,
+        path: Path,
         settings: StoreSettings,
         on_fault: Callable[[str, str], None],
         on_segment_gone: Callable[[int], None],
     ) -> None:
-        """Use `Store.open`."""
+        """Use `Store.open` or `Store.reopen`. Has no directory yet: every look-up is a miss."""
         self.settings = settings
         self.quarantined = 0  # records, since the start of this process
         self._on_fault = on_fault
         self._on_segment_gone = on_segment_gone
-        self._path = directory.path
+        self._path = path
         self._lock = threading.RLock()
-        self._directory: Directory | None = directory
+        self._directory: Directory | None = None
         self._index: idx.Index | None = None
         self._index_bad: str | None = None
         self._generation = 0
@@ -74,6 +75,7 @@ class Store:
         self._paused_until = 0.0
         self._reconcile_at = 0.0
         self._repair_at = 0.0
+        self._reattach_at = 0.0
         self._repair_seconds = _REPAIR_SECONDS_MIN
         self._announced: set[int] = set()
         self._bad_records: set[tuple[int, int]] = set()
@@ -108,12 +110,30 @@ class Store:
                 f"cannot use cache directory {directory}: {error.strerror or error}:"
                 " choose another with --cache-dir"
             ) from error
-        store = cls(opened, settings, on_fault, on_segment_gone)
+        store = cls(directory, settings, on_fault, on_segment_gone)
         with store._lock, store._faults():
-            place = store._place(opened, store._follow_or_build(opened))
-            store._reconcile(place)
-            store._keep_limits(place)
+            store._keep_limits(store._attach(opened))
         return store
+
+    @classmethod
+    def reopen(
+        cls,
+        directory: Path,
+        settings: StoreSettings,
+        *,
+        on_fault: Callable[[str, str], None],
+        on_segment_gone: Callable[[int], None],
+    ) -> Store:
+        """For a server that takes over a live mount: as `open`, but what is wrong with the
+        directory is a fault, and `housekeeping` opens it. Opens nothing yet, so it cannot block.
+        """
+        return cls(directory, settings, on_fault, on_segment_gone)
+
+    def _attach(self, directory: Directory) -> Place:
+        self._directory = directory
+        place = self._place(directory, self._follow_or_build(directory))
+        self._reconcile(place)
+        return place
 
     def flush(self) -> None:
         """Commit the rows that are still in memory."""
@@ -602,12 +622,16 @@ class Store:
             self._gone(segno)
 
     def _recreate(self) -> Directory | None:
-        """A new, empty directory, if its parent is still there."""
-        if not self._path.parent.is_dir():
+        """The directory as it is there again, or a new one if its parent is still there."""
+        if not self._path.parent.is_dir() or time.monotonic() < self._reattach_at:
             return None
-        directory = Directory(self._path, self.settings.digest)
-        self._directory = directory
-        self._reconcile(self._place(directory, self._follow_or_build(directory)))
+        try:
+            directory = Directory(self._path, self.settings.digest)
+        except (OSError, UserError) as error:
+            self._reattach_at = time.monotonic() + _REATTACH_SECONDS
+            self._fault("missing", f"cannot use cache directory {self._path}: {error}")
+            return None
+        self._attach(directory)
         return directory
 
     # ---- reports ---------------------------------------------------------------------------------
