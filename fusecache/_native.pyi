@@ -133,7 +133,8 @@ def get_location(ino: int, block: int) -> tuple[int, int, int] | None: ...
 def clear_location(ino: int, block: int) -> None: ...
 def segment_add(segno: int, fd: int) -> None:
     """Give the front a descriptor to read segment `segno` with (it is opened anew with O_DIRECT, or
-    dup'ed; buffered reads are the fallback). A known segment stays as it is."""
+    dup'ed; buffered reads are the fallback). A known segment stays as it is. When the front holds
+    half of the descriptors the process may have, the segment used longest ago is dropped for it."""
 
 def segment_drop(segno: int) -> None:
     """Close it (waits for reads in progress). Locations that name it become misses."""

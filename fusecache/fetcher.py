@@ -172,8 +172,8 @@ class Fetcher:
             if was_stored:
                 return True
             self._stats.add("bytes_from_origin", length)
-            age_ns = begun_ns - max(version.mtime_ns, version.ctime_ns)
-            is_settled = age_ns > self._origin.tick_ns
+            # mtime can be set to anything; every change sets ctime to the origin's clock.
+            is_settled = begun_ns - version.ctime_ns > self._origin.tick_ns
             if not is_settled:
                 self._kernel.forget_later(ino, self._origin.tick_ns / 1e9)
             return is_settled

@@ -207,7 +207,7 @@ static PyObject *py_lookup(PyObject *module, PyObject *args, PyObject *kwargs)
 		return NULL;
 	locked = lock_read();
 	dir = node_at(parent);
-	if (dir) {
+	if (dir && len <= (Py_ssize_t)NAME_BYTES_MOST) { /* else add() says what is wrong with it */
 		found = table_find((uint32_t)parent, name, (size_t)len);
 		if (found)
 			result = node_flags(&table.nodes[found]) & NODE_NOATTR ? -1

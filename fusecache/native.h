@@ -71,6 +71,7 @@ struct node { /* in the memfd: the layout version in native_table.c covers it */
 	uint32_t mode;
 	_Atomic uint32_t flags; /* low 16: NODE_*, high 16: index of the device */
 	uint32_t uid, gid, nlink, rdev;
+	/* From here on fixed when the node is published, but for `next`. */
 	uint32_t parent, next;
 	uint32_t name; /* names region, in units of 4 bytes: length byte, then the bytes */
 	uint32_t primary;

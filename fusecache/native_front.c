@@ -55,7 +55,6 @@ static struct {
 	int (*receive_buf)(struct fuse_session *, struct fuse_buf *);
 	void (*process_buf)(struct fuse_session *, const struct fuse_buf *);
 	void (*session_destroy)(struct fuse_session *);
-	int (*session_exited)(struct fuse_session *);
 	void (*reply_none)(fuse_req_t);
 	int (*reply_err)(fuse_req_t, int);
 	int (*reply_entry)(fuse_req_t, const struct fuse_entry_param *);
@@ -76,7 +75,6 @@ static void real_load(void)
 	    {"fuse_session_receive_buf", offsetof(__typeof__(real), receive_buf)},
 	    {"fuse_session_process_buf", offsetof(__typeof__(real), process_buf)},
 	    {"fuse_session_destroy", offsetof(__typeof__(real), session_destroy)},
-	    {"fuse_session_exited", offsetof(__typeof__(real), session_exited)},
 	    {"fuse_reply_none", offsetof(__typeof__(real), reply_none)},
 	    {"fuse_reply_err", offsetof(__typeof__(real), reply_err)},
 	    {"fuse_reply_entry", offsetof(__typeof__(real), reply_entry)},
@@ -245,6 +243,10 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		front.inner.lookup(req, parent, name);
 		return;
 	}
+	if (len > NAME_BYTES_MOST) { /* the kernel's own limit for FUSE is higher */
+		real.reply_err(req, ENAMETOOLONG);
+		return;
+	}
 	pthread_rwlock_rdlock(&table.lock);
 	dir = node_at(parent);
 	if (dir && !(node_flags(dir) & NODE_DEAD)) {
@@ -262,7 +264,7 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	if (found) {
 		COUNT(lookups, 1);
 		real.reply_entry(req, &entry);
-	} else if (listed && len <= NAME_BYTES_MOST) {
+	} else if (listed) {
 		COUNT(lookups, 1);
 		memset(&entry, 0, sizeof(entry));
 		entry.entry_timeout = front.negative_timeout_s;

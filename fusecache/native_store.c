@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -100,21 +101,54 @@ struct segment {
 	uint32_t segno;
 	int fd; /* one each: a large store has thousands of segments */
 	_Atomic int reading;
+	_Atomic uint64_t used; /* segments_clock when it was last taken */
 };
 
 static pthread_rwlock_t segments_lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct map64 segments; /* segno + 1 -> struct segment */
+static _Atomic uint64_t segments_clock;
+
+/* At most half of the process's descriptors: the other half is for everybody else. */
+static size_t segments_most(void)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > 1u << 20 ? 1u << 19
+									     : limit.rlim_cur / 2;
+}
+
+/* The one used longest ago, but not `but`; segments_lock is held. -1: there is no other. */
+static int64_t segment_idlest(uint32_t but)
+{
+	uint64_t used, least = UINT64_MAX;
+	int64_t idlest = -1;
+
+	for (size_t i = 0; i < segments.slots; i++) {
+		const struct segment *segment = (const struct segment *)(uintptr_t)segments.pairs[2 * i + 1];
+
+		if (!segments.pairs[2 * i] || segment->segno == but)
+			continue;
+		used = atomic_load_explicit(&segment->used, memory_order_relaxed);
+		if (used < least) {
+			least = used;
+			idlest = segment->segno;
+		}
+	}
+	return idlest;
+}
 
 int segment_add(uint32_t segno, int fd)
 {
 	struct segment *segment = calloc(1, sizeof(*segment));
 	char path[64];
 	uint64_t known;
+	int64_t idlest = -1;
 	int err;
 
 	if (!segment)
 		return -ENOMEM;
 	segment->segno = segno;
+	segment->used = atomic_fetch_add(&segments_clock, 1);
 	/* O_DIRECT belongs to the open file, and the caller's may be the writer's: open it anew. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	segment->fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
@@ -131,7 +165,11 @@ int segment_add(uint32_t segno, int fd)
 	err = map64_get(&segments, (uint64_t)segno + 1, &known)
 		      ? -EEXIST
 		      : map64_set(&segments, (uint64_t)segno + 1, (uint64_t)(uintptr_t)segment);
+	if (!err && segments.used > segments_most())
+		idlest = segment_idlest(segno);
 	pthread_rwlock_unlock(&segments_lock);
+	if (idlest >= 0) /* its locations are misses until it is added again */
+		segment_drop((uint32_t)idlest);
 	if (err) {
 		close(segment->fd);
 		free(segment);
@@ -148,6 +186,9 @@ static struct segment *segment_take(uint32_t segno)
 	if (map64_get(&segments, (uint64_t)segno + 1, &found)) {
 		segment = (struct segment *)(uintptr_t)found;
 		atomic_fetch_add(&segment->reading, 1);
+		atomic_store_explicit(&segment->used,
+				      atomic_fetch_add_explicit(&segments_clock, 1, memory_order_relaxed),
+				      memory_order_relaxed);
 	}
 	pthread_rwlock_unlock(&segments_lock);
 	return segment;

@@ -503,7 +503,8 @@ static void node_rewrite(uint32_t ino, const struct node *image)
 	head->redo = *image;
 	atomic_store_explicit(&head->redo_armed, ino, memory_order_release);
 	atomic_signal_fence(memory_order_seq_cst);
-	table.nodes[ino] = *image;
+	/* Not the parent, the name and the links between nodes: they are read without the lock. */
+	memcpy(&table.nodes[ino], image, offsetof(struct node, parent));
 	atomic_signal_fence(memory_order_seq_cst);
 	atomic_store_explicit(&head->redo_armed, 0, memory_order_release);
 }

@@ -295,8 +295,12 @@ size_t ring_take(uint64_t limit, size_t most, struct range *out)
 
 uint64_t ring_memory(void)
 {
-	return ring.cap * sizeof(struct entry) + map64_bytes(&ring.places) + sizeof(events) +
-	       sizeof(streams);
+	uint64_t bytes;
+
+	pthread_mutex_lock(&ring.lock);
+	bytes = ring.cap * sizeof(struct entry) + map64_bytes(&ring.places);
+	pthread_mutex_unlock(&ring.lock);
+	return bytes + sizeof(events) + sizeof(streams);
 }
 
 void watch_reset(void)

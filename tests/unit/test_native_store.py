@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import resource
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,6 +270,40 @@ def test_dropped_and_unknown_segments_are_misses(small: Cached) -> None:
     assert small.faults() == []
     with pytest.raises(OSError, match="descriptor"):
         _native.segment_add(next(_segment_numbers), 10**6)
+
+
+def test_a_segment_costs_one_descriptor(small: Cached) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    numbers = [next(_segment_numbers) for _ in range(50)]
+    for segno in numbers:
+        _native.segment_add(segno, small.fd)
+        _native.segment_add(segno, small.fd)
+    assert descriptors() == before + 50
+    for segno in numbers:
+        _native.segment_drop(segno)
+    assert descriptors() == before
+
+
+def test_the_front_leaves_half_of_the_descriptors_to_others(small: Cached) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(os.listdir("/proc/self/fd")) * 2 + 40
+    numbers = [next(_segment_numbers) for _ in range(limit)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        for segno in numbers:
+            _native.segment_add(segno, small.fd)
+            assert _native.segment_known(segno)
+            assert small.read(0, 100) == small.data[:100]  # in use: it stays
+        known = [segno for segno in numbers if _native.segment_known(segno)]
+        assert 0 < len(known) < limit // 2 + 1
+        assert known == numbers[-len(known) :]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for segno in numbers:
+            _native.segment_drop(segno)
 
 
 def test_a_segment_without_direct_io(small: Cached) -> None:

@@ -5,6 +5,7 @@ Each test attaches a table of its own: `attach` may be called again in one proce
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -459,6 +460,135 @@ def test_entries_without_attributes_are_listed(tmp_path: Path) -> None:
     check_against(source / "dir", directory)
     os.close(source_fd)
     os.close(table_fd)
+
+
+def test_a_hard_link_that_was_refused_for_a_while(tmp_path: Path) -> None:
+    """Both names lose their attributes and get them back: the second scan after that is quiet."""
+    source = tmp_path / "source"
+    for directory in ("one", "two"):
+        (source / directory).mkdir(parents=True)
+    (source / "one" / "name").write_text("data")
+    os.link(source / "one" / "name", source / "two" / "alias")
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == 0 and not above.stat().st_mode & 1:
+            above.chmod(above.stat().st_mode | 0o011)
+    source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+    table_fd = os.memfd_create("table")
+    _native.attach(table_fd, source_fd, True)
+    _native.scan(ROOT)
+    one, two = names()[b"one"], names()[b"two"]
+
+    def scan_both() -> int:
+        return sum(sum(_native.scan(directory)) for directory in (one, two))
+
+    scan_both()
+    (source / "two").chmod(0o644)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            scan_both()
+            assert _native.lookup(two, b"alias") == -1
+            assert _native.lookup(one, b"name") > 0
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    (source / "two").chmod(0o755)
+    _native.attach(table_fd, source_fd, True)
+    scan_both()
+    assert _native.lookup(two, b"alias") == _native.lookup(one, b"name")
+    assert scan_both() == 0
+    os.close(source_fd)
+    os.close(table_fd)
+
+
+_CROWD = """
+import os, sys, threading, time
+from fusecache import _native
+
+source = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
+_native.attach(os.memfd_create("table"), source, True)
+_native.scan(1)
+stop = time.monotonic() + 1.5
+
+def often(call):
+    def loop():
+        while time.monotonic() < stop:
+            call()
+    return threading.Thread(target=loop)
+
+threads = [often(call) for call in (
+    _native.memory_bytes,
+    lambda: _native.scan(1, lambda: None),
+    lambda: _native.scan(1),
+    lambda: _native.children(1, 0, 100),
+    lambda: _native.attributes(2),
+    lambda: _native.path(3),
+    lambda: _native.mark_stale(4),
+    lambda: [_native.settled(ino) for ino, _, _ in _native.take_stale(8)],
+)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_table_lock_and_interpreter_lock_make_no_circle(table: Table) -> None:
+    """A reader of the table that waits for the GIL, a waiting writer, and a reader that has the
+    GIL must not wait for each other. (In a process of its own: it would hang for ever.)"""
+    for number in range(500):
+        (table.source / str(number)).touch()
+    subprocess.run([sys.executable, "-c", _CROWD, table.source], check=True, timeout=60)
+
+
+def test_times_that_64_bits_of_nanoseconds_cannot_hold(table: Table) -> None:
+    (table.source / "far").touch()
+    os.utime(table.source / "far", (10_000_000_000, 10_000_000_000))  # the year 2286
+    _native.scan(ROOT)
+    ino = names()[b"far"]
+    if (table.source / "far").stat().st_mtime_ns >= 1 << 63:  # this file system can say so
+        assert _native.attributes(ino)[7:9] == ((1 << 63) - 1, (1 << 63) - 1)
+    fd = _native.open(ino, os.O_RDONLY)
+    assert _native.version_of_fd(fd)[:4] == _native.version(ino)
+    os.close(fd)
+    assert _native.scan(ROOT) == (0, 0, 0)
+
+
+def test_open_waits_for_a_lease_to_be_given_up(table: Table) -> None:
+    (table.source / "leased").write_text("data")
+    _native.scan(ROOT)
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})
+        fd = os.open(table.source / "leased", os.O_RDWR)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.write(told, b".")
+        signal.sigwait({signal.SIGIO})
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        os._exit(0)
+    os.read(ready, 1)
+    used = time.process_time()
+    fd = _native.open(names()[b"leased"], os.O_RDONLY | os.O_NONBLOCK)
+    assert os.read(fd, 9) == b"data"
+    assert time.process_time() - used < 0.5
+    assert os.waitpid(pid, 0)[1] == 0
+    for each in (fd, ready, told):
+        os.close(each)
+
+
+def test_a_name_that_is_too_long_is_asked_for_at_the_origin(table: Table) -> None:
+    _native.scan(ROOT)
+    assert _native.lookup(ROOT, b"n" * 255) == 0
+    assert _native.lookup(ROOT, b"n" * 256) == -1  # so that add() gives the errno
+    with pytest.raises(OSError, match="too long"):
+        _native.add(ROOT, b"n" * 256)
 
 
 def test_memory_a_file(table: Table) -> None:
