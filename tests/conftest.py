@@ -1,0 +1,177 @@
+"""Fixtures of all tests that mount. The harness itself is `tests/mounted.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.register_assert_rewrite("tests.mounted", "tests.trees")
+
+from tests import mounted  # noqa: E402  (after its asserts were told to explain themselves)
+from tests.faulty_origin import FaultyOrigin  # noqa: E402
+from tests.mounted import Mount  # noqa: E402
+
+Mounting = Callable[..., Mount]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "claim(*numbers): claims of docs/SEMANTICS.md it proves")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows the logs of the mounts that the test used."""
+    report = yield
+    if report.failed:
+        for mount in mounted.live_mounts:
+            report.sections.append((f"log of {mount.path}", mount.log()[-6000:]))
+    if report.when == "teardown":
+        mounted.live_mounts[:] = [mount for mount in mounted.live_mounts if mount.keeper_pid]
+    return report
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["zero-open", "ordinary"])
+def zero_open(request: pytest.FixtureRequest) -> bool:
+    """Both open modes pass the same tests."""
+    return bool(request.param)
+
+
+class Place:
+    """The directories of one test."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.source, self.mountpoint = base / "source", base / "mnt"
+        self.cache_dir = base / "cache"
+        self.source.mkdir()
+        self.mountpoint.mkdir()
+
+    def write(self, name: str, content: bytes) -> Path:
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def mounting(place: Place, zero_open: bool) -> Iterator[Mounting]:
+    """Mounts that end with the test: `mounting(*flags, source=…, mountpoint=…, allow_log=…)`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, **changes: Any) -> Mount:
+            arguments: dict[str, Any] = {
+                "source": place.source,
+                "mountpoint": place.mountpoint,
+                "cache_dir": place.cache_dir,
+                "zero_open": zero_open,
+                **changes,
+            }
+            source, mountpoint = arguments.pop("source"), arguments.pop("mountpoint")
+            cache_dir = arguments.pop("cache_dir")
+            if not any(flag.startswith("--ssd") for flag in flags):
+                flags = ("--ssd", "256M", *flags)
+            return stack.enter_context(Mount(source, mountpoint, cache_dir, *flags, **arguments))
+
+        yield start
+
+
+@pytest.fixture
+def faulty(place: Place) -> Iterator[FaultyOrigin]:
+    """The place's source through an origin that fails on command, at `faulty.mountpoint`."""
+    mountpoint = place.base / "origin"
+    mountpoint.mkdir()
+    with FaultyOrigin(place.source, mountpoint, place.base / "origin.sock") as origin:
+        yield origin
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of 64 MiB."""
+    mountpoint = tmp_path / "small disk"
+    mountpoint.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", mountpoint], check=True)
+    yield mountpoint
+    subprocess.run(["umount", "-l", mountpoint], check=True)
+
+
+@pytest.fixture
+def dying_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """An ext4 on a loop device, and its backing file: truncate that, and the disk gives EIO."""
+    backing, mountpoint = tmp_path / "disk.img", tmp_path / "dying disk"
+    mountpoint.mkdir()
+    with open(backing, "wb") as file:
+        file.truncate(80 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", backing], check=True)
+    subprocess.run(["mount", "-o", "loop,errors=continue", backing, mountpoint], check=True)
+    yield mountpoint, backing
+    os.truncate(backing, 80 << 20)  # let the unmount write what it still has
+    subprocess.run(["umount", "-l", mountpoint], check=True)
+
+
+class OrdinaryUser:
+    """A user without rights (nobody), with a directory, and this checkout where he can read it."""
+
+    uid = gid = 65534
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.home = base / "home"
+        self.python = str(base / "venv/bin/python")
+        self.prefix = [
+            *("setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"),
+        ]
+        self.program = [self.python, "-m", "fusecache.cli"]
+        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        self.env = {
+            **kept,
+            "HOME": str(self.home),
+            "PYTHONPATH": str(base / "checkout"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def directory(self, name: str) -> Path:
+        path = self.base / name
+        path.mkdir()
+        os.chown(path, self.uid, self.gid)
+        return path
+
+    def run(self, code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run Python code as this user."""
+        return mounted.command(
+            *("-c", code, *arguments), prefix=self.prefix, program=[self.python], env=self.env
+        )
+
+
+@pytest.fixture
+def ordinary_user() -> Iterator[OrdinaryUser]:
+    """The checkout and the environment are bound below a directory that everyone may enter."""
+    base = Path(tempfile.mkdtemp(prefix="fusecache-test-"))
+    base.chmod(0o755)
+    bound = {"checkout": mounted.ROOT, "venv": Path(sys.prefix)}
+    try:
+        for name, directory in bound.items():
+            (base / name).mkdir()
+            subprocess.run(["mount", "--bind", directory, base / name], check=True)
+        user = OrdinaryUser(base)
+        user.directory("home")
+        yield user
+    finally:
+        for name in bound:
+            subprocess.run(["umount", "-l", base / name], check=True)
+        shutil.rmtree(base)

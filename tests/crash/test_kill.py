@@ -1,0 +1,259 @@
+"""SIGKILL to the server at any moment: no reader sees an error or a wrong byte.
+
+The readers are processes of their own that hash what they read; the killer draws its moments from a
+seed that a failure prints.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mounting, Place
+from tests.faulty_origin import Fault, FaultyOrigin
+from tests.mounted import (
+    Mount,
+    alive,
+    command,
+    digest,
+    environment,
+    eventually,
+    is_mounted,
+    processes_naming,
+    watched,
+)
+from tests.trees import assert_same, make_files, random_bytes
+
+MIB = 1 << 20
+KILLING_S = 14.0
+
+# Reads, maps, lists and stats until the stop file appears; the first surprise ends it with a line.
+READER = """
+import hashlib, json, mmap, os, random, sys
+root, plan, stop, seed = sys.argv[1:5]
+expected = json.load(open(plan))
+directories = {}
+for path in expected:
+    directories.setdefault(os.path.dirname(path), set()).add(os.path.basename(path))
+rng, paths, rounds = random.Random(seed), sorted(expected), 0
+while not os.path.exists(stop):
+    rounds += 1
+    path = rng.choice(paths)
+    size, sha = expected[path]
+    full = os.path.join(root, path)
+    way = rng.randrange(6)
+    try:
+        if way == 0:
+            found = os.stat(full)
+            assert found.st_size == size, (path, found.st_size)
+        elif way == 1:
+            directory = os.path.dirname(path)
+            names = os.listdir(os.path.join(root, directory))
+            assert sorted(names) == sorted(directories[directory]), directory
+        else:
+            with open(full, "rb", buffering=0) as file:
+                if way == 2:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if way == 3 and size:
+                    with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                        content = mapped[:]
+                else:
+                    content = b"".join(iter(lambda: file.read(200_000), b""))
+            assert len(content) == size, (path, len(content), size)
+            assert hashlib.sha256(content).hexdigest() == sha, path
+    except BaseException as error:
+        print(f"{path} (way {way}): {error!r}")
+        sys.exit(1)
+print(rounds)
+"""
+
+
+@contextlib.contextmanager
+def readers(mount: Mount, files: list[Path], count: int, base: Path) -> Iterator[None]:
+    """`count` reader processes run meanwhile; at the end each must have had no surprise."""
+    plan, stop = base / "plan.json", base / "stop"
+    plan.write_text(
+        json.dumps(
+            {
+                str(path.relative_to(mount.source)): (path.stat().st_size, digest(path))
+                for path in files
+            }
+        )
+    )
+    stop.unlink(missing_ok=True)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(mount.path), str(plan), str(stop), str(seed)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for seed in range(count)
+    ]
+    try:
+        yield
+    finally:
+        stop.touch()
+        outputs = []
+        for reader in running:
+            try:
+                outputs.append((reader.wait(40), reader.communicate()[0].strip()))
+            except subprocess.TimeoutExpired:
+                reader.kill()
+                outputs.append((-1, "the reader hangs"))
+    assert all(code == 0 and int(output) > 0 for code, output in outputs), outputs
+
+
+@pytest.mark.claim("K1", "F6")
+@pytest.mark.timeout(200)
+def test_killed_while_everything_happens(place: Place, mounting: Mounting) -> None:
+    """Listing, reading, fetching, pushing, dropping and eviction go on; the server keeps dying."""
+    seed = time.time_ns()
+    rng = random.Random(seed)
+    files = make_files(place.source, 160, lambda index: index * index * 13 % 500_000)
+    files += [place.write(f"large/{n}", random_bytes(n, 9 * MIB + n)) for n in range(2)]
+    # Both budgets are smaller than the data, so eviction and dropping never end.
+    mount = mounting("--ssd", "32M", "--ram", "16M", "--revalidate", "0.5")
+    kills = 0
+    with readers(mount, files, 3, place.base):
+        end = time.monotonic() + KILLING_S
+        while time.monotonic() < end:
+            time.sleep(rng.random() ** 2 * 1.5)
+            mount.kill_servers_now()
+            kills += 1
+            if rng.random() < 0.3:
+                mount.drop_kernel_caches()
+    assert kills >= 8
+    assert eventually(mount.status)["restarts"] > 0, f"seed {seed}"
+    assert_same(place.source, mount.path)
+
+
+@pytest.mark.claim("K1")
+def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) -> None:
+    """Half of a listing comes from one server and half from the next."""
+    names = {f"{index:06d}" for index in range(15_000)}
+    for name in names:
+        place.write(f"wide/{name}", b"")
+    mount = mounting("--revalidate", "0.5")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(6):
+            listing = pool.submit(os.listdir, mount.path / "wide")
+            counting = pool.submit(lambda: sum(1 for _ in os.scandir(mount.path / "wide")))
+            mount.kill_servers_now()
+            found = listing.result(60)
+            assert len(found) == len(names)
+            assert set(found) == names
+            assert counting.result(60) == len(names)
+            mount.drop_kernel_caches()
+
+
+@pytest.mark.claim("K1", "R1")
+def test_killed_while_a_large_file_streams(place: Place, mounting: Mounting) -> None:
+    path = place.write("large", random_bytes("large", 60 * MIB + 99))
+    expected = digest(path)
+    mount = mounting("--ssd", "128M", "--ram", "64M")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(4):
+            reading = [pool.submit(digest, mount.path / "large") for _ in range(2)]
+            while not all(future.done() for future in reading):
+                time.sleep(0.15)
+                mount.kill_servers_now()
+                eventually(lambda: mount.status()["server_pid"] > 0, 30)
+            assert [future.result() for future in reading] == [expected] * 2
+            mount.drop_pages()
+
+
+@pytest.mark.claim("K1")
+def test_killed_while_requests_wait_for_the_origin(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting
+) -> None:
+    """What the dead server had taken and not answered is sent again to the next one."""
+    make_files(place.source, 8, lambda index: 100_000 + index)
+    (place.source / "link").symlink_to("class000")
+    mount = mounting(source=faulty.mountpoint)
+    faulty.add(Fault("read", hang=True))
+    faulty.add(Fault("readlink", hang=True))
+    faulty.add(Fault("readdir", "class000", hang=True))
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        reads = [
+            pool.submit((mount.path / f"class000/{index:05d}.jpg").read_bytes) for index in range(4)
+        ]
+        link = pool.submit(os.readlink, mount.path / "link")
+        listing = pool.submit(os.listdir, mount.path / "class000")
+        eventually(lambda: faulty.hanging() >= 5)
+        for _ in range(3):
+            mount.kill_servers_now()
+            eventually(lambda: mount.status()["server_pid"] > 0, 30)
+        faulty.clear()
+        for index, read in enumerate(reads):
+            assert read.result(40) == (place.source / f"class000/{index:05d}.jpg").read_bytes()
+        assert link.result(40) == "class000"
+        assert len(listing.result(40)) == 8
+    assert_same(place.source, mount.path)
+
+
+@pytest.mark.claim("K1")
+def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
+    """The mount command either succeeds all the same, or fails with a line and leaves nothing."""
+    make_files(place.source, 20, lambda index: 1000 + index)
+    mount = Mount(
+        place.source, place.mountpoint, place.cache_dir, "--ssd", "64M", zero_open=zero_open
+    )
+    rng = random.Random(5)
+    for _ in range(4):
+        with watched(place.mountpoint), concurrent.futures.ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(command, *mount.mount_arguments())
+            end = time.monotonic() + 0.2 + rng.random()
+            while time.monotonic() < end and not starting.done():
+                for pid in processes_naming("fusecache.server"):
+                    with contextlib.suppress(OSError):
+                        cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
+                        if os.fsencode(str(mount.log_file)) in cmdline:
+                            os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+            done = starting.result(60)
+            if done.returncode == 0:
+                assert_same(place.source, place.mountpoint)
+                assert command("umount", place.mountpoint).returncode == 0
+            else:
+                assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+            assert not is_mounted(place.mountpoint)
+            eventually(lambda: not processes_naming(str(mount.log_file)))
+
+
+@pytest.mark.claim("K3")
+def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> None:
+    files = make_files(place.source, 200, lambda index: 20_000 + index)
+    mount = mounting("--ram", "16M", "--ssd", "16M")
+    rng = random.Random(9)
+    victim = "while true; do find . -type f -exec cat {} + >/dev/null; done"
+    with readers(mount, files, 1, place.base):
+        for _ in range(12):
+            victims = [subprocess.Popen(["sh", "-c", victim], cwd=mount.path) for _ in range(3)]
+            time.sleep(0.1 + rng.random() * 0.2)
+            mount.drop_kernel_caches()
+            for process in victims:
+                process.kill()
+            for process in victims:
+                process.wait(20)
+    assert mount.status()["restarts"] == 0
+
+
+def test_the_log_says_why(place: Place, mounting: Mounting) -> None:
+    mount = mounting()
+    pid = mount.kill_server()
+    eventually(lambda: mount.status()["restarts"] == 1)
+    eventually(lambda: not alive(pid))
+    assert "SIGKILL" in mount.log()
+    assert command("status", mount.path, env=environment()).returncode == 0

@@ -1,0 +1,312 @@
+"""Faults of the cache: readers get the origin's bytes, whatever happens to its files."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mounting, Place
+from tests.mounted import Mount, eventually
+from tests.trees import assert_same, make_files, random_bytes
+
+MIB = 1 << 20
+MAGIC = b"FCB1"
+PAGE = 4096
+FAULT_LINES = ["fault", "(?i)cache director", "(?i)index", "(?i)segment", "(?i)rebuil"]
+
+# Where in a record a bit is flipped: byte offset from the record's start, as docs/FORMAT.md has it.
+HEADER_REGIONS = {
+    "magic": 0,
+    "header length": 4,
+    "payload length": 8,
+    "record length": 12,
+    "digest": 20,
+    "fetched": 50,
+    "chunk count": 56,
+    "entry length": 60,
+    "digest algorithm": 62,
+    "record type": 63,
+    "header checksum": 66,
+    "first chunk checksum": 74,
+    "file entry": 110,
+}
+
+
+def segments(cache_dir: Path) -> list[Path]:
+    return sorted((cache_dir / "segments").glob("*.seg"))
+
+
+def index_files(cache_dir: Path) -> list[Path]:
+    return sorted(path for path in (cache_dir / "index").iterdir() if ".db" in path.name)
+
+
+def records(segment: Path) -> list[int]:
+    content = segment.read_bytes()
+    return [at for at in range(PAGE, len(content), PAGE) if content[at : at + 4] == MAGIC]
+
+
+def flip(path: Path, offset: int, bit: int = 3) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        if byte:
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 1 << bit]))
+
+
+def flip_everywhere(cache_dir: Path, payload_bytes: int) -> int:
+    """One bit in every record, each in another region; returns how many records there were."""
+    count = 0
+    regions = [*HEADER_REGIONS.values(), -1, -2, -3]
+    for segment in segments(cache_dir):
+        for at in records(segment):
+            with open(segment, "rb") as file:
+                file.seek(at + 4)
+                header = int.from_bytes(file.read(4), "little")
+            region = regions[count % len(regions)]
+            payload = {-1: header, -2: header + payload_bytes // 2, -3: header + payload_bytes - 1}
+            flip(segment, at + payload.get(region, region), count % 8)
+            count += 1
+    return count
+
+
+@pytest.mark.claim("F1", "F3")
+def test_bits_flipped_while_mounted_and_between_mounts(place: Place, mounting: Mounting) -> None:
+    make_files(place.source, 48, lambda _: 150_000)
+    mount = mounting(allow_log=FAULT_LINES)
+    assert_same(place.source, mount.path)
+    for _ in range(2):
+        eventually(lambda: mount.value("ssd", "blocks") >= 48)
+        assert flip_everywhere(place.cache_dir, 150_000) >= 48
+        bad = mount.value("integrity", "mismatches")
+        mount.drop_kernel_caches()
+        assert_same(place.source, mount.path)
+        assert mount.value("integrity", "mismatches") > bad
+        mount.drop_kernel_caches()
+        assert_same(place.source, mount.path)
+    lines = [line for line in mount.log().splitlines() if "checksum" in line]
+    assert 1 <= len(lines) <= 3, "a kind of fault is logged once"
+    eventually(lambda: mount.value("ssd", "blocks") >= 48)
+    mount.umount()
+    flip_everywhere(place.cache_dir, 150_000)
+    for segment in segments(place.cache_dir):
+        flip(segment, random.Random(segment.name).randrange(PAGE))  # the segment's own header
+    mount.start()
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") >= 48)
+    done = mount.run("verify", mount.path)
+    assert done.returncode in (0, 1)
+    assert mount.run("verify", mount.path).returncode == 0, "what was bad is quarantined"
+    mount.drop_kernel_caches()
+    assert_same(place.source, mount.path)
+
+
+def _cut_in_half(cache_dir: Path) -> None:
+    for segment in segments(cache_dir):
+        os.truncate(segment, segment.stat().st_size // 2 + 1234)
+
+
+def _tear_tails(cache_dir: Path) -> None:
+    """As after a power cut: the last records are there in part."""
+    for segment in segments(cache_dir):
+        found = records(segment)
+        if found:
+            os.truncate(segment, found[-1] + 70_000)
+
+
+def _empty(cache_dir: Path) -> None:
+    for segment in segments(cache_dir):
+        os.truncate(segment, 0)
+
+
+def _overwrite(cache_dir: Path) -> None:
+    for segment in segments(cache_dir):
+        segment.write_bytes(random_bytes(segment.name, segment.stat().st_size))
+
+
+def _remove_segments(cache_dir: Path) -> None:
+    for segment in segments(cache_dir):
+        segment.unlink()
+
+
+def _swap_segments(cache_dir: Path) -> None:
+    """Each segment under another's name: every location leads to another file's record."""
+    found = segments(cache_dir)
+    for segment, content in zip(found, [path.read_bytes() for path in found[::-1]], strict=True):
+        segment.write_bytes(content)
+
+
+@pytest.mark.claim("F3")
+@pytest.mark.parametrize("mounted", [True, False], ids=["mounted", "between-mounts"])
+def test_broken_segments(place: Place, mounting: Mounting, mounted: bool) -> None:
+    make_files(place.source, 60, lambda _: 200_000)
+    mount = mounting("--ssd", "128M", allow_log=FAULT_LINES)
+    for damage in (_cut_in_half, _tear_tails, _empty, _overwrite, _swap_segments, _remove_segments):
+        assert_same(place.source, mount.path)
+        eventually(lambda: mount.value("ssd", "blocks") > 0)
+        _damage(mount, damage, mounted)
+        assert_same(place.source, mount.path)
+        mount.drop_kernel_caches()
+        assert_same(place.source, mount.path)
+
+
+def _damage(mount: Mount, damage: Callable[[Path], None], mounted: bool) -> None:
+    if mounted:
+        damage(mount.cache_dir)
+        mount.drop_kernel_caches()
+    else:
+        mount.umount()
+        damage(mount.cache_dir)
+        mount.start()
+
+
+def _flip_index(cache_dir: Path) -> None:
+    for path in index_files(cache_dir):
+        if not path.name.endswith("-shm"):
+            for offset in range(100, path.stat().st_size, 512):
+                flip(path, offset, offset % 8)
+
+
+def _flip_rows(cache_dir: Path) -> None:
+    """Sparse flips in the rows, not in the structure: only the rows' checksums can tell."""
+    for path in index_files(cache_dir):
+        if not path.name.endswith("-shm"):
+            for offset in range(PAGE - 40, path.stat().st_size, PAGE):
+                flip(path, offset, 0)
+
+
+def _truncate_index(cache_dir: Path) -> None:
+    for path in index_files(cache_dir):
+        if not path.name.endswith("-shm"):
+            os.truncate(path, path.stat().st_size // 2)
+
+
+def _overwrite_index(cache_dir: Path) -> None:
+    for path in index_files(cache_dir):
+        if not path.name.endswith("-shm"):
+            path.write_bytes(random_bytes(path.name, 5 * PAGE))
+
+
+def _remove_index(cache_dir: Path) -> None:
+    for path in index_files(cache_dir):
+        path.unlink()
+
+
+@pytest.mark.claim("F2")
+@pytest.mark.parametrize("mounted", [True, False], ids=["mounted", "between-mounts"])
+def test_a_broken_index(place: Place, mounting: Mounting, mounted: bool) -> None:
+    make_files(place.source, 60, lambda index: 20_000 + index)
+    mount = mounting(allow_log=FAULT_LINES)
+    assert_same(place.source, mount.path)
+    for damage in (_flip_rows, _flip_index, _truncate_index, _overwrite_index, _remove_index):
+        eventually(lambda: mount.value("ssd", "blocks") >= 60)
+        _damage(mount, damage, mounted)
+        assert_same(place.source, mount.path)
+        mount.drop_kernel_caches()
+        assert_same(place.source, mount.path)
+    mount.umount()
+    _remove_index(place.cache_dir)
+    mount.start()
+    assert_same(place.source, mount.path)
+    assert mount.value("origin", "bytes") == 0, "the index comes back from the segments"
+
+
+@pytest.mark.claim("F2", "X4")
+def test_a_dataset_cannot_plant_records(place: Place, mounting: Mounting) -> None:
+    """A file that holds the bytes of a segment is content, also when the index is rebuilt."""
+    victim = place.write("victim", random_bytes("victim", 50_000))
+    mount = mounting("--revalidate", "1", allow_log=FAULT_LINES)
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") == 1)
+    mount.umount()
+    (segment,) = segments(place.cache_dir)
+    content = segment.read_bytes()
+    victim.write_bytes(random_bytes("another", 50_000))
+    mount.start()
+    assert_same(place.source, mount.path)
+    mount.umount()
+    place.write("planted", content)
+    mount.start()
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") == 3)
+    mount.umount()
+    _remove_index(place.cache_dir)
+    mount.start()
+    assert_same(place.source, mount.path)
+    assert (mount.path / "victim").read_bytes() == random_bytes("another", 50_000)
+
+
+@pytest.mark.claim("F4")
+def test_a_full_disk(place: Place, small_disk: Path, mounting: Mounting) -> None:
+    files = make_files(place.source, 60, lambda _: MIB)
+    mount = mounting(
+        *("--ssd", "60M", "--keep-free", "0"),
+        cache_dir=small_disk / "cache",
+        allow_log=[*FAULT_LINES, "(?i)disk"],
+    )
+    for path in files[:10]:
+        assert (mount.path / path.relative_to(place.source)).read_bytes() == path.read_bytes()
+    with open(small_disk / "other", "wb") as other:
+        for _ in range(64):
+            try:
+                other.write(random_bytes("other", MIB))
+                other.flush()
+            except OSError:
+                break
+    for _ in range(2):
+        assert_same(place.source, mount.path)
+        mount.drop_pages()
+    faults = [line for line in mount.log().splitlines() if "fault" in line]
+    assert len(faults) <= 4, faults
+    (small_disk / "other").unlink()
+    assert_same(place.source, mount.path)
+    mount.kill_server()
+    assert_same(place.source, mount.path)
+
+
+@pytest.mark.claim("F4", "F3")
+def test_a_dying_disk(place: Place, dying_disk: tuple[Path, Path], mounting: Mounting) -> None:
+    """Reads and writes of the cache's disk give EIO."""
+    directory, device = dying_disk
+    files = make_files(place.source, 40, lambda _: 500_000)
+    mount = mounting(
+        "--ssd", "32M", cache_dir=directory / "cache", allow_log=[*FAULT_LINES, "(?i)disk|error"]
+    )
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") == len(files))
+    os.sync()
+    os.truncate(device, 2 * MIB)
+    mount.drop_kernel_caches()
+    assert_same(place.source, mount.path)
+    place.write("new", random_bytes("new", 3 * MIB))
+    mount.drop_kernel_caches()
+    eventually(lambda: (mount.path / "new").read_bytes() == random_bytes("new", 3 * MIB), 90)
+    mount.kill_server()
+    assert (mount.path / "new").read_bytes() == random_bytes("new", 3 * MIB)
+
+
+@pytest.mark.claim("F5")
+def test_the_cache_directory_deleted_under_the_mount(place: Place, mounting: Mounting) -> None:
+    make_files(place.source, 60, lambda index: 100_000 + index)
+    mount = mounting("--revalidate", "1", allow_log=FAULT_LINES)
+    assert_same(place.source, mount.path)
+    for _ in range(2):
+        eventually(place.cache_dir.is_dir)
+        shutil.rmtree(place.cache_dir, ignore_errors=True)
+        mount.drop_kernel_caches()
+        assert_same(place.source, mount.path)
+        place.write("class000/new", os.urandom(300_000))
+        eventually(lambda: assert_same(place.source, mount.path))
+    eventually(lambda: place.cache_dir.is_dir())
+    mount.drop_kernel_caches()
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") > 0)
+    shutil.rmtree(place.cache_dir, ignore_errors=True)
+    mount.kill_server()
+    mount.drop_kernel_caches()
+    assert_same(place.source, mount.path)

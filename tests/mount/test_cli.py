@@ -1,0 +1,359 @@
+"""The commands as a user types them: exit codes, the lines they print, the JSON they promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mounting, OrdinaryUser, Place
+from tests.faulty_origin import Fault, FaultyOrigin
+from tests.mounted import (
+    Mount,
+    alive,
+    command,
+    digest,
+    environment,
+    errno_of,
+    eventually,
+    is_mounted,
+    watched,
+)
+from tests.trees import assert_same, make_files, snapshot
+
+OK, FAILED, USAGE, NOT_A_MOUNT, BUSY = 0, 1, 2, 3, 4
+
+
+def refused(*arguments: str | Path, says: str, **how: object) -> int:
+    """The command fails with one line on stderr that says why; returns its exit code."""
+    done = command(*arguments, **how)  # type: ignore[arg-type]  # passed through as they came
+    assert done.returncode != 0, done
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert says in lines[0], lines[0]
+    assert "Traceback" not in done.stderr
+    return done.returncode
+
+
+def test_mount_refuses_with_one_line(place: Place) -> None:
+    source, target, cache = place.source, place.mountpoint, ("--cache-dir", str(place.cache_dir))
+    place.write("file", b"")
+    refused("mount", place.base / "missing", target, *cache, says="does not exist")
+    refused("mount", source / "file", target, *cache, says="not a directory")
+    refused("mount", source, place.base / "missing", *cache, says="does not exist")
+    refused("mount", source, source / "file", *cache, says="not a directory")
+    refused("mount", source, target, *cache, "--ssd", "many", says="many")
+    refused("mount", source, target, *cache, "--ssd", "900P", says="exceeds the disk")
+    refused("mount", source, target, *cache, "--ram", "1x", says="1x")
+    refused("mount", source, target, *cache, "--keep-free", "100%", says="keep")
+    refused("mount", source, target, *cache, "--revalidate", "soon", says="revalidate")
+    refused("mount", source, target, *cache, "-o", "nonsense=1", says="nonsense")
+    blocked = place.base / "blocked"
+    blocked.write_bytes(b"a file where a directory should be")
+    refused("mount", source, target, "--cache-dir", blocked / "cache", says="cache directory")
+    refused("mount", source, target, "--cache-dir", source / "cache", says="inside the source")
+    config = place.base / "config.toml"
+    config.write_text('sdd = "1G"\n')
+    refused("mount", source, target, *cache, "--config", config, says="sdd")
+    assert not is_mounted(target)
+
+
+def test_a_cache_directory_of_another_format_is_refused(place: Place, mounting: Mounting) -> None:
+    place.write("file", b"content")
+    mount = mounting(allow_log=["newer fusecache"])
+    mount.umount()
+    path = place.cache_dir / "format"
+    words = path.read_text().split(" ")
+    words[1] = "99"
+    path.write_text(" ".join(words))
+    refused(*mount.mount_arguments(), says="newer")
+    assert not is_mounted(mount.path)
+    eventually(lambda: not mount_processes(mount))
+
+
+def mount_processes(mount: Mount) -> list[int]:
+    from tests.mounted import processes_naming
+
+    return processes_naming(str(mount.log_file))
+
+
+def test_already_mounted_and_not_mounted(place: Place, mounting: Mounting) -> None:
+    mount = mounting()
+    assert refused(*mount.mount_arguments(), says="already a fusecache") == BUSY
+    mount.umount()
+    for name in ("status", "umount", "warm", "verify", "restart"):
+        assert refused(name, place.mountpoint, says=str(place.mountpoint)) == NOT_A_MOUNT
+
+
+def test_what_an_ordinary_user_cannot(ordinary_user: OrdinaryUser) -> None:
+    how = {
+        "prefix": ordinary_user.prefix,
+        "program": ordinary_user.program,
+        "env": ordinary_user.env,
+    }
+    mine, readable = ordinary_user.directory("mine"), ordinary_user.directory("readable")
+    closed = ordinary_user.base / "closed"
+    closed.mkdir(mode=0o700)
+    foreign = ordinary_user.base / "foreign"
+    foreign.mkdir(mode=0o755)
+    refused("mount", closed, mine, says="cannot be read", **how)
+    refused("mount", readable, foreign, says="not yours", **how)
+    refused("mount", readable, mine, "--cache-dir", foreign / "c", says="not writable", **how)
+    refused("mount", readable, mine, "--allow-other", says="user_allow_other", **how)
+    nowhere = {**ordinary_user.env, "PATH": str(closed)}
+    how["env"] = nowhere
+    how["prefix"] = ["/usr/bin/" + ordinary_user.prefix[0], *ordinary_user.prefix[1:]]
+    refused("mount", readable, mine, says="fusermount3", **how)
+
+
+def test_no_dev_fuse(place: Place) -> None:
+    """In a mount namespace where /dev has everything but fuse."""
+    script = (
+        'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
+    )
+    done = command(
+        *("mount", place.source, place.mountpoint, "--cache-dir", place.cache_dir),
+        prefix=["unshare", "--mount", "sh", "-c", script, "sh"],
+    )
+    assert done.returncode == FAILED
+    assert "/dev/fuse" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_status_has_what_was_promised(place: Place, mounting: Mounting) -> None:
+    make_files(place.source, 10, lambda index: 1000 + index)
+    mount = mounting("--ram", "32M")
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") == 10)
+    status = mount.status()
+    assert status["mountpoint"] == str(mount.path)
+    assert status["source"] == str(mount.source)
+    assert status["restarts"] == 0
+    assert status["zero_open"] is mount.zero_open
+    assert alive(status["keeper_pid"])
+    assert alive(status["server_pid"])
+    assert status["ram"]["limit_bytes"] == 32 << 20
+    assert 0 <= status["ram"]["bytes"] <= 32 << 20
+    assert status["ssd"]["limit_bytes"] == 256 << 20
+    assert 0 < status["ssd"]["bytes"] <= 256 << 20
+    assert status["ssd"]["blocks"] == 10
+    assert status["reads"]["requests"] >= 10
+    assert status["reads"]["from_origin"] == 10
+    assert status["reads"]["from_ssd"] == 0
+    assert status["origin"] == {**status["origin"], "files": 10, "bytes": 10_045, "errors": 0}
+    assert status["integrity"]["mismatches"] == 0
+    assert 0 < status["uptime_s"] < 600
+    mount.drop_kernel_caches()
+    assert_same(place.source, mount.path)
+    assert mount.value("reads", "from_ssd") == 10
+    human = mount.run("status", mount.path)
+    assert human.returncode == OK
+    assert str(mount.path) in human.stdout
+    below = mount.run("status", "--json", mount.path / "class000")
+    assert json.loads(below.stdout)["mountpoint"] == str(mount.path)
+    mount.kill_server()
+    status = eventually(mount.status)
+    assert status["restarts"] == 1
+    assert status["uptime_s"] > 0
+
+
+def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
+    make_files(place.source, 120, lambda index: 10_000 + index)
+    place.write("large", os.urandom(9 << 20))
+    mount = mounting()
+    done = mount.run("warm", mount.path, "class001")
+    assert done.returncode == OK, done.stderr
+    assert mount.value("ssd", "blocks") == 50
+    done = mount.run("warm", mount.path, "**/0000*.jpg", "large")
+    assert done.returncode == OK, done.stderr
+    assert mount.value("ssd", "blocks") == 63
+    assert refused("warm", mount.path, "no such*", says="no such") == FAILED
+    assert mount.run("warm", mount.path).returncode == OK
+    assert mount.value("ssd", "blocks") == 123
+    fetched = mount.value("origin", "bytes")
+    assert mount.run("warm", mount.path).returncode == OK
+    assert_same(place.source, mount.path)
+    assert mount.value("origin", "bytes") == fetched
+    done = mount.run("verify", mount.path)
+    assert done.returncode == OK
+    assert "123" in done.stdout
+
+
+def test_warm_is_interrupted_and_goes_on(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting
+) -> None:
+    make_files(place.source, 300, lambda index: 50_000 + index)
+    mount = mounting(source=faulty.mountpoint)
+    faulty.add(Fault("read", "class00[1-5]/*", delay_s=1.0))
+    running = subprocess.Popen(
+        [*mount.program, "warm", str(mount.path)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
+    eventually(lambda: mount.value("ssd", "blocks") > 0, 20, 0.01)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert mount.value("ssd", "blocks") < 300
+    faulty.clear()
+    assert mount.run("warm", mount.path).returncode == OK
+    assert mount.value("ssd", "blocks") == 300
+    assert mount.value("origin", "bytes") < 300 * 50_000 * 1.3
+
+
+def test_umount_while_busy(place: Place, mounting: Mounting) -> None:
+    place.write("file", b"content")
+    mount = mounting()
+    with open(mount.path / "file", "rb") as file:
+        assert refused("umount", mount.path, says=str(mount.path)) == BUSY
+        assert file.read() == b"content"
+        assert (mount.path / "file").read_bytes() == b"content"
+        assert mount.run("umount", "--lazy", mount.path).returncode == OK
+        assert not is_mounted(mount.path)
+        assert os.pread(file.fileno(), 7, 0) == b"content"
+    mount.wait_gone()
+
+
+@pytest.mark.claim("K2")
+def test_restart_changes_the_configuration(place: Place, mounting: Mounting) -> None:
+    make_files(place.source, 100, lambda index: 5000 + index)
+    mount = mounting("--ram", "32M")
+    assert_same(place.source, mount.path)
+    mount.restart("--ram", "48M", "--ssd", "200M", "--revalidate", "0.5")
+    status = mount.status()
+    assert status["ram"]["limit_bytes"] == 48 << 20
+    assert status["ssd"]["limit_bytes"] == 200 << 20
+    place.write("class000/new", b"new")
+    eventually(lambda: assert_same(place.source, mount.path))
+    assert refused("restart", mount.path, "--ram", "nonsense", says="nonsense") == USAGE
+    assert refused("restart", mount.path, "--allow-other", says="allow") != OK
+    assert mount.status()["ram"]["limit_bytes"] == 48 << 20
+    assert_same(place.source, mount.path)
+
+
+def test_mounted_over_the_source_itself(tmp_path: Path, zero_open: bool) -> None:
+    source = tmp_path / "data"
+    files = make_files(source, 60, lambda index: 3000 * index)
+    expected = snapshot(source)[0]
+    with Mount(
+        source,
+        source,
+        tmp_path / "cache",
+        "--ssd",
+        "64M",
+        "--revalidate",
+        "0.5",
+        zero_open=zero_open,
+    ) as mount:
+        assert is_mounted(source)
+        assert snapshot(source)[0] == expected
+        mount.kill_server()
+        mount.drop_kernel_caches()
+        assert snapshot(source)[0] == expected
+        mount.restart()
+        assert snapshot(source)[0] == expected
+        assert errno_of(files[0].unlink) == "EROFS"
+    assert not is_mounted(source)
+    assert snapshot(source)[0] == expected
+    with watched(source):
+        done = command("mount", source, "--cache-dir", tmp_path / "cache", "--ssd", "64M")
+        assert done.returncode == OK, done.stderr
+        assert snapshot(source)[0] == expected
+        assert command("umount", source).returncode == OK
+
+
+def test_mount_helper_and_fstab(place: Place) -> None:
+    """mount(8) and an fstab line; what `tools/setup` installed is what is called."""
+    make_files(place.source, 20, lambda index: 100 * index)
+    options = f"ro,noatime,cache-dir={place.cache_dir},ssd=64M,revalidate=never,x-anything"
+    mount_8 = ["mount", "-t", "fuse.fusecache"]
+    with watched(place.mountpoint):
+        subprocess.run(
+            [*mount_8, "-o", options, place.source, place.mountpoint], check=True, timeout=60
+        )
+        assert_same(place.source, place.mountpoint)
+        status = json.loads(command("status", "--json", place.mountpoint).stdout)
+        assert status["ssd"]["limit_bytes"] == 64 << 20
+        subprocess.run(["umount", place.mountpoint], check=True, timeout=60)
+        eventually(lambda: not alive(status["keeper_pid"]))
+        fstab = place.base / "fstab"
+        fstab.write_text(f"{place.source} {place.mountpoint} fuse.fusecache {options} 0 0\n")
+        subprocess.run(["mount", "-T", fstab, place.mountpoint], check=True, timeout=60)
+        assert_same(place.source, place.mountpoint)
+        status = json.loads(command("status", "--json", place.mountpoint).stdout)
+        subprocess.run(["umount", place.mountpoint], check=True, timeout=60)
+        eventually(lambda: not alive(status["keeper_pid"]))
+        failed = subprocess.run(
+            [*mount_8, "-o", options, place.base / "missing", place.mountpoint],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert failed.returncode != 0
+        assert "does not exist" in failed.stderr
+
+
+def test_foreground(place: Place, zero_open: bool) -> None:
+    place.write("file", b"content")
+    mode = [] if zero_open else ["--no-zero-open"]
+    arguments = ["mount", place.source, place.mountpoint, "--cache-dir", place.cache_dir]
+    with watched(place.mountpoint):
+        running = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "fusecache.cli"),
+                *(str(argument) for argument in arguments),
+                *("--foreground", "--ssd", "64M", *mode),
+            ],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            cwd="/",
+        )
+        try:
+            eventually(lambda: (place.mountpoint / "file").read_bytes() == b"content")
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(30) == OK
+            assert not is_mounted(place.mountpoint)
+        finally:
+            if running.poll() is None:
+                running.kill()
+                running.wait()
+        assert running.stderr is not None
+        assert b"Traceback" not in running.stderr.read()
+
+
+@pytest.mark.claim("K1")
+def test_a_server_that_dies_again_and_again(place: Place, mounting: Mounting) -> None:
+    """Back-off, the reason in the log, and the mount is served again in the end."""
+    path = place.write("file", os.urandom(100_000))
+    mount = mounting()
+    for _ in range(6):
+        mount.kill_servers_now()
+        time.sleep(0.05)  # some deaths before it is ready, some after
+    assert digest(mount.path / "file") == digest(path)
+    assert mount.status()["restarts"] >= 1
+    assert "SIGKILL" in mount.log()
+
+
+def test_list_shows_all_mounts(place: Place, mounting: Mounting) -> None:
+    mount = mounting()
+    done = mount.run("list")
+    assert done.returncode == OK
+    assert mount.path.name in done.stdout.replace("\n", "")
+
+
+def test_help_teaches() -> None:
+    for arguments in ([], ["mount"], ["umount"], ["status"], ["warm"], ["verify"], ["restart"]):
+        done = command(*arguments, "--help")
+        assert done.returncode == OK
+        assert "fusecache" in done.stdout
+    assert "--revalidate" in command("mount", "--help").stdout

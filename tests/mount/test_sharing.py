@@ -1,0 +1,132 @@
+"""The cache directory: shared by mounts, limited in size, kept from one mount to the next."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mounting, Place
+from tests.mounted import digest, eventually
+from tests.trees import assert_same, make_files, random_bytes
+
+MIB = 1 << 20
+
+
+def disk_bytes(directory: Path) -> int:
+    """What the directory takes on its disk; files may go while it is measured."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+@pytest.mark.claim("F7", "R5")
+def test_two_mounts_share_a_cache_directory(place: Place, mounting: Mounting) -> None:
+    """Same source: fetched once. Another source with the same content: stored once."""
+    make_files(place.source, 60, lambda index: 30_000 + index)
+    other_source, second, third = (place.base / name for name in ("source 2", "mnt 2", "mnt 3"))
+    for directory in (other_source, second, third):
+        directory.mkdir()
+    make_files(other_source, 60, lambda index: 30_000 + index)
+    (other_source / "more").write_bytes(b"only here")
+    one = mounting()
+    assert_same(place.source, one.path)
+    eventually(lambda: one.value("ssd", "blocks") == 60)
+    two = mounting(mountpoint=second)
+    assert_same(place.source, two.path)
+    assert two.value("reads", "from_origin") == 0
+    three = mounting(source=other_source, mountpoint=third)
+    assert_same(other_source, three.path)
+    eventually(lambda: three.value("ssd", "blocks") == 61)
+    one.drop_kernel_caches()
+    for source, mount in ((place.source, one), (place.source, two), (other_source, three)):
+        assert_same(source, mount.path)
+    assert one.value("reads", "from_origin") == 60
+    two.umount()
+    one.kill_server()
+    assert_same(place.source, one.path)
+    assert_same(other_source, three.path)
+
+
+@pytest.mark.claim("F6")
+def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mounting) -> None:
+    files = make_files(place.source, 80, lambda _: MIB)
+    mount = mounting("--ssd", "32M", "--ram", "64M")
+    for path in files:
+        assert digest(mount.path / path.relative_to(place.source)) == digest(path)
+        assert disk_bytes(place.cache_dir) <= 32 * MIB
+    eventually(lambda: 0 < mount.value("ssd", "bytes") <= mount.value("ssd", "limit_bytes"))
+    assert mount.value("ssd", "limit_bytes") == 32 * MIB
+    mount.drop_kernel_caches()
+    before = mount.status()
+    for path in files[-4:]:  # fetched last, so still there
+        assert digest(mount.path / path.relative_to(place.source)) == digest(path)
+    assert mount.value("origin", "bytes") == before["origin"]["bytes"]
+    assert digest(mount.path / files[0].relative_to(place.source)) == digest(files[0])
+    assert mount.value("origin", "bytes") > before["origin"]["bytes"]
+    assert disk_bytes(place.cache_dir) <= 32 * MIB
+
+
+@pytest.mark.claim("F6")
+def test_policy_keep_never_replaces(place: Place, mounting: Mounting) -> None:
+    files = make_files(place.source, 60, lambda _: MIB)
+    mount = mounting("--ssd", "32M", "--policy", "keep", "--ram", "64M")
+    for path in files:
+        assert digest(mount.path / path.relative_to(place.source)) == digest(path)
+    eventually(lambda: mount.value("ssd", "bytes") >= 16 * MIB)
+    mount.drop_kernel_caches()
+    fetched = mount.value("origin", "bytes")
+    assert digest(mount.path / files[0].relative_to(place.source)) == digest(files[0])
+    assert mount.value("origin", "bytes") == fetched
+    for path in files:
+        assert digest(mount.path / path.relative_to(place.source)) == digest(path)
+    mount.drop_kernel_caches()
+    fetched = mount.value("origin", "bytes")
+    assert digest(mount.path / files[0].relative_to(place.source)) == digest(files[0])
+    assert mount.value("origin", "bytes") == fetched
+    assert disk_bytes(place.cache_dir) <= 32 * MIB
+
+
+@pytest.mark.claim("F6")
+def test_keep_free_is_left_to_others(place: Place, small_disk: Path, mounting: Mounting) -> None:
+    """Another program fills the disk: the cache shrinks until the promised space is free."""
+    files = make_files(place.source, 40, lambda _: MIB)
+    mount = mounting(
+        *("--ssd", "32M", "--keep-free", "16M"), cache_dir=small_disk / "cache", allow_log=["disk"]
+    )
+    for path in files:
+        assert digest(mount.path / path.relative_to(place.source)) == digest(path)
+
+    def free() -> int:
+        found = os.statvfs(small_disk)
+        return found.f_bavail * found.f_frsize
+
+    eventually(lambda: mount.value("ssd", "bytes") > 8 * MIB)
+    assert free() >= 16 * MIB
+    (small_disk / "other").write_bytes(random_bytes("other", free() - 12 * MIB))
+    eventually(lambda: free() >= 16 * MIB)
+    for path in files:
+        assert digest(mount.path / path.relative_to(place.source)) == digest(path)
+    assert free() >= 16 * MIB
+
+
+@pytest.mark.claim("F7")
+def test_another_digest_is_refused_in_the_same_directory(place: Place, mounting: Mounting) -> None:
+    place.write("file", b"content")
+    mount = mounting("--digest", "blake3")
+    assert (mount.path / "file").read_bytes() == b"content"
+    second = place.base / "second"
+    second.mkdir()
+    done = mount.run(
+        *("mount", place.source, second, "--cache-dir", place.cache_dir),
+        *("--digest", "xxh3-128", "--ssd", "64M"),
+    )
+    assert done.returncode != 0
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "blake3" in done.stderr
