@@ -73,6 +73,9 @@ def version(ino: int) -> tuple[int, int, int, int]:
     """(origin inode number, size, mtime_ns, ctime_ns). KeyError: unknown."""
 
 def is_listed(ino: int) -> bool: ...
+def is_stale(ino: int) -> bool:
+    """The kernel has not yet been told of the node's current attributes. False: unknown inode."""
+
 def is_dead(ino: int) -> bool:
     """No known name leads to it any more (a hard-linked file lives as long as one of them)."""
 
@@ -184,6 +187,10 @@ def configure_session(front: bool, threads: int, negative_timeout_s: float, resu
     1 to 64 threads. The front answers only what a sweep watches (names and attributes beneath
     LISTED directories), or everything it knows when negative_timeout_s >= 1e9 (no sweep).
     """
+
+def resume_session() -> None:
+    """On a live mount, after pyfuse3.init: make libfuse and pyfuse3 believe in an INIT, which the
+    kernel sends only once in a mount's life. ValueError: no session, or it has begun."""
 
 def kernel_info() -> dict[str, int]:
     """After INIT: proto_major, proto_minor, capable, want (FUSE_CAP_*), max_write, max_pages,

@@ -15,6 +15,7 @@ publishing is never the reader's business.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -210,6 +211,10 @@ class Fetcher:
         """
         result = await self._origin.call(lambda _tick: _native.refresh(ino))
         if result == GONE:
+            # What has its name now is known from here on; who opens the name again, gets it.
+            parent, name = _native.parent(ino), _native.name(ino)
+            with contextlib.suppress(OriginError):
+                await self._origin.call(lambda _tick: _native.add(parent, name))
             raise OriginChanged
         if result:
             # The reader waits for a page of this inode, so its pages cannot be dropped before it

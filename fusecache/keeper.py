@@ -9,7 +9,7 @@ dies the next one gets the same descriptors; the kernel repeats what the dead on
 Protocols, all one JSON object a line:
 
 * to the server: argv[1] = {"config", "fds": {"fuse", "source", "table", "control", "ready"},
-  "keeper_pid", "restarts", "mounted_at", "resume", "planned"}
+  "source_device", "keeper_pid", "restarts", "mounted_at", "resume", "planned"}
 * from the server, on the ready descriptor: {"ready": true, "zero_open", "warnings"} or
   {"error", "exit"}; it exits 0 when the mount is gone, and on SIGTERM
 * to the CLI, on REPORT_FD: {"ready": true, "zero_open", "warnings", "device", "log"} or
@@ -446,6 +446,8 @@ class Keeper:
             self.source_fd = os.open(
                 self.config["source"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             )
+            device = os.fstat(self.source_fd).st_dev
+            self.source_device = f"{os.major(device)}:{os.minor(device)}"
         except OSError as error:
             raise KeeperError(
                 f"cannot open source {self.config['source']}: {error.strerror}"
@@ -478,6 +480,7 @@ class Keeper:
         # The device number is ours now, so what lies there was left by a keeper that is gone.
         shutil.rmtree(self.directory, ignore_errors=True)
         os.mkdir(self.directory, 0o700)
+        self.directory_ino = os.stat(self.directory).st_ino
         self.listener = mounts.listen(self.directory, mounts.KEEPER_SOCKET, 16)
         self.listener.setblocking(False)
         self.control = mounts.listen(self.directory, mounts.CONTROL_SOCKET, CONTROL_BACKLOG)
@@ -498,8 +501,14 @@ class Keeper:
             listener = getattr(self, name, None)
             if listener is not None:
                 listener.close()
-        if getattr(self, "directory", None) is not None:
+        # The device number may be a newer mount's by now, and the directory with it.
+        if getattr(self, "directory", None) is not None and self.is_own_directory():
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def is_own_directory(self) -> bool:
+        with contextlib.suppress(OSError):
+            return os.stat(self.directory).st_ino == self.directory_ino
+        return False
 
     def keep_log_of_failure(self) -> str:
         """Where the log of a start that failed can be read: the runtime directory goes away."""
@@ -524,6 +533,7 @@ class Keeper:
         arguments: Json = {
             "config": self.config,
             "fds": dict(fds),
+            "source_device": self.source_device,
             "keeper_pid": os.getpid(),
             "restarts": self.restarts,
             "mounted_at": self.mounted_at,

@@ -23,7 +23,7 @@ from fusecache.store.types import Version
 log = logging.getLogger(__name__)
 
 ATTRIBUTES_ONLY = -1  # offset of an invalidation that leaves the pages
-STALE_BATCH = 256
+STALE_BATCH = 16  # small: what shares a batch with an inode that is held up, waits
 QUIET_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTEMPTY, errno.ENOTDIR})
 
 Range = tuple[int, int, int]  # inode, offset, length; 0, 0: all pages
@@ -35,7 +35,7 @@ class Kernel:
     def __init__(self, fuse_fd: int) -> None:
         self.fuse_fd = fuse_fd
         self._droppers = trio.CapacityLimiter(2)
-        self._drainer = trio.CapacityLimiter(1)
+        self._drainers = trio.CapacityLimiter(8)
         self._pushers = trio.CapacityLimiter(3)
         self._stale = trio.Event()
         self._later: dict[int, float] = {}  # inode -> when (trio clock)
@@ -51,12 +51,15 @@ class Kernel:
             wait_s = min(self._later.values(), default=math.inf) - trio.current_time()
             with trio.move_on_after(max(0.0, wait_s)):
                 await self._stale.wait()
-            self._stale = trio.Event()
+            if self._stale.is_set():
+                self._stale = trio.Event()
             now = trio.current_time()
             for ino in [ino for ino, due in self._later.items() if due <= now]:
                 del self._later[ino]
                 _native.mark_stale(ino)
-            await trio.to_thread.run_sync(self.drain, limiter=self._drainer, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(
+                self.drain, limiter=self._drainers, abandon_on_cancel=True
+            )
 
     def forget_later(self, ino: int, delay_s: float) -> None:
         """Have the kernel forget the inode's pages when `delay_s` has passed."""

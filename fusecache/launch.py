@@ -21,6 +21,7 @@ class Launch:
     table_fd: int
     control_fd: int
     ready_fd: int
+    source_device: str  # "major:minor" of the source directory, known without asking the origin
     keeper_pid: int
     restarts: int
     mounted_at: float  # seconds since the epoch

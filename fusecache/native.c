@@ -309,6 +309,21 @@ static PyObject *py_is_listed(PyObject *module, PyObject *arg)
 	return n ? PyBool_FromLong(listed) : unknown_inode(ino);
 }
 
+static PyObject *py_is_stale(PyObject *module, PyObject *arg)
+{
+	PyThreadState *locked;
+	uint64_t ino;
+	bool stale;
+
+	(void)module;
+	if (!take_ino(arg, &ino))
+		return NULL;
+	locked = lock_read();
+	stale = node_at(ino) && node_flags(&table.nodes[node_primary((uint32_t)ino)]) & NODE_STALE;
+	unlock(locked);
+	return PyBool_FromLong(stale);
+}
+
 static PyObject *py_is_dead(PyObject *module, PyObject *arg)
 {
 	PyThreadState *locked;
@@ -920,6 +935,17 @@ static PyObject *py_configure_session(PyObject *module, PyObject *args, PyObject
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_resume_session(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	if (front_resume()) {
+		PyErr_SetString(PyExc_ValueError, "resume_session: once, after pyfuse3.init");
+		return NULL;
+	}
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_kernel_info(PyObject *module, PyObject *unused)
 {
 	const struct kernel_info *i = &kernel_info;
@@ -1060,6 +1086,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(version),
     ONE_ARGUMENT(is_listed),
     ONE_ARGUMENT(is_dead),
+    ONE_ARGUMENT(is_stale),
     WITH_KEYWORDS(directories),
     WITH_KEYWORDS(children),
     ONE_ARGUMENT(path),
@@ -1086,6 +1113,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(resend),
     NO_ARGUMENT(interposed),
     WITH_KEYWORDS(configure_session),
+    NO_ARGUMENT(resume_session),
     NO_ARGUMENT(kernel_info),
     NO_ARGUMENT(event_fd),
     NO_ARGUMENT(take_events),

@@ -153,6 +153,7 @@ char *table_path(uint32_t ino, size_t *len); /* malloc'ed */
 int table_set_location(uint64_t ino, uint64_t block, struct location at, const struct version *of);
 void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if); /* 0: always */
 bool table_version(uint64_t ino, struct version *out);
+bool table_is_stale(uint64_t ino);
 int table_open(uint64_t ino, int flags);
 ssize_t table_readlink(uint64_t ino, char *buf, size_t cap);
 int64_t table_add(uint64_t parent, const char *name, size_t len);
@@ -255,6 +256,7 @@ struct kernel_info {
 extern struct kernel_info kernel_info;
 bool front_interposed(void);
 int front_configure(bool front, unsigned threads, double negative_timeout_s, bool resume);
+int front_resume(void);
 bool front_running(void);
 /* Bytes pushed: less than size when the node stopped being of this version; or -errno. */
 int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, size_t size,

@@ -306,6 +306,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	const unsigned char *data;
 	struct scratch *joined = NULL;
 	struct version version;
+	size_t wanted = size;
 	int result = READ_MISS;
 
 	if (!self) {
@@ -317,7 +318,11 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	COUNT(requests, 1);
 	if (offset >= 0 && table_version(ino, &version))
 		result = file_read((uint32_t)ino, (uint64_t)offset, &size, self->scratch, &joined, &data);
-	if (result == READ_OK) {
+	if (result == READ_OK && size < wanted && table_is_stale(ino)) {
+		/* The kernel may believe in a larger size, and would show zeros where we have nothing. It asks
+		 * again when it has been told. */
+		real.reply_err(req, EINTR);
+	} else if (result == READ_OK) {
 		/* Before the answer: whoever counts the reader's bytes must find them counted. */
 		COUNT(from_ssd, 1);
 		COUNT(bytes_from_ssd, size);
@@ -608,24 +613,27 @@ EXPORT int fuse_session_fd(struct fuse_session *session)
 }
 
 /* The kernel sends INIT once in a mount's life; a server that takes over makes libfuse believe in one.
- * The reply goes to a request that the kernel does not know and is refused (ENOENT), silently. */
-static int made_up_init(struct fuse_buf *buf)
+ * The reply goes to a request that the kernel does not know and is refused (ENOENT), silently.
+ * Calls pyfuse3's handler: the caller has the GIL. */
+int front_resume(void)
 {
-	struct fuse_in_header head = {
-	    .len = sizeof(head) + sizeof(struct fuse_init_in),
-	    .opcode = FUSE_INIT,
-	    .unique = 0x7ffffffffffffff0u,
+	struct {
+		struct fuse_in_header head;
+		struct fuse_init_in init;
+	} request = {
+	    .head = {.len = sizeof(request), .opcode = FUSE_INIT, .unique = 0x7ffffffffffffff0u},
+	    .init = {.major = FUSE_KERNEL_VERSION,
+		     .minor = FUSE_KERNEL_MINOR_VERSION,
+		     .max_readahead = 1 << 20,
+		     .flags = 0xfffffbffu},
 	};
-	struct fuse_init_in init = {
-	    .major = FUSE_KERNEL_VERSION,
-	    .minor = FUSE_KERNEL_MINOR_VERSION,
-	    .max_readahead = 1 << 20,
-	    .flags = 0xfffffbffu,
-	};
+	struct fuse_buf buf = {.mem = &request, .size = sizeof(request)};
 
-	memcpy(buf->mem, &head, sizeof(head));
-	memcpy((char *)buf->mem + sizeof(head), &init, sizeof(init));
-	return (int)head.len;
+	if (!front.session || front.stage != BEFORE_INIT)
+		return -EINVAL;
+	front.stage = AFTER_INIT;
+	real.process_buf(front.session, &buf);
+	return 0;
 }
 
 EXPORT int fuse_session_receive_buf(struct fuse_session *session, struct fuse_buf *buf)
@@ -635,10 +643,9 @@ EXPORT int fuse_session_receive_buf(struct fuse_session *session, struct fuse_bu
 	int got;
 
 	real_load();
-	if (session != front.session || !session ||
-	    (!front.enabled && (front.stage != BEFORE_INIT || !front.resume)))
+	if (session != front.session || !session || !front.enabled)
 		return real.receive_buf(session, buf);
-	if (front.stage == BEFORE_INIT && !front.resume) {
+	if (front.stage == BEFORE_INIT) {
 		got = real.receive_buf(session, buf);
 		if (got > 0)
 			front.stage = AFTER_INIT;
@@ -650,12 +657,6 @@ EXPORT int fuse_session_receive_buf(struct fuse_session *session, struct fuse_bu
 			return -ENOMEM;
 	}
 	buf->flags = 0;
-	if (front.stage == BEFORE_INIT) {
-		front.stage = AFTER_INIT;
-		got = made_up_init(buf);
-		buf->size = (size_t)got;
-		return got;
-	}
 	if (front.stage == AFTER_INIT) { /* pyfuse3 has processed it */
 		got = front_start();
 		if (got)

@@ -861,6 +861,19 @@ bool table_version(uint64_t ino, struct version *out)
 	return n != NULL;
 }
 
+bool table_is_stale(uint64_t ino)
+{
+	const struct node *n;
+	bool stale = false;
+
+	pthread_rwlock_rdlock(&table.lock);
+	n = node_at(ino);
+	if (n)
+		stale = node_flags(&table.nodes[node_primary((uint32_t)ino)]) & NODE_STALE;
+	pthread_rwlock_unlock(&table.lock);
+	return stale;
+}
+
 uint64_t table_location(uint32_t ino, uint64_t block)
 {
 	const struct node *n = &table.nodes[ino];

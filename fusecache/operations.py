@@ -259,7 +259,12 @@ class Operations(pyfuse3.Operations):
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: int, off: int, size: int
     ) -> bytes | memoryview:
-        return await self._reader.read(fh, off, size)
+        data = await self._reader.read(fh, off, size)
+        if len(data) < size and _native.is_stale(fh):
+            # The kernel may believe in a larger size, and would show zeros where we have nothing.
+            # It asks again when it has been told.
+            raise pyfuse3.FUSEError(errno.EINTR)
+        return data
 
     async def flush(self, fh: int) -> None:
         raise pyfuse3.FUSEError(errno.ENOSYS)  # asked once, never again

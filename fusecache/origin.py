@@ -34,6 +34,9 @@ LOCAL_FILE_SYSTEMS = frozenset(
     {"ext4", "xfs", "btrfs", "f2fs", "bcachefs", "tmpfs", "zfs", "overlay"}
 )
 
+PROBE_TIMEOUT_S = 5.0
+PROBE_AGAIN_S = 1.0
+
 PIECE_BYTES = 1 << 20  # progress is noticed after each piece
 AWAY_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT})
 
@@ -45,14 +48,19 @@ class Origin:
     `tick_ns` is the age below which time stamps are not trusted.
     """
 
-    def __init__(self, source_fd: int, threads: int, timeout_s: float, stats: Stats) -> None:
+    def __init__(
+        self, source_fd: int, device: str, threads: int, timeout_s: float, stats: Stats
+    ) -> None:
         self.timeout_s = timeout_s
-        self.tick_ns = clock_tick_ns(source_fd)
+        self.tick_ns = clock_tick_ns(device)
+        self._source_fd = source_fd
+        self._doubt = trio.Event()
         self.stats = stats
         self.available = True
         self.last_error = ""
         self._readers = trio.CapacityLimiter(threads)
         self._background = trio.CapacityLimiter(4)
+        self._probes = trio.CapacityLimiter(2)
 
     def has_free_thread(self) -> bool:
         return self._readers.available_tokens > 0
@@ -91,7 +99,6 @@ class Origin:
                 )
             except OSError as error:
                 raise self._failed(error.errno or errno.EIO, str(error)) from error
-            self._answered()
             return result
         abandoned = True
         self._failed(errno.EIO, f"no answer within {self.timeout_s:g} s")
@@ -100,30 +107,48 @@ class Origin:
     def _failed(self, number: int, message: str) -> OriginError:
         if number in AWAY_ERRNOS:
             self.stats.add("origin_errors")
-            if self.available:
-                log.warning(
-                    "origin does not answer properly: %s; cached files are still served", message
-                )
-            self.available = False
             self.last_error = message
-        else:
-            self._answered()  # ENOENT, EACCES, ...: it did answer
+            self._doubt.set()
         return OriginError(number)
 
-    def _answered(self) -> None:
-        if not self.available:
-            log.info("origin answers again")
+    async def probe_forever(self) -> None:
+        """After an error that one file or the whole origin may be the cause of: ask for the source
+        directory itself, until it answers.
+        """
+        while True:
+            await self._doubt.wait()
+            self._doubt = trio.Event()
+            while not await self._probe():
+                if self.available:
+                    log.warning("origin is away: %s; cached files are served", self.last_error)
+                self.available = False
+                await trio.sleep(PROBE_AGAIN_S)
+            if not self.available:
+                log.info("origin answers again")
             self.available = True
 
+    async def _probe(self) -> bool:
+        with trio.move_on_after(min(PROBE_TIMEOUT_S, self.timeout_s)):
+            try:
+                await trio.to_thread.run_sync(
+                    _native.version_of_fd,
+                    self._source_fd,
+                    abandon_on_cancel=True,
+                    limiter=self._probes,
+                )
+            except OSError as error:
+                self.last_error = str(error)
+                return False
+            return True
+        return False
 
-def clock_tick_ns(source_fd: int) -> int:
+
+def clock_tick_ns(device: str) -> int:
     """How old time stamps must be before a further change is sure to change them.
 
     A local kernel's clock tick is up to 10 ms. Over a network the clock is the server's, and some
-    protocols keep whole seconds only.
+    protocols keep whole seconds only. `device` is "major:minor".
     """
-    status = os.fstat(source_fd)
-    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     with open("/proc/self/mountinfo") as mountinfo:
         for line in mountinfo:
             fields = line.split()

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 ORDINARY = 0  # _native.table_mode
 HOUSEKEEPING_S = 1.0
 RETRY_TASK_S = 1.0
+DRAINERS = 4  # each may be held up by one inode whose page is being fetched
 RESUME_STORE_WAIT_S = 2.0
 FRONT_THREADS = 8
 SLOW_REQUESTS_MOST = 10_000  # waiting for the origin; the kernel sends no more than its own limit
@@ -74,7 +75,11 @@ class Server:
         )
         self.kernel = Kernel(launch.fuse_fd)
         self.origin = Origin(
-            launch.source_fd, config.origin_threads, config.origin_timeout_s, self.stats
+            launch.source_fd,
+            launch.source_device,
+            config.origin_threads,
+            config.origin_timeout_s,
+            self.stats,
         )
         self.fetcher = Fetcher(self.origin, self.store, self.kernel, self.dataset, self.stats)
         self.stager = Stager(self.kernel, config.ram_bytes, self.stats)
@@ -111,7 +116,8 @@ class Server:
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for task in (
                 control.serve_forever,
-                self.kernel.drain_forever,
+                *[self.kernel.drain_forever] * DRAINERS,
+                self.origin.probe_forever,
                 self.fetcher.publish_forever,
                 self.stager.push_forever,
                 self.stager.drop_forever,
@@ -149,6 +155,7 @@ class Server:
         except ValueError as error:
             raise UserError(f"cannot go on with this mount: {error}") from error
         if self.launch.resume:
+            _native.resume_session()
             self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
         log.info(
             "%s: %s open mode%s, %d inodes known",
