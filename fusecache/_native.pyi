@@ -73,8 +73,12 @@ def version(ino: int) -> tuple[int, int, int, int]:
     """(origin inode number, size, mtime_ns, ctime_ns). KeyError: unknown."""
 
 def is_listed(ino: int) -> bool: ...
-def is_stale(ino: int) -> bool:
-    """The kernel has not yet been told of the node's current attributes. False: unknown inode."""
+def refuse_short(ino: int) -> bool:
+    """True: the file has shrunk and the kernel may not know it. A READ that gets fewer bytes than
+    it wanted must be refused (EINTR) for now: the reader would see zeros in place of the rest."""
+
+def told(ino: int) -> None:
+    """The inode's attributes are being answered: the kernel learns its size."""
 
 def is_dead(ino: int) -> bool:
     """No known name leads to it any more (a hard-linked file lives as long as one of them)."""

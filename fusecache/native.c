@@ -309,19 +309,33 @@ static PyObject *py_is_listed(PyObject *module, PyObject *arg)
 	return n ? PyBool_FromLong(listed) : unknown_inode(ino);
 }
 
-static PyObject *py_is_stale(PyObject *module, PyObject *arg)
+static PyObject *py_refuse_short(PyObject *module, PyObject *arg)
+{
+	uint64_t ino;
+	bool refuse;
+
+	(void)module;
+	if (!take_ino(arg, &ino))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	refuse = table_refuse_short(ino);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(refuse);
+}
+
+static PyObject *py_told(PyObject *module, PyObject *arg)
 {
 	PyThreadState *locked;
 	uint64_t ino;
-	bool stale;
 
 	(void)module;
 	if (!take_ino(arg, &ino))
 		return NULL;
 	locked = lock_read();
-	stale = node_at(ino) && node_flags(&table.nodes[node_primary((uint32_t)ino)]) & NODE_STALE;
+	if (node_at(ino))
+		node_told(node_primary((uint32_t)ino));
 	unlock(locked);
-	return PyBool_FromLong(stale);
+	Py_RETURN_NONE;
 }
 
 static PyObject *py_is_dead(PyObject *module, PyObject *arg)
@@ -1086,7 +1100,8 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(version),
     ONE_ARGUMENT(is_listed),
     ONE_ARGUMENT(is_dead),
-    ONE_ARGUMENT(is_stale),
+    ONE_ARGUMENT(refuse_short),
+    ONE_ARGUMENT(told),
     WITH_KEYWORDS(directories),
     WITH_KEYWORDS(children),
     ONE_ARGUMENT(path),

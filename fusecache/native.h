@@ -54,6 +54,7 @@ enum {
 	/* The kernel holds something older than the table; cleared when it has been told. */
 	NODE_STALE = 16,      /* attributes, pages or the cached listing */
 	NODE_STALE_NAME = 32, /* the (possibly negative) dentry of the name */
+	NODE_SHRUNK = 64,     /* the kernel may believe in a larger size: it has not asked since */
 };
 
 struct node { /* in the memfd: the layout version in native_table.c covers it */
@@ -153,7 +154,11 @@ char *table_path(uint32_t ino, size_t *len); /* malloc'ed */
 int table_set_location(uint64_t ino, uint64_t block, struct location at, const struct version *of);
 void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if); /* 0: always */
 bool table_version(uint64_t ino, struct version *out);
-bool table_is_stale(uint64_t ino);
+/* Attributes are being answered (table.lock held): the kernel learns the size. */
+void node_told(uint32_t primary);
+/* Must a read that gets fewer bytes than it wanted be refused for now? With a size that is too large
+ * the kernel would show zeros where we have nothing; it asks for the size before it tries again. */
+bool table_refuse_short(uint64_t ino);
 int table_open(uint64_t ino, int flags);
 ssize_t table_readlink(uint64_t ino, char *buf, size_t cap);
 int64_t table_add(uint64_t parent, const char *name, size_t len);

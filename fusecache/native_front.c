@@ -218,6 +218,7 @@ static void fill_stat(uint32_t primary, struct stat *st)
 		st->st_mtim.tv_nsec += 1000000000, st->st_mtim.tv_sec--;
 	if (st->st_ctim.tv_nsec < 0)
 		st->st_ctim.tv_nsec += 1000000000, st->st_ctim.tv_sec--;
+	node_told(primary);
 }
 
 static void fill_entry(uint32_t node, struct fuse_entry_param *entry)
@@ -318,9 +319,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	COUNT(requests, 1);
 	if (offset >= 0 && table_version(ino, &version))
 		result = file_read((uint32_t)ino, (uint64_t)offset, &size, self->scratch, &joined, &data);
-	if (result == READ_OK && size < wanted && table_is_stale(ino)) {
-		/* The kernel may believe in a larger size, and would show zeros where we have nothing. It asks
-		 * again when it has been told. */
+	if (result == READ_OK && size < wanted && table_refuse_short(ino)) {
 		real.reply_err(req, EINTR);
 	} else if (result == READ_OK) {
 		/* Before the answer: whoever counts the reader's bytes must find them counted. */

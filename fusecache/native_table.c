@@ -124,6 +124,7 @@ static void flags_change(struct node *n, uint32_t set, uint32_t clear)
 
 /* ---- what the kernel has to be told ------------------------------------------------------- */
 enum { STALE_QUEUED = 1, STALE_IN_FLIGHT, STALE_AGAIN };
+#define REFUSALS_MOST 64
 #define STALE_FLAGS (uint32_t)(NODE_STALE | NODE_STALE_NAME)
 
 static void stale_push(uint32_t ino)
@@ -547,7 +548,8 @@ static int node_update(uint32_t ino, const struct attributes *a)
 		image.flags = (node_flags(old) & 0xffffu & ~(uint32_t)NODE_NOATTR) |
 			      device_index(a->major_no, a->minor_no) << 16;
 	if (result != SAME)
-		image.flags = node_flags(&image) | NODE_STALE; /* same publication */
+		image.flags = node_flags(&image) | NODE_STALE |
+			      (image.size < old->size ? NODE_SHRUNK : 0); /* same publication */
 	node_rewrite(primary, &image);
 	if (result != SAME)
 		stale_queue(primary);
@@ -861,17 +863,35 @@ bool table_version(uint64_t ino, struct version *out)
 	return n != NULL;
 }
 
-bool table_is_stale(uint64_t ino)
+void node_told(uint32_t primary)
 {
-	const struct node *n;
-	bool stale = false;
+	uint32_t flags = node_flags(&table.nodes[primary]);
+
+	if ((flags & NODE_SHRUNK) && !(flags & NODE_STALE))
+		atomic_fetch_and(&table.nodes[primary].flags, ~(uint32_t)NODE_SHRUNK);
+}
+
+bool table_refuse_short(uint64_t ino)
+{
+	static _Atomic uint64_t refused; /* inode << 8 | times */
+	uint64_t before = atomic_load(&refused);
+	uint32_t primary = 0;
+	bool refuse = false;
 
 	pthread_rwlock_rdlock(&table.lock);
-	n = node_at(ino);
-	if (n)
-		stale = node_flags(&table.nodes[node_primary((uint32_t)ino)]) & NODE_STALE;
+	if (node_at(ino)) {
+		primary = node_primary((uint32_t)ino);
+		refuse = node_flags(&table.nodes[primary]) & NODE_SHRUNK;
+	}
+	/* Direct reads never ask for the size, and need no protection: do not refuse them for ever. */
+	if (refuse && before >> 8 == primary && (before & 255) >= REFUSALS_MOST) {
+		atomic_fetch_and(&table.nodes[primary].flags, ~(uint32_t)NODE_SHRUNK);
+		refuse = false;
+	}
 	pthread_rwlock_unlock(&table.lock);
-	return stale;
+	if (refuse)
+		atomic_store(&refused, before >> 8 == primary ? before + 1 : (uint64_t)primary << 8);
+	return refuse;
 }
 
 uint64_t table_location(uint32_t ino, uint64_t block)

@@ -24,7 +24,7 @@ import trio
 from fusecache import _native
 from fusecache.errors import OriginError
 from fusecache.fetcher import GONE
-from fusecache.origin import Origin
+from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.reader import Reader
 from fusecache.revalidate import Revalidation
 
@@ -146,13 +146,13 @@ class Operations(pyfuse3.Operations):
         if self._is_watched(ino) or _native.is_dead(ino):
             return True
         if not self._origin.available:
-            return True  # what we know is what we can say
+            return True
         try:
             result = await self._origin.call(lambda _tick: _native.refresh(ino))
-        except OriginError:
-            if self._origin.available:
+        except OriginError as error:
+            if error.errno not in AWAY_ERRNOS:
                 raise
-            return True
+            return True  # what we know is what we can say
         return result != GONE
 
     def _is_watched(self, ino: int) -> bool:
@@ -173,6 +173,7 @@ class Operations(pyfuse3.Operations):
 
     def _entry(self, ino: int) -> pyfuse3.EntryAttributes:
         (mode, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime) = _native.attributes(ino)
+        _native.told(ino)
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = ino
         entry.st_mode = mode
@@ -260,9 +261,7 @@ class Operations(pyfuse3.Operations):
         self, fh: int, off: int, size: int
     ) -> bytes | memoryview:
         data = await self._reader.read(fh, off, size)
-        if len(data) < size and _native.is_stale(fh):
-            # The kernel may believe in a larger size, and would show zeros where we have nothing.
-            # It asks again when it has been told.
+        if len(data) < size and _native.refuse_short(fh):
             raise pyfuse3.FUSEError(errno.EINTR)
         return data
 

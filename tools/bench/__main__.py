@@ -1,0 +1,124 @@
+"""tools/bench/run: chooses rows and peers, makes the work directory, saves what was measured.
+
+INVARIANT: mounts, processes, loop devices and files are gone at the end, also after a failure,
+Ctrl-C or SIGTERM; what was measured until then is saved.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from tools.bench import peers, rows
+from tools.bench.readers import Readers
+from tools.bench.results import Results, machine
+
+ROWS = ("hot", "cold", "listing", "stream", "memory", "kill", "origin")
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _chosen(kind: str, asked: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(known if asked == "all" else asked.split(","))
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"no {kind} {name!r}; known: {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+@click.command(help="Measure fusecache and its peers side by side (docs/BENCHMARKS.md).")
+@click.option("--rows", "row_list", default="all", show_default=True, help=",".join(ROWS))
+@click.option("--peers", "peer_list", default="all", show_default=True, help=",".join(peers.ALL))
+@click.option("--quick", is_flag=True, help="Less data, fewer rounds: a check of the harness.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out/bench"),
+    show_default=True,
+    help="bench.json and bench.md go here.",
+)
+@click.option(
+    "--work-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Data and caches go below this directory (a local SSD); default: the system's temporary.",
+)
+def main(row_list: str, peer_list: str, quick: bool, out: Path, work_dir: Path | None) -> None:
+    console = Console()
+    chosen_rows = _chosen("row", row_list, ROWS)
+    names = _chosen("peer", peer_list, peers.ALL)
+    if os.geteuid() != 0:
+        raise click.ClickException("dropping the kernel's caches needs root")
+    absent = [name for name in names if peers.missing(name)]
+    names = tuple(name for name in names if name not in absent)
+    signal.signal(signal.SIGTERM, _terminated)
+    results = Results()
+    for name in absent:
+        console.print(f"{name} is not installed: left out")
+        results.note(f"{name} was not installed")
+    results.about = machine() | peers.versions(names) | {"quick": quick}
+    console.print(f"load average: {os.getloadavg()[0]:.2f} on {os.cpu_count()} processors")
+    work = Path(tempfile.mkdtemp(prefix="fusecache-bench-", dir=work_dir))
+    bench = rows.Bench(work, Readers(work), names, quick, results, _sayer(console))
+    failed = 0
+    try:
+        for label, row in _plan(chosen_rows, bench):
+            results.note(f"{label}: load average before {os.getloadavg()[0]:.2f}")
+            try:
+                row()
+            except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+                failed += 1
+                console.print(f"[bold red]{label}[/]: {error}", highlight=False, soft_wrap=True)
+                results.note(f"{label}: NOT MEASURED: {error}")
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        failed += 1
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        results.save(out, names)
+    console.print(results.markdown(names), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"saved {out / 'bench.md'}, {out / 'bench.json'}")
+    sys.exit(1 if failed else 0)
+
+
+def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callable[[], None]]]:
+    plan: list[tuple[str, Callable[[], None]]] = []
+    hot, cold = "hot" in chosen, "cold" in chosen
+    if hot or cold:
+        label = "+".join(name for name in ("hot", "cold") if name in chosen)
+        plan.append((label, lambda: rows.small_files(bench, hot, cold)))
+    single: dict[str, Callable[[rows.Bench], None]] = {
+        "listing": rows.listing,
+        "stream": rows.stream,
+        "memory": rows.memory,
+        "kill": rows.kill,
+        "origin": rows.origin,
+    }
+    for name, row in single.items():
+        if name in chosen:
+            plan.append((name, lambda row=row: row(bench)))  # type: ignore[misc]  # bound early
+    return plan
+
+
+def _sayer(console: Console) -> Callable[[str], None]:
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        seconds = time.monotonic() - start
+        console.print(f"[dim]{seconds:6.0f} s[/]  {text}", highlight=False, soft_wrap=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What was measured, and how it compares: medians, ratios, targets; JSON and Markdown.
+
+INVARIANT: a ratio is the median of the ratios of single rounds, in which both peers ran within
+seconds of each other; a machine that gets slower meanwhile slows both. Values are "more is better"
+unless the unit is seconds or bytes.
+"""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Series:
+    row: str
+    work: str
+    peer: str
+    unit: str
+    values: list[float] = field(default_factory=list)  # one a round
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+
+@dataclass(frozen=True)
+class Target:
+    """`peer`'s figure against `against`'s (None: a plain limit)."""
+
+    row: str
+    work: str
+    against: str | None
+    limit: float
+    at_most: bool = False
+    peer: str = "fusecache"
+    against_work: str | None = None  # None: the same work
+
+    def claim(self) -> str:
+        sign = "≤" if self.at_most else "≥"
+        if self.against is None:
+            return f"{self.row}: {self.work} {sign} {self.limit:,.6g}"
+        other = self.against if self.against_work is None else f"{self.against} {self.against_work}"
+        return f"{self.row}: {self.work} {sign} {self.limit:g} × {other}"
+
+
+TARGETS = (
+    Target("hot", "1 reader", "native", 0.95),
+    Target("hot", "4 readers", "native", 0.95),
+    Target("hot", "1 reader", "bindfs", 1.7),
+    Target("hot", "4 readers", "bindfs", 1.7),
+    Target("hot", "1 reader", "juicefs", 2.5),
+    Target("hot", "4 readers", "juicefs", 2.5),
+    Target("cold", "1 reader", "juicefs", 1.5),
+    Target("cold", "4 readers", "juicefs", 1.5),
+    Target("cold", "1 reader", "native", 0.6),
+    Target("cold", "4 readers", "native", 0.6),
+    Target("listing", "first", None, 150_000),
+    Target("listing", "again", "native", 0.7),
+    Target("listing", "stat of each", "native", 0.7),
+    Target("stream", "cold, store empty", "native", 0.6, against_work="cold"),
+    Target("stream", "cold, from the store", "native", 0.6, against_work="cold"),
+    Target("stream", "hot", "native", 0.9),
+    Target("memory", "proportional set size", None, 150, at_most=True),
+    Target("kill", "next byte", None, 0.5, at_most=True),
+)
+
+
+class Results:
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str, str], Series] = {}
+        self.notes: list[str] = []
+        self.about: dict[str, object] = {}
+
+    def add(self, row: str, work: str, peer: str, unit: str, value: float) -> None:
+        key = (row, work, peer)
+        series = self._series.setdefault(key, Series(row, work, peer, unit))
+        assert series.unit == unit
+        series.values.append(value)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def get(self, row: str, work: str, peer: str) -> Series | None:
+        return self._series.get((row, work, peer))
+
+    def measure(self, target: Target) -> float | None:
+        """The figure that the target is about; None: not measured in this run."""
+        own = self.get(target.row, target.work, target.peer)
+        if own is None:
+            return None
+        if target.against is None:
+            return own.median
+        other = self.get(target.row, target.against_work or target.work, target.against)
+        return None if other is None else _ratio(own, other)
+
+    def markdown(self, peers: Sequence[str]) -> str:
+        lines = ["# Benchmark", ""]
+        lines += [f"- {key}: {value}" for key, value in self.about.items()]
+        for row in dict.fromkeys(s.row for s in self._series.values()):
+            lines += ["", f"## {row}", ""]
+            mine = [s for s in self._series.values() if s.row == row]
+            present = [p for p in peers if any(s.peer == p for s in mine)]
+            lines.append("| work | unit | " + " | ".join(present) + " |")
+            lines.append("| --- | --- |" + " ---: |" * len(present))
+            for work, unit in dict.fromkeys((s.work, s.unit) for s in mine):
+                cells = []
+                for peer in present:
+                    series = self.get(row, work, peer)
+                    cells.append("" if series is None else _cell(series))
+                lines.append(f"| {work} | {unit} | " + " | ".join(cells) + " |")
+        lines += ["", "## targets", "", "| target | measured | reached |", "| --- | ---: | --- |"]
+        for target in TARGETS:
+            value = self.measure(target)
+            if value is None:
+                continue
+            met = value <= target.limit if target.at_most else value >= target.limit
+            shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+            lines.append(f"| {target.claim()} | {shown} | {'yes' if met else '**no**'} |")
+        if self.notes:
+            lines += ["", "## notes", "", *[f"- {note}" for note in dict.fromkeys(self.notes)]]
+        return "\n".join(lines) + "\n"
+
+    def save(self, out: Path, peers: Sequence[str]) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        targets = [
+            {"claim": t.claim(), "limit": t.limit, "measured": self.measure(t)} for t in TARGETS
+        ]
+        data = {
+            "about": self.about,
+            "series": [vars(s) | {"median": s.median} for s in self._series.values()],
+            "targets": [t for t in targets if t["measured"] is not None],
+            "notes": list(dict.fromkeys(self.notes)),
+        }
+        (out / "bench.json").write_text(json.dumps(data, indent=1) + "\n")
+        (out / "bench.md").write_text(self.markdown(peers))
+
+
+def _ratio(own: Series, other: Series) -> float:
+    pairs = list(zip(own.values, other.values, strict=False))
+    return statistics.median(a / b for a, b in pairs)
+
+
+def _cell(series: Series) -> str:
+    def show(value: float) -> str:
+        if value >= 1000:
+            return f"{value:,.0f}"
+        return f"{value:.3g}"
+
+    if len(series.values) == 1:
+        return show(series.values[0])
+    spread = f"{show(min(series.values))}–{show(max(series.values))}"
+    return f"**{show(series.median)}** ({spread})"
+
+
+def machine() -> dict[str, object]:
+    """Enough to know whether two runs can be compared."""
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    return {
+        "kernel": platform.release(),
+        "processor": f"{os.cpu_count()} × {cpu}",
+        "memory": f"{memory_kib / 2**20:.1f} GiB",
+        "load average at the start": " ".join(f"{x:.2f}" for x in os.getloadavg()),
+    }

@@ -1,0 +1,102 @@
+"""The demo's results: a table for the terminal, a plot and a JSON file for keeps."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tools.demo_lib.training import Epoch
+
+
+@dataclass(frozen=True)
+class Row:
+    source: str  # "direct" or "fusecache"
+    epoch: int  # from 1
+    served_from: str  # where the bytes are expected to come from
+    result: Epoch
+    origin_bytes: int | None  # None: this machine cannot count them
+
+
+@dataclass(frozen=True)
+class Check:
+    claim: str
+    holds: bool
+    found: str
+
+
+def print_table(console: Console, rows: list[Row], checks: list[Check]) -> None:
+    table = Table(
+        title="One training, read directly from the origin and through the mount",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("read", "epoch", "from"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("images/s", "time", "waiting", "origin MB", "loss", "acc."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before is not None and before.source != row.source:
+            table.add_section()
+        fetched = "?" if row.origin_bytes is None else f"{row.origin_bytes / 1e6:.1f}"
+        table.add_row(
+            row.source,
+            str(row.epoch),
+            row.served_from,
+            f"{row.result.samples_per_s:.0f}",
+            f"{row.result.seconds:.1f} s",
+            f"{row.result.waiting_s:.1f} s",
+            fetched,
+            f"{sum(row.result.losses) / len(row.result.losses):.3f}",
+            f"{row.result.accuracy:.1%}",
+        )
+    console.print(table)
+    for check in checks:
+        mark = "[green]yes[/]" if check.holds else "[bold red]NO [/]"
+        console.print(f"  {mark} {check.claim}: {check.found}", highlight=False, soft_wrap=True)
+
+
+def save_json(path: Path, rows: list[Row], checks: list[Check], about: dict[str, object]) -> None:
+    data = {
+        "about": about,
+        "rows": [asdict(r) for r in rows],
+        "checks": [asdict(c) for c in checks],
+    }
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def save_plot(path: Path, rows: list[Row], about: str) -> None:
+    """Four small charts, PNG: speed, waiting, bytes from the origin, loss of each step."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    colours = {"direct": "#9a9a9a", "fusecache": "#2a78b8"}
+    labels = [f"{row.source}\nepoch {row.epoch}\nfrom {row.served_from}" for row in rows]
+    fill = [colours[row.source] for row in rows]
+    figure, ((speed, waiting), (fetched, loss)) = plt.subplots(2, 2, figsize=(13, 8.5))
+    bars = [
+        (speed, "samples/s", [row.result.samples_per_s for row in rows]),
+        (waiting, "seconds waiting for data", [row.result.waiting_s for row in rows]),
+        (fetched, "MB read from the origin", [(row.origin_bytes or 0) / 1e6 for row in rows]),
+    ]
+    for axes, title, values in bars:
+        drawn = axes.bar(range(len(rows)), values, color=fill)
+        axes.bar_label(drawn, fmt="%.0f" if max(values, default=0) >= 20 else "%.1f")
+        axes.set_xticks(range(len(rows)), labels, fontsize=7)
+        axes.set_title(title)
+        axes.spines[["top", "right"]].set_visible(False)
+    for source, style in (("direct", {"linewidth": 4.0}), ("fusecache", {"linewidth": 1.5})):
+        losses = [value for row in rows if row.source == source for value in row.result.losses]
+        loss.plot(losses, color=colours[source], label=source, **style)
+    loss.set_title("loss of each step")
+    loss.legend(frameon=False)
+    loss.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(about)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
