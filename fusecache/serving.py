@@ -54,7 +54,6 @@ class Server:
         self.config = config
         self.stats = Stats()
         self.faults = FaultLog()
-        self.exit_code = 0
         if not why_ordinary and _native.table_mode(launch.table_fd) == ORDINARY:
             why_ordinary = "this mount began in ordinary mode"
         self.why_ordinary = why_ordinary
