@@ -15,7 +15,6 @@ publishing is never the reader's business.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
@@ -38,8 +37,7 @@ PUBLISH_BATCH = 32  # blocks published in one visit to a thread
 CHANGES_MOST = 3  # times a file may change under a fetch before the reader gets ESTALE
 
 ROOM_WAIT_S = 1.0
-
-GONE = 3  # _native.refresh: the name is gone or another file
+FLUSH_AFTER_S = 0.05
 
 Span = Callable[[int], tuple[int, int]]  # file size -> (offset, length)
 
@@ -209,14 +207,10 @@ class Fetcher:
 
         Raises OriginChanged when the name is gone or another file now.
         """
-        result = await self._origin.call(lambda _tick: _native.refresh(ino))
-        if result == GONE:
-            # What has its name now is known from here on; who opens the name again, gets it.
-            parent, name = _native.parent(ino), _native.name(ino)
-            with contextlib.suppress(OriginError):
-                await self._origin.call(lambda _tick: _native.add(parent, name))
+        has_changed = await self._origin.refresh(ino)
+        if has_changed is None:
             raise OriginChanged
-        if result:
+        if has_changed:
             # The reader waits for a page of this inode, so its pages cannot be dropped before it
             # has its answer; its attributes can, and must be, so that it sees the new size.
             self._kernel.forget_attributes(ino)
@@ -226,7 +220,12 @@ class Fetcher:
         while True:
             if not self._queue:
                 self._wake = trio.Event()
-                await self._wake.wait()
+                with trio.move_on_after(FLUSH_AFTER_S):
+                    await self._wake.wait()
+                if not self._queue:
+                    # Nothing more comes for now: let other mounts on the cache directory see it.
+                    await trio.to_thread.run_sync(self._store.flush)
+                    await self._wake.wait()
             batch = [self._queue.popleft() for _ in range(min(PUBLISH_BATCH, len(self._queue)))]
             try:
                 await trio.to_thread.run_sync(self._publish, batch)

@@ -10,6 +10,7 @@ background.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -23,7 +24,6 @@ import trio
 
 from fusecache import _native
 from fusecache.errors import OriginError
-from fusecache.fetcher import GONE
 from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.reader import Reader
 from fusecache.revalidate import Revalidation
@@ -148,12 +148,12 @@ class Operations(pyfuse3.Operations):
         if not self._origin.available:
             return True
         try:
-            result = await self._origin.call(lambda _tick: _native.refresh(ino))
+            has_changed = await self._origin.refresh(ino)
         except OriginError as error:
             if error.errno not in AWAY_ERRNOS:
                 raise
             return True  # what we know is what we can say
-        return result != GONE
+        return has_changed is not None
 
     def _is_watched(self, ino: int) -> bool:
         return self._revalidation.period_s is None or _native.is_listed(_native.parent(ino))
@@ -202,6 +202,8 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         if self.zero_open:
             raise pyfuse3.FUSEError(errno.ENOSYS)
+        # Here and not in readdir: after ESTALE of an open the kernel looks the path up again.
+        await self.list(inode)
         return inode
 
     async def releasedir(self, fh: int) -> None:
@@ -236,6 +238,11 @@ class Operations(pyfuse3.Operations):
             event = self._listing[directory] = trio.Event()
             try:
                 await self._revalidation.look(directory)
+            except OriginError as error:
+                if error.errno in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
+                    with contextlib.suppress(OriginError):
+                        await self._origin.refresh(directory)
+                raise
             finally:
                 del self._listing[directory]
                 event.set()
@@ -254,6 +261,8 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if self.zero_open:
             raise pyfuse3.FUSEError(errno.ENOSYS)
+        if _native.is_dead(inode):
+            raise pyfuse3.FUSEError(errno.ESTALE)  # the kernel looks the path up again
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     @answers

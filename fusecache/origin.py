@@ -10,6 +10,7 @@ ESTALE is retried once: every operation starts from the path, so the retry finds
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -33,6 +34,8 @@ NETWORK_TICK_NS = 2_000_000_000
 LOCAL_FILE_SYSTEMS = frozenset(
     {"ext4", "xfs", "btrfs", "f2fs", "bcachefs", "tmpfs", "zfs", "overlay"}
 )
+
+GONE = 3  # _native.refresh: the name is gone or another file
 
 PROBE_TIMEOUT_S = 5.0
 PROBE_AGAIN_S = 1.0
@@ -78,6 +81,20 @@ class Origin:
                 raise
             result = await self._attempt(function, background)
         return result
+
+    async def refresh(self, ino: int) -> bool | None:
+        """Look at a known inode again, into the table.
+
+        True: it has changed. False: it has not. None: its name is gone, or another file's (which is
+        in the table then: who opens the name again, gets that). Raises OriginError.
+        """
+        result = await self.call(lambda _tick: _native.refresh(ino))
+        if result != GONE:
+            return result > 0
+        parent, name = _native.parent(ino), _native.name(ino)
+        with contextlib.suppress(OriginError):
+            await self.call(lambda _tick: _native.add(parent, name))
+        return None
 
     async def _attempt(self, function: Callable[[Tick], T], background: bool) -> T:
         token = trio.lowlevel.current_trio_token()

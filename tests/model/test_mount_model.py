@@ -212,7 +212,12 @@ class Machine:
 
     def list(self) -> None:
         directory = self.rng.choice(DIRECTORIES)
-        names = os.listdir(self.mount.path / directory)
+        names: list[str] = []
+        outcome = errno_of(lambda: names.extend(os.listdir(self.mount.path / directory)))
+        if outcome:  # it has been exchanged since the kernel looked its name up
+            assert outcome == "ESTALE", outcome
+            assert any(self.is_changed(f"{directory}/{name}") for name in NAMES), outcome
+            return
         assert len(names) == len(set(names))
         for name in NAMES:
             path = f"{directory}/{name}"
