@@ -115,6 +115,9 @@ def take_stale(limit: int) -> list[tuple[int, bool, list[tuple[int, bytes]]]]:
 def settled(ino: int) -> None:
     """The kernel was told; clears the flags unless the inode was flagged again since take_stale."""
 
+def mark_young(ino: int) -> None:
+    """Its pages will be forgotten (mark_stale); a server that dies before leaves it to the next."""
+
 def mark_stale(ino: int) -> None:
     """Attributes, pages and listing of the inode are to be forgotten."""
 

@@ -181,6 +181,8 @@ def mount(
 
 def _mount(wanted: Config) -> None:
     """Start the keeper and wait for its report."""
+    for line in config.warnings_of(wanted):
+        _complain(f"warning: {_printable(line)}")
     arguments = [sys.executable, "-P", "-m", "fusecache.keeper", wanted.to_json()]
     environment = {**os.environ, **keeper.package_environment()}
     sys.stdout.flush()
@@ -365,19 +367,22 @@ def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
 def warm(path: str, globs: tuple[str, ...]) -> None:
     """Fetch files into the cache before they are needed: all of them, or those a GLOB names.
 
-    A GLOB is relative to the mount point; `**` crosses directories; a directory means all below it.
+    PATH is the mount point, or what lies below it: then only that is fetched. A GLOB is relative to
+    PATH; `**` crosses directories; a directory means all below it.
     Interrupt it any time: running it again goes on where it was.
 
     \b
     fusecache warm /data/imagenet
+    fusecache warm /data/imagenet/train
     fusecache warm /data/imagenet train 'val/**/*.JPEG'
     """
     target = control_client.find(path)
+    request = _warm_request(target.mountpoint, path, globs)
     done: dict[str, Any] = {}
     result: dict[str, Any] = {}
     try:
         with _progress("warming") as (bar, task):
-            for message in control_client.converse(target, {"op": "warm", "globs": list(globs)}):
+            for message in control_client.converse(target, request):
                 if "progress" in message:
                     done = message["progress"]
                     bar.update(
@@ -405,8 +410,41 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
         f"{result['files']:,} files, {format_bytes(result['bytes'])} in the cache; "
         f"{already:,} were there before{extra}"
     )
-    if errors:
+    unmatched = result.get("unmatched") or []
+    if unmatched:
+        _complain(f"warning: no file matches {_printable(' '.join(unmatched))}")
+    unfitting = result.get("unfitting", 0)
+    if unfitting:
+        limit = format_bytes(result["limit_bytes"])
+        _complain(f"{_files(unfitting)} do not fit in --ssd {limit}")
+    if skipped > unfitting:
+        _complain(f"{_files(skipped - unfitting)} could not be stored: see the log")
+    if errors or unmatched or skipped:
         sys.exit(EXIT_FAILED)
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'s' if count != 1 else ''}"
+
+
+def _warm_request(mountpoint: str, path: str, globs: tuple[str, ...]) -> dict[str, Any]:
+    """The part of the mount that `path` names, and the globs relative to it."""
+    place = os.path.abspath(path)
+    if not mounts.is_below(place, mountpoint):
+        place = mounts.resolve(place)  # by a link
+    relative = []
+    for glob in globs:
+        base = next((p for p in (os.path.abspath(path), place) if mounts.is_below(glob, p)), None)
+        if base is not None:
+            glob = glob[len(base) :].strip("/") or "**"
+        elif mounts.is_below(glob, mountpoint):
+            raise ConfigError(f"{_printable(glob)} is not below {_printable(path)}")
+        relative.append(glob)
+    request: dict[str, Any] = {"op": "warm", "globs": relative}
+    prefix = place[len(mountpoint) :].strip("/") if mounts.is_below(place, mountpoint) else ""
+    if prefix:
+        request["prefix"] = prefix
+    return request
 
 
 @cli.command()

@@ -37,6 +37,7 @@ RAM_SHARE = 0.25
 KEEP_FREE = "5%"
 SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
 THREADS_MAX = 1024
+_PROBE_PREFIX = ".fusecache-check-"
 POLICIES = ("lrf", "keep")
 DIGESTS = ("xxh3-128", "blake3")
 
@@ -418,10 +419,46 @@ def check_places(config: Config) -> Config:
             "mount over the source itself, or elsewhere",
             EXIT_USAGE,
         )
+    if mountpoint != source and mounts.is_below(source, mountpoint):
+        raise UserError(
+            f"mount point {mountpoint} would hide the source {source} below it: "
+            "mount over the source itself, or elsewhere",
+            EXIT_USAGE,
+        )
     _check_fuse(config.allow_other)
     cache_dir = os.path.realpath(config.cache_dir)
     _check_cache_dir(cache_dir, source, mountpoint)
     return dataclasses.replace(config, source=source, mountpoint=mountpoint, cache_dir=cache_dir)
+
+
+def warnings_of(config: Config) -> list[str]:
+    """What is odd about a Config that `check_places` let pass; a line each."""
+    found = []
+    if config.mountpoint != config.source:
+        try:
+            count = len(os.listdir(config.mountpoint))
+        except OSError:
+            count = 0
+        if count:
+            entries = "its 1 entry is" if count == 1 else f"its {count:,} entries are"
+            found.append(
+                f"mount point {config.mountpoint} is not empty: {entries} hidden while mounted"
+            )
+    for mount in mounts.mounts():
+        directory = mounts.runtime_directory(mount) if mount.is_fusecache else None
+        other = mounts.keeper_record(directory).get("config") if directory else None
+        if not isinstance(other, dict) or other.get("cache_dir") != config.cache_dir:
+            continue
+        limit = other.get("ssd_bytes")
+        # A limit of "what is free" is never the same twice.
+        if isinstance(limit, int) and abs(limit - config.ssd_bytes) > 0.1 * config.ssd_bytes:
+            found.append(
+                f"{mount.mountpoint} uses the same cache directory with --ssd "
+                f"{format_bytes(limit)}, not {format_bytes(config.ssd_bytes)}: "
+                "the smaller limit wins for all"
+            )
+            break
+    return found
 
 
 def _check_not_fusecache(mountpoint: str, table: list[mounts.Mount]) -> None:
@@ -504,10 +541,27 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str) -> None:
                 EXIT_USAGE,
             )
     try:
-        if not os.path.isdir(cache_dir):
+        if os.path.isdir(cache_dir):
+            _check_is_cache(cache_dir, os.listdir(cache_dir))
+        else:
             os.makedirs(os.path.dirname(cache_dir), exist_ok=True)
             os.mkdir(cache_dir, 0o700)
-        with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=".fusecache-check-"):
+        with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=_PROBE_PREFIX):
             pass
     except OSError as error:
         raise UserError(f"cache directory {cache_dir} is not writable: {error.strerror}") from None
+
+
+# What a cache directory may hold before it has its `format` and segments; lost+found is mkfs's.
+_CACHE_BEGINNINGS = frozenset(("lock", "index", "high", "format.tmp", "lost+found"))
+
+
+def _check_is_cache(cache_dir: str, names: list[str]) -> None:
+    if "format" in names or "segments" in names:
+        return
+    if any(n not in _CACHE_BEGINNINGS and not n.startswith(_PROBE_PREFIX) for n in names):
+        raise UserError(
+            f"cache directory {cache_dir} holds other files and is no fusecache cache: "
+            "choose an empty or a new directory with --cache-dir",
+            EXIT_USAGE,
+        )

@@ -50,6 +50,7 @@ class Flight:
     version: Version | None = None
     data: memoryview | None = None
     error: OriginError | None = None
+    is_settled: bool = True  # False: too young to be kept anywhere
     was_stored: bool = False  # the bytes came from the store, not from the origin
     is_queued: bool = False
     stored: bool = False
@@ -175,6 +176,7 @@ class Fetcher:
             is_settled = begun_ns - version.ctime_ns > self._origin.tick_ns
             if not is_settled:
                 self._kernel.forget_later(ino, self._origin.tick_ns / 1e9)
+            flight.is_settled = is_settled
             return is_settled
         raise OriginChanged
 

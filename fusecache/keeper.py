@@ -181,11 +181,13 @@ def unmount(mountpoint: str, lazy: bool) -> None:
         raise OSError(errno.EBUSY if "busy" in line else errno.EPERM, line)
 
 
-def users_of(mountpoint: str, most: int = 20) -> list[int]:
+def users_of(mountpoint: str, leave_out: frozenset[int] = frozenset(), most: int = 20) -> list[int]:
     """Processes with a directory, file or mapping below `mountpoint` (of those we may look at)."""
     found = []
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and _uses(f"/proc/{entry}", mountpoint):
+        if not entry.isdigit() or int(entry) in leave_out:
+            continue
+        if _uses(f"/proc/{entry}", mountpoint):
             found.append(int(entry))
             if len(found) == most:
                 break
@@ -904,11 +906,13 @@ class Keeper:
                 unmount(mountpoint, lazy)
             except (OSError, subprocess.SubprocessError) as error:
                 if isinstance(error, OSError) and error.errno == errno.EBUSY:
+                    # what lies below a mount over itself, these two have open all the time
+                    own = {os.getpid(), *([self.server.pid] if self.server else [])}
                     return {
                         "ok": False,
                         "error": "busy",
                         "exit": EXIT_BUSY,
-                        "pids": users_of(mountpoint),
+                        "pids": users_of(mountpoint, frozenset(own)),
                     }
                 return {"ok": False, "error": f"{mountpoint}: {error}", "exit": EXIT_FAILED}
             self.detached = lazy

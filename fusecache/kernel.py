@@ -63,6 +63,7 @@ class Kernel:
 
     def forget_later(self, ino: int, delay_s: float) -> None:
         """Have the kernel forget the inode's pages when `delay_s` has passed."""
+        _native.mark_young(ino)
         self._later[ino] = trio.current_time() + delay_s
         self._stale.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import stat
 from array import array
 from collections.abc import Iterator
@@ -20,18 +21,24 @@ from fusecache.store import Store
 ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
 LISTING_BATCH = 4096
+WARM_SHARE = 0.9  # of the limit: segments are not filled to the last byte, and the index needs room
 
 
 @dataclass
 class WarmProgress:
-    """Counts of files and bytes; `already` files were cached before."""
+    """Counts of files and bytes; `already` files were cached before.
+
+    `skipped` files could not be stored, or, `unfitting` of them, were not tried for lack of room.
+    """
 
     files_done: int = 0
     files_total: int = 0
     bytes_done: int = 0
     bytes_total: int = 0
+    bytes_stored: int = 0  # of whole files
     already: int = 0
     skipped: int = 0
+    unfitting: int = 0
     errors: int = 0
     messages: list[str] = field(default_factory=list)
 
@@ -48,7 +55,8 @@ class Maintenance:
         self._concurrency = concurrency
 
     async def warm(self, request: Message, send: Send) -> Message:
-        """Fetch every file that matches the request's "globs" and is not cached.
+        """Fetch every file below the request's "prefix" that matches its "globs", relative to the
+        prefix, and is not cached.
 
         Ends early when the store cannot take more ("skipped" counts the rest): with a full cache it
         would only replace what it has just fetched.
@@ -56,11 +64,17 @@ class Maintenance:
         globs = request.get("globs") or []
         if not all(isinstance(glob, str) for glob in globs):
             raise RequestError("globs must be a list of strings")
+        prefix = request.get("prefix") or ""
+        if not isinstance(prefix, str):
+            raise RequestError("prefix must be a string")
         progress = WarmProgress()
-        files = await self._select(globs, progress)
-        if globs and not files:
-            raise RequestError(f"no file matches {' '.join(globs)}")
-        budget = self._store.usage().limit_bytes
+        unmatched = dict.fromkeys(globs)
+        files = await self._select(os.fsencode(prefix), unmatched, progress)
+        if (globs or prefix) and not files:
+            below = f" below {prefix}" if prefix else ""
+            raise RequestError(f"no file matches {' '.join(globs) or '**'}{below}")
+        limit = self._store.usage().limit_bytes
+        budget = int(limit * WARM_SHARE)
         send_file, receive_file = trio.open_memory_channel[int](0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_report, progress, send)
@@ -73,23 +87,31 @@ class Maintenance:
                     for index, ino in enumerate(files):
                         fetched += namespace.version(ino).size
                         if fetched > budget:
-                            progress.skipped += len(files) - index
+                            progress.unfitting = len(files) - index
+                            progress.skipped += progress.unfitting
                             break
                         await send_file.send(ino)
             nursery.cancel_scope.cancel()
         return {
             "result": {
                 "files": progress.files_done,
-                "bytes": progress.bytes_done,
+                "bytes": progress.bytes_stored,
                 "already": progress.already,
                 "skipped": progress.skipped,
+                "unfitting": progress.unfitting,
+                "limit_bytes": limit,
+                "unmatched": list(unmatched),
                 "errors": progress.messages,
                 "error_count": progress.errors,
             }
         }
 
-    async def _select(self, globs: list[str], progress: WarmProgress) -> array[int]:
-        matches = glob_matcher(globs)
+    async def _select(
+        self, below: bytes, unmatched: dict[str, None], progress: WarmProgress
+    ) -> array[int]:
+        """The files, and in `unmatched` only the globs that named none."""
+        matches = glob_matcher(list(unmatched))
+        single = {glob: glob_matcher([glob]) for glob in unmatched}
         files, directories = array("Q"), [1]
         while directories:
             directory = directories.pop()
@@ -102,9 +124,17 @@ class Maintenance:
             prefix = _native.path(directory)
             for name, ino in _entries(directory):
                 mode = _native.attributes(ino)[0]
+                path = prefix + b"/" + name if prefix else name
                 if stat.S_ISDIR(mode):
-                    directories.append(ino)
-                elif stat.S_ISREG(mode) and matches(prefix + b"/" + name if prefix else name):
+                    if _is_below(path, below) or _is_below(below, path):
+                        directories.append(ino)
+                    continue
+                if not stat.S_ISREG(mode) or not _is_below(path, below):
+                    continue
+                relative = path[len(below) :].lstrip(b"/")
+                if matches(relative):
+                    for glob in [glob for glob in unmatched if single[glob](relative)]:
+                        del unmatched[glob]
                     files.append(ino)
                     progress.bytes_total += namespace.version(ino).size
         progress.files_total = len(files)
@@ -126,6 +156,7 @@ class Maintenance:
                     progress.bytes_done += namespace.block_span(size, block)[1]
                 else:
                     progress.files_done += 1
+                    progress.bytes_stored += size
                     progress.already += already
             except OriginError as error:
                 _note_error(progress, ino, error)
@@ -165,6 +196,10 @@ async def _report(progress: WarmProgress, send: Send) -> None:
         fields = asdict(progress)
         del fields["messages"]
         await send({"progress": fields})
+
+
+def _is_below(path: bytes, directory: bytes) -> bool:
+    return not directory or path == directory or path.startswith(directory + b"/")
 
 
 def _note_error(progress: WarmProgress, ino: int, error: OriginError) -> None:

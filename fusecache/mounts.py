@@ -131,6 +131,11 @@ def find(path: str) -> Mount | None:
     return mount if mount is not None and mount.is_fusecache else None
 
 
+def resolve(path: str) -> str:
+    """Absolute `path` with links followed down to the first component on a fusecache."""
+    return os.path.normpath(_resolve(os.path.abspath(path), mounts()))
+
+
 def _resolve(path: str, table: list[Mount]) -> str:
     """Follow links in absolute `path`, stopping at the first component on a fusecache."""
     done, rest, links = "/", [part for part in path.split("/") if part], 0

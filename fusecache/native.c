@@ -265,7 +265,7 @@ static PyObject *py_attributes(PyObject *module, PyObject *arg)
 	unlock(locked);
 	if (!n)
 		return unknown_inode(ino);
-	return Py_BuildValue("IIIIIKKLLL", copy.mode, copy.nlink, copy.uid, copy.gid, copy.rdev,
+	return Py_BuildValue("IIIIIKKLLL", copy.mode, copy.nlink, copy.uid, copy.gid, node_rdev(&copy),
 			     (unsigned long long)copy.size, (unsigned long long)copy.blocks,
 			     (long long)copy.atime_ns, (long long)copy.mtime_ns,
 			     (long long)copy.ctime_ns);
@@ -613,6 +613,17 @@ static PyObject *py_mark_stale(PyObject *module, PyObject *arg)
 	if (!take_ino(arg, &ino))
 		return NULL;
 	WITHOUT_GIL(table_mark_stale(ino));
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_mark_young(PyObject *module, PyObject *arg)
+{
+	uint64_t ino;
+
+	(void)module;
+	if (!take_ino(arg, &ino))
+		return NULL;
+	WITHOUT_GIL(table_mark_young(ino));
 	Py_RETURN_NONE;
 }
 
@@ -1053,6 +1064,7 @@ static PyObject *py_ram_take(PyObject *module, PyObject *args, PyObject *kwargs)
 	for (size_t i = 0; i < count; i++) { /* blocks are noted; the last one is shorter */
 		struct version v;
 
+		table_dropped(taken[i].ino);
 		if (table_version(taken[i].ino, &v) && v.size > taken[i].offset &&
 		    v.size - taken[i].offset < taken[i].length)
 			taken[i].length = v.size - taken[i].offset;
@@ -1112,6 +1124,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(take_stale),
     ONE_ARGUMENT(settled),
     ONE_ARGUMENT(mark_stale),
+    ONE_ARGUMENT(mark_young),
     ONE_ARGUMENT(version_of_fd),
     WITH_KEYWORDS(set_location),
     WITH_KEYWORDS(get_location),

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #define BLOCK_BYTES (4u << 20)
@@ -55,6 +56,9 @@ enum {
 	NODE_STALE = 16,      /* attributes, pages or the cached listing */
 	NODE_STALE_NAME = 32, /* the (possibly negative) dentry of the name */
 	NODE_SHRUNK = 64,     /* the kernel may believe in a larger size: it has not asked since */
+	NODE_SERVED = 128,    /* bytes of it have been answered or pushed: a reader may hold some */
+	NODE_PAGES = 256,     /* the kernel may hold pages of it */
+	NODE_YOUNG = 512,     /* its pages are to be forgotten soon (time stamps too young) */
 };
 
 struct node { /* in the memfd: the layout version in native_table.c covers it */
@@ -71,7 +75,8 @@ struct node { /* in the memfd: the layout version in native_table.c covers it */
 	uint64_t blocks;
 	uint32_t mode;
 	_Atomic uint32_t flags; /* low 16: NODE_*, high 16: index of the device */
-	uint32_t uid, gid, nlink, rdev;
+	uint32_t uid, gid, nlink;
+	uint32_t rdev; /* device nodes; of others a hash of the time of birth, 0: unknown */
 	/* From here on fixed when the node is published, but for `next`. */
 	uint32_t parent, next;
 	uint32_t name; /* names region, in units of 4 bytes: length byte, then the bytes */
@@ -156,6 +161,14 @@ void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if); /* 0:
 bool table_version(uint64_t ino, struct version *out);
 /* Attributes are being answered (table.lock held): the kernel learns the size. */
 void node_told(uint32_t primary);
+static inline uint32_t node_rdev(const struct node *n)
+{
+	return (n->mode & S_IFMT) == S_IFCHR || (n->mode & S_IFMT) == S_IFBLK ? n->rdev : 0;
+}
+/* Bytes are about to be answered or pushed; / its noted pages were dropped. They lock. */
+void table_served(uint64_t ino);
+void table_dropped(uint64_t ino);
+void table_mark_young(uint64_t ino);
 /* Must a read that gets fewer bytes than it wanted be refused for now? With a size that is too large
  * the kernel would show zeros where we have nothing; it asks for the size before it tries again. */
 bool table_refuse_short(uint64_t ino);

@@ -204,7 +204,7 @@ static void fill_stat(uint32_t primary, struct stat *st)
 	st->st_nlink = n->nlink;
 	st->st_uid = n->uid;
 	st->st_gid = n->gid;
-	st->st_rdev = n->rdev;
+	st->st_rdev = node_rdev(n);
 	st->st_size = (off_t)n->size;
 	st->st_blocks = (blkcnt_t)n->blocks;
 	st->st_blksize = BLOCK_SIZE_HINT;
@@ -758,6 +758,7 @@ int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, si
 
 	if (slot < 0)
 		return 0;
+	table_served(ino);
 	while (done < size && !err && table_is_current(ino, of)) {
 		size_t part = size - done < PUSH_BYTES ? size - done : PUSH_BYTES;
 		struct {

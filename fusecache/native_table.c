@@ -248,8 +248,48 @@ void table_settled(uint64_t ino)
 void table_mark_stale(uint64_t ino)
 {
 	pthread_rwlock_wrlock(&table.lock);
-	if (node_at(ino))
+	if (node_at(ino)) {
+		flags_change(&table.nodes[node_primary((uint32_t)ino)], 0, NODE_YOUNG);
 		stale_raise(node_primary((uint32_t)ino), NODE_STALE);
+	}
+	pthread_rwlock_unlock(&table.lock);
+}
+
+void table_served(uint64_t ino)
+{
+	const uint32_t flags = NODE_SERVED | NODE_PAGES;
+	struct node *n;
+
+	pthread_rwlock_rdlock(&table.lock);
+	n = node_at(ino);
+	if (n) {
+		n = &table.nodes[node_primary((uint32_t)ino)];
+		if ((node_flags(n) & flags) != flags)
+			atomic_fetch_or(&n->flags, flags);
+	}
+	pthread_rwlock_unlock(&table.lock);
+}
+
+/* Of a file of several blocks other pages may be left: its flag stays. */
+void table_dropped(uint64_t ino)
+{
+	struct node *n;
+
+	pthread_rwlock_rdlock(&table.lock);
+	n = node_at(ino);
+	if (n && n->size <= BLOCK_BYTES)
+		atomic_fetch_and(&n->flags, ~(uint32_t)NODE_PAGES);
+	pthread_rwlock_unlock(&table.lock);
+}
+
+void table_mark_young(uint64_t ino)
+{
+	struct node *n;
+
+	pthread_rwlock_rdlock(&table.lock);
+	n = node_at(ino);
+	if (n)
+		atomic_fetch_or(&table.nodes[node_primary((uint32_t)ino)].flags, NODE_YOUNG);
 	pthread_rwlock_unlock(&table.lock);
 }
 
@@ -419,6 +459,7 @@ struct attributes {
 	int64_t mtime_ns, ctime_ns, atime_ns;
 	uint32_t mode, uid, gid, nlink, rdev;
 	uint32_t major_no, minor_no;
+	uint32_t birth; /* a hash of the time of birth, 0: the origin does not tell */
 	bool refused; /* only origin_ino and the type in mode are known */
 };
 
@@ -437,7 +478,8 @@ static int origin_stat(int dir_fd, const char *name, int flags, struct attribute
 {
 	struct statx st;
 
-	if (statx(dir_fd, name, flags | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, &st))
+	if (statx(dir_fd, name, flags | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT,
+		  STATX_BASIC_STATS | STATX_BTIME, &st))
 		return -errno;
 	*out = (struct attributes){
 	    .origin_ino = st.stx_ino,
@@ -454,6 +496,11 @@ static int origin_stat(int dir_fd, const char *name, int flags, struct attribute
 	    .major_no = st.stx_dev_major,
 	    .minor_no = st.stx_dev_minor,
 	};
+	if (st.stx_mask & STATX_BTIME) {
+		int64_t born_ns = in_ns(&st.stx_btime);
+
+		out->birth = (uint32_t)XXH3_64bits(&born_ns, sizeof(born_ns)) | 1;
+	}
 	return 0;
 }
 
@@ -469,7 +516,7 @@ static void node_fill(struct node *n, const struct attributes *a)
 	n->uid = a->uid;
 	n->gid = a->gid;
 	n->nlink = a->nlink;
-	n->rdev = a->rdev;
+	n->rdev = S_ISCHR(a->mode) || S_ISBLK(a->mode) ? a->rdev : a->birth;
 }
 
 static void locations_forget(uint32_t ino, uint64_t size)
@@ -539,7 +586,7 @@ static int node_update(uint32_t ino, const struct attributes *a)
 		}
 	} else if (image.mode != old->mode || image.uid != old->uid || image.gid != old->gid ||
 		   image.nlink != old->nlink || image.blocks != old->blocks ||
-		   image.rdev != old->rdev) {
+		   node_rdev(&image) != node_rdev(old)) {
 		result = ATTRIBUTES_CHANGED;
 	} else if (image.atime_ns == old->atime_ns) {
 		return SAME;
@@ -564,7 +611,21 @@ static bool same_object(uint32_t ino, const struct attributes *a)
 
 	if (n->origin_ino != a->origin_ino || (n->mode & S_IFMT) != (a->mode & S_IFMT))
 		return false;
+	/* Inode numbers are used again, on ext4 at once; the time of birth tells. */
+	if (!S_ISCHR(n->mode) && !S_ISBLK(n->mode) && n->rdev && a->birth && n->rdev != a->birth)
+		return false;
 	return a->refused || (node_flags(n) & NODE_NOATTR) ||
+	       node_device(n) == device_index(a->major_no, a->minor_no);
+}
+
+/* Another file has the name. If nobody can hold a byte of the one that had it, the inode may become the new
+ * file: a reader that has just opened the name must not be told that its file is stale. */
+static bool may_become(uint32_t ino, const struct attributes *a)
+{
+	const struct node *n = &table.nodes[ino];
+
+	return !a->refused && S_ISREG(a->mode) && is_file(n) && n->nlink == 1 &&
+	       !(node_flags(n) & (NODE_SERVED | NODE_ALIAS | NODE_NOATTR | NODE_DEAD)) &&
 	       node_device(n) == device_index(a->major_no, a->minor_no);
 }
 
@@ -757,6 +818,11 @@ static int table_resume(void)
 		dir->last_child = ino;
 		if (!(node_flags(n) & NODE_DEAD))
 			slot_place(ino);
+		if (node_flags(n) & NODE_YOUNG)
+			flags_change(n, NODE_STALE, NODE_YOUNG);
+		if ((node_flags(n) & NODE_PAGES) && is_file(n))
+			for (uint64_t at = 0; at < n->size; at += BLOCK_BYTES)
+				ring_note(ino, n->size, at, n->size - at < BLOCK_BYTES ? n->size - at : BLOCK_BYTES);
 		err = node_flags(n) & NODE_ALIAS ? alias_note(ino) : link_note(ino);
 		if (err)
 			return err;
@@ -1177,7 +1243,8 @@ int table_refresh(uint64_t ino)
 		if (err < 0 && (!is_gone(err) || name_node == ROOT_INO))
 			return err;
 		pthread_rwlock_wrlock(&table.lock);
-		if (!err && (name_node == ROOT_INO || same_object(name_node, &a))) {
+		if (!err && (name_node == ROOT_INO || same_object(name_node, &a) ||
+			     may_become(name_node, &a))) {
 			err = node_update(name_node, &a);
 			pthread_rwlock_unlock(&table.lock);
 			return err;

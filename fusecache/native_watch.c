@@ -163,6 +163,7 @@ void watch_read(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size
 {
 	if (!size)
 		return;
+	table_served(ino);
 	if (file_size > BLOCK_BYTES)
 		stream_read(ino, offset, size);
 	ring_note(ino, file_size, offset, size);

@@ -202,8 +202,8 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         if self.zero_open:
             raise pyfuse3.FUSEError(errno.ENOSYS)
-        # Here and not in readdir: after ESTALE of an open the kernel looks the path up again.
-        await self.list(inode)
+        if _native.is_dead(inode):
+            raise pyfuse3.FUSEError(errno.ESTALE)  # the kernel looks the path up again
         return inode
 
     async def releasedir(self, fh: int) -> None:
@@ -237,7 +237,7 @@ class Operations(pyfuse3.Operations):
                 return
             event = self._listing[directory] = trio.Event()
             try:
-                await self._revalidation.look(directory)
+                await self._revalidation.look(directory, background=False)
             except OriginError as error:
                 if error.errno in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
                     with contextlib.suppress(OriginError):

@@ -108,7 +108,7 @@ class Reader:
         self._stats.add("from_ssd" if flight.was_stored else "from_origin")
         if flight.version != version or flight.data is None:
             return None
-        if version.size <= BLOCK_BYTES:
+        if version.size <= BLOCK_BYTES and flight.is_settled:
             self._stager.push_rest(ino, version, flight.data, first, last)
         return flight.data[first - start : last - start]
 
@@ -129,7 +129,7 @@ class Reader:
         flight = await self._fetcher.block(ino, block)
         assert flight.version is not None
         assert flight.data is not None
-        return flight.version, flight.data
+        return flight.version, flight.data if flight.is_settled else memoryview(b"")
 
     async def ensure_cached(self, ino: int, block: int) -> bool | None:
         """For `warm`: True: was cached already; False: fetched and stored; None: could not be

@@ -68,11 +68,11 @@ class Revalidation:
                 await trio.sleep(pause if now + pause < deadline else 0)
             after = batch[-1]
 
-    async def look(self, directory: int) -> None:
+    async def look(self, directory: int, background: bool = True) -> None:
         """Compare one directory with the origin. Raises OriginError."""
 
         def scan(tick: Tick) -> tuple[int, int, int]:
             return _native.scan(directory, tick)
 
-        changes = await self._origin.call(scan, background=True)
+        changes = await self._origin.call(scan, background=background)
         self._stats.add("changes_seen", sum(changes))

@@ -173,6 +173,10 @@ def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
     done = mount.run("warm", mount.path, "**/0000*.jpg", "large")
     assert done.returncode == OK, done.stderr
     assert mount.value("ssd", "blocks") == 63
+    assert refused("warm", mount.path / "class001", "large", says="no file matches") == FAILED
+    assert mount.run("warm", mount.path / "class001", "*.jpg").returncode == OK
+    assert mount.value("ssd", "blocks") == 63
+    assert refused("warm", mount.path, "large", "no*", says="no file matches no*") == FAILED
     assert refused("warm", mount.path, "no such*", says="no such") == FAILED
     assert mount.run("warm", mount.path).returncode == OK
     assert mount.value("ssd", "blocks") == 123

@@ -292,3 +292,17 @@ def test_same_content_is_stored_once(place: Place, mounting: Mounting) -> None:
             hashlib.sha256(content).digest()
         )
     assert eventually(lambda: mount.value("ssd", "blocks") == 1)
+
+
+@pytest.mark.claim("R7")
+def test_the_ram_budget_outlives_the_server(place: Place, mounting: Mounting) -> None:
+    """What the kernel holds is known to the next server, which drops it when over its budget."""
+    make_files(place.source, 40, lambda _: 500_000)
+    mount = mounting("--ram", "64M")
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ram", "bytes") >= 20_000_000)
+    mount.kill_server()
+    assert mount.value("ram", "bytes") >= 20_000_000
+    assert mount.run("restart", mount.path, "--ram", "16M").returncode == 0
+    eventually(lambda: mount.value("ram", "bytes") <= 16 << 20)
+    assert_same(place.source, mount.path)

@@ -211,6 +211,41 @@ def test_warm(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     assert "9 files, 9 MiB in the cache; 4 were there before" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("extra", "line"),
+    [
+        ({"skipped": 45, "unfitting": 45}, "45 files do not fit in --ssd 300 MiB"),
+        ({"skipped": 1, "unfitting": 0}, "1 file could not be stored: see the log"),
+        ({"unmatched": ["no*", "x"]}, "no file matches no* x"),
+    ],
+)
+def test_warm_that_left_something_out_fails(
+    play: Script, capfd: pytest.CaptureFixture[str], extra: Message, line: str
+) -> None:
+    result = {"files": 1, "bytes": 1, "already": 0, "errors": [], "limit_bytes": 300 << 20}
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "result": {**result, **extra}}])
+    assert run("warm", "/data/a") == config.EXIT_FAILED
+    assert line in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "globs", "prefix", "sent"),
+    [
+        ("/data/a", ["/data/a/x/*", "/y"], None, ["x/*", "/y"]),
+        ("/data/a/sub/dir", ["*.jpg", "/data/a/sub/dir/b"], "sub/dir", ["*.jpg", "b"]),
+        ("/data/a/sub/", ["/data/a/sub"], "sub", ["**"]),
+    ],
+)
+def test_warm_below_the_mount_point(
+    play: Script, path: str, globs: list[str], prefix: str | None, sent: list[str]
+) -> None:
+    result = {"files": 1, "bytes": 1, "already": 0, "errors": [], "skipped": 0}
+    peer = play(mounts.CONTROL_SOCKET, [{"ok": True, "result": result}])
+    assert run("warm", path, *globs) == config.EXIT_OK
+    wanted = {"op": "warm", "globs": sent, **({"prefix": prefix} if prefix else {})}
+    assert peer.requests == [wanted]
+
+
 def test_warm_that_met_errors_fails(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [f"f{i}: EIO" for i in range(30)]
     result = {"files": 1, "bytes": 1, "already": 0, "errors": lines, "skipped": 0}

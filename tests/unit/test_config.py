@@ -275,6 +275,8 @@ def test_good_places_pass_and_links_are_resolved(tmp_path: Path, places: dict[st
         ({"mountpoint": "none"}, "mount point {}/none does not exist"),
         ({"mountpoint": "file"}, "mount point {}/file is not a directory"),
         ({"mountpoint": "source/below"}, "lies inside the source"),
+        ({"mountpoint": "mnt", "source": "mnt/below"}, "would hide the source"),
+        ({"cache_dir": "foreign"}, "cache directory {}/foreign holds other files"),
         ({"cache_dir": "source/cache"}, "lies inside the source"),
         ({"cache_dir": "mnt/cache"}, "lies inside the mount point"),
         ({"cache_dir": "file"}, "cache directory {}/file is not writable"),
@@ -286,9 +288,36 @@ def test_a_place_that_cannot_be_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "source" / "below").mkdir()
+    (tmp_path / "mnt" / "below").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "mine.txt").touch()
     changed = {name: str(tmp_path / value) for name, value in settings.items()}
     made = config.build({**places, **changed})
     assert part.format(tmp_path) in line_of(lambda: config.check_places(made))
+
+
+def test_what_is_odd_is_said(
+    tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = config.build({**places, "ssd": 64 << 20})
+    assert config.warnings_of(made) == []
+    (tmp_path / "mnt" / "file").touch()
+    over_itself = config.build({**places, "mountpoint": places["source"]})
+    (line,) = config.warnings_of(made)
+    assert "its 1 entry is hidden" in line
+    assert config.warnings_of(over_itself) == []
+    (tmp_path / "mnt" / "file").unlink()
+
+    other = mounts.Mount(1, "0:1", "/data/a", mounts.FILESYSTEM_TYPE, "/s")
+    record = {"config": {"cache_dir": made.cache_dir, "ssd_bytes": 32 << 20}}
+    monkeypatch.setattr(mounts, "mounts", lambda: [other])
+    monkeypatch.setattr(mounts, "runtime_directory", lambda mount: "/run")
+    monkeypatch.setattr(mounts, "keeper_record", lambda directory: record)
+    (line,) = config.warnings_of(made)
+    assert "/data/a" in line
+    assert "32 MiB, not 64 MiB" in line
+    record["config"]["ssd_bytes"] = 64 << 20
+    assert config.warnings_of(made) == []
 
 
 def test_a_mount_point_that_is_a_fusecache_is_not_looked_up(

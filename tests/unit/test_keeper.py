@@ -126,6 +126,7 @@ def test_a_child_finds_the_package() -> None:
 def test_users_of_a_directory_are_found(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         assert os.getpid() in keeper.users_of(str(tmp_path))
+        assert keeper.users_of(str(tmp_path), frozenset([os.getpid()])) == []
     assert keeper.users_of(str(tmp_path)) == []
     (tmp_path / "open").touch()
     with (tmp_path / "open").open():

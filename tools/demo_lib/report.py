@@ -15,7 +15,7 @@ from tools.demo_lib.training import Epoch
 class Row:
     source: str  # "direct" or "fusecache"
     epoch: int  # from 1
-    served_from: str  # where the bytes are expected to come from
+    served_from: str  # where the bytes came from, as measured
     result: Epoch
     origin_bytes: int | None  # None: this machine cannot count them
 
