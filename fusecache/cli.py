@@ -181,12 +181,13 @@ def mount(
 
 def _mount(wanted: Config) -> None:
     """Start the keeper and wait for its report."""
-    for line in config.warnings_of(wanted):
-        _complain(f"warning: {_printable(line)}")
+    warnings = config.warnings_of(wanted)
     arguments = [sys.executable, "-P", "-m", "fusecache.keeper", wanted.to_json()]
     environment = {**os.environ, **keeper.package_environment()}
     sys.stdout.flush()
     if wanted.foreground:
+        for line in warnings:
+            _complain(f"warning: {_printable(line)}")
         os.execve(sys.executable, arguments, environment)
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     process = subprocess.Popen(
@@ -198,6 +199,9 @@ def _mount(wanted: Config) -> None:
     )
     os.close(theirs)
     report = _read_report(ours, process, wanted)
+    if report.get("ready"):
+        for line in warnings:
+            _complain(f"warning: {_printable(line)}")
     for line in report.get("warnings") or []:
         _complain(f"warning: {line}")
     if not report.get("ready"):

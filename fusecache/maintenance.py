@@ -17,6 +17,7 @@ from fusecache.errors import OriginError
 from fusecache.operations import Operations
 from fusecache.reader import Reader
 from fusecache.store import Store
+from fusecache.store.format import segment_bytes
 
 ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
@@ -74,7 +75,7 @@ class Maintenance:
             below = f" below {prefix}" if prefix else ""
             raise RequestError(f"no file matches {' '.join(globs) or '**'}{below}")
         limit = self._store.usage().limit_bytes
-        budget = int(limit * WARM_SHARE)
+        budget = int(limit * WARM_SHARE) - segment_bytes(limit)  # one may be begun or evicted
         send_file, receive_file = trio.open_memory_channel[int](0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_report, progress, send)
