@@ -190,8 +190,9 @@ def test_killed_while_requests_wait_for_the_origin(
             pool.submit((mount.path / f"class000/{index:05d}.jpg").read_bytes) for index in range(4)
         ]
         link = pool.submit(os.readlink, mount.path / "link")
+        eventually(lambda: faulty.hanging() == 5)
         listing = pool.submit(os.listdir, mount.path / "class000")
-        eventually(lambda: faulty.hanging() >= 5)
+        eventually(lambda: faulty.hanging() == 6)
         for _ in range(3):
             mount.kill_servers_now()
             eventually(lambda: mount.status()["server_pid"] > 0, 30)
