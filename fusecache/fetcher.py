@@ -123,14 +123,12 @@ class Fetcher:
         return flight.version, flight.data
 
     async def _fly(self, flight: Flight, ino: int, block: int) -> None:
-        is_settled = await self._read(
-            flight, ino, partial(namespace.block_span, block=block), block
-        )
+        await self._read(flight, ino, partial(namespace.block_span, block=block), block)
         if flight.was_stored or flight.version is None or flight.data is None:
             return
         if block == 0:
             self._stats.add("origin_files")
-        if not is_settled or not await self._has_room():
+        if not flight.is_settled or not await self._has_room():
             return
         flight.is_queued = True
         self._queue.append(Publication(flight, ino, flight.version, block, flight.data))
@@ -148,16 +146,14 @@ class Fetcher:
         self._stats.add("not_published")
         return False
 
-    async def _read(self, flight: Flight, ino: int, span: Span, block: int | None) -> bool:
-        """Fill in the flight's bytes; returns whether the file's time stamps are old enough to be
-        trusted to change with it. With a block number the store is asked first.
-        """
+    async def _read(self, flight: Flight, ino: int, span: Span, block: int | None) -> None:
+        """Fill in the flight's bytes. With a block number the store is asked first."""
         for _ in range(CHANGES_MOST):
             version = namespace.version(ino)
             offset, length = span(version.size)
             if length <= 0:
                 flight.version, flight.data = version, memoryview(b"")
-                return True
+                return
             begun_ns = time.time_ns()
             try:
                 data, was_stored = await self._origin.call(
@@ -170,14 +166,13 @@ class Fetcher:
                 continue  # the sweep was faster
             flight.version, flight.data, flight.was_stored = version, memoryview(data), was_stored
             if was_stored:
-                return True
+                return
             self._stats.add("bytes_from_origin", length)
             # mtime can be set to anything; every change sets ctime to the origin's clock.
-            is_settled = begun_ns - version.ctime_ns > self._origin.tick_ns
-            if not is_settled:
+            flight.is_settled = begun_ns - version.ctime_ns > self._origin.tick_ns
+            if not flight.is_settled:
                 self._kernel.forget_later(ino, self._origin.tick_ns / 1e9)
-            flight.is_settled = is_settled
-            return is_settled
+            return
         raise OriginChanged
 
     def _load(

@@ -3,7 +3,8 @@
 Kernel caches never expire by themselves; this sweep compares every known directory with the origin
 and tells the kernel what changed. It begins anew every half period, so that a change is seen at
 most (half a period + one pass) after it happened. When a pass takes longer than half a period,
-`lag_s` grows and `status` shows it.
+`status` shows
+it (`last_sweep_s`).
 
 It is gentle: between two directories it sleeps PAUSE times as long as the last one took, unless it
 is late.
