@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fusecache import _native
@@ -47,6 +47,13 @@ class Opened:
         self, path: bytes, payload: bytes, version: Version | None = None, block: int = 0
     ) -> Location | None:
         return self.store.put(DATASET, path, version or version_of(payload), block, payload)
+
+    def put_many(
+        self, files: Iterable[tuple[bytes, bytes]], evict: bool = True
+    ) -> list[Location | None]:
+        """One batch of (path, payload)."""
+        items = [(path, version_of(payload), 0, payload) for path, payload in files]
+        return self.store.put_many(DATASET, items, evict=evict)
 
     def find(self, path: bytes, version: Version, block: int = 0) -> Location | None:
         return self.store.lookup(DATASET, path, version, block)

@@ -38,12 +38,32 @@ def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tup
     rows, limit = list(rows), place.settings.limit_bytes
     used = sum(row.reserved for row in rows) + more + place.index.size_bytes()
     if more:
-        # The index will grow by the rows of the segments that are being written.
         opened = sum(row.reserved for row in rows if not row.sealed) + more
-        used += opened // 8 + max(512 << 10, min(limit // 64, 8 << 20))
+        used += _allowance(opened, limit)
     disk = os.statvfs(place.directory.path)
     free = disk.f_bavail * disk.f_frsize
     return used - limit, place.settings.keep_free_bytes + more - free
+
+
+def _allowance(opened_bytes: int, limit_bytes: int) -> int:
+    """By how much the index will grow by the rows of segments that are being written."""
+    return opened_bytes // 8 + max(512 << 10, min(limit_bytes // 64, 8 << 20))
+
+
+def segments_to_come(
+    place: Place, own: SegmentWriter | None, segment_bytes: int, returned: int = 0
+) -> int:
+    """How many segments could be created and filled after `own`, without an eviction.
+
+    `returned`: bytes that `own` would give back if it were sealed before. sqlite3.Error, OSError.
+    """
+    limit = place.settings.limit_bytes
+    reserved, opened = place.index.reserved_bytes()
+    others = max(0, opened - own.size) if own is not None else opened
+    used = reserved + place.index.size_bytes() + _allowance(others, limit)
+    disk = os.statvfs(place.directory.path)
+    free = disk.f_bavail * disk.f_frsize - place.settings.keep_free_bytes
+    return max(0, min(limit - used, free) + returned) // (segment_bytes + segment_bytes // 8)
 
 
 def oldest(rows: Iterable[idx.SegmentRow]) -> idx.SegmentRow | None:
@@ -60,12 +80,12 @@ def evict(place: Place, segno: int) -> None:
 
 
 def create(
-    place: Place, segment_bytes: int, highest_segno: int
+    place: Place, segment_bytes: int, highest_segno: int, may_evict: bool
 ) -> tuple[SegmentWriter | None, OSError | None]:
     """A new segment, after evicting what must go for it.
 
-    (None, None): full under `keep`, or full of segments that are being written. (None, error):
-    the disk is full or failed.
+    (None, None): full under `keep`, full of segments that are being written, or another would have
+    to go and must not. (None, error): the disk is full or failed.
     """
     directory, index = place.directory, place.index
     victims: list[int] = []
@@ -96,6 +116,9 @@ def create(
                     failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
                 victim = oldest(rows.values())
                 if victim is None or place.settings.policy == "keep":
+                    break
+                if not may_evict:
+                    failed = None
                     break
                 evict(place, victim.segno)
                 del rows[victim.segno]

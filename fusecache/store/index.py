@@ -17,7 +17,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -349,27 +349,32 @@ class Index:
         elif found[0].size <= BLOCK_BYTES and found[1].segno not in self._gone:
             yield name, found[0], found[1]
 
-    def lookup_block(self, name: bytes) -> Location | None:
+    def lookup_blocks(self, names: Sequence[bytes]) -> dict[bytes, Location]:
+        """Where the blocks with these digests lie; those that are not stored are missing."""
         with self._lock:
-            row = self._pending_blocks.get(name)
-        if row is None:
+            pending = self._pending_blocks
+            rows = [pending[name] for name in names if name in pending]
+            others = [name for name in names if name not in pending]
+        for at in range(0, len(others), _PAGE_ROWS):
+            page = others[at : at + _PAGE_ROWS]
             with self._reader() as connection:
-                row = connection.execute(
+                rows += connection.execute(
                     "SELECT digest, segno, offset, header_len, payload_len, sum FROM blocks"
-                    " WHERE digest=?",
-                    (name,),
-                ).fetchone()
-        if row is None:
-            return None
-        try:
-            location = Location(*row[1:5])
-            intact = block_row(name, location) == tuple(row)
-        except (struct.error, TypeError):
-            intact = False
-        if not intact:
-            self._damaged("a row of blocks does not match its checksum")
-            return None
-        return None if location.segno in self._gone else location
+                    f" WHERE digest IN ({','.join('?' * len(page))})",
+                    page,
+                )
+        found: dict[bytes, Location] = {}
+        for row in rows:
+            try:
+                location = Location(*row[1:5])
+                is_intact = block_row(row[0], location) == tuple(row)
+            except (struct.error, TypeError):
+                is_intact = False
+            if not is_intact:
+                self._damaged("a row of blocks does not match its checksum")
+            elif location.segno not in self._gone:
+                found[row[0]] = location
+        return found
 
     def records(self, dataset: bytes | None) -> Iterator[Location]:
         """Distinct records in use (by the dataset), ordered by place."""
@@ -396,15 +401,15 @@ class Index:
             segno, offset = rows[-1][:2]
 
     # ---- pending rows (publisher) ----
-    def add(self, files: FileRow | None, blocks: BlockRow | None) -> bool:
+    def add(self, files: Sequence[FileRow], blocks: Sequence[BlockRow]) -> bool:
         """Queue rows; True when it is time to `flush`."""
         with self._lock:
             if not self._pending_files and not self._pending_blocks:
                 self._first_pending = time.monotonic()
-            if files is not None:
-                self._pending_files[files[:3]] = files
-            if blocks is not None:
-                self._pending_blocks[blocks[0]] = blocks
+            for file in files:
+                self._pending_files[file[:3]] = file
+            for block in blocks:
+                self._pending_blocks[block[0]] = block
             count = len(self._pending_files)
             return count >= BATCH_ROWS or (time.monotonic() - self._first_pending >= BATCH_SECONDS)
 
@@ -421,10 +426,6 @@ class Index:
     def pending_blocks(self) -> int:
         with self._lock:
             return len(self._pending_blocks)
-
-    def is_gone(self, segno: int) -> bool:
-        """Evicted by this process, rows not swept yet."""
-        return segno in self._gone
 
     def is_gone_now(self, segno: int) -> bool:
         """No such segment in the index any more, whoever evicted it."""
@@ -507,6 +508,16 @@ class Index:
         """The same from any thread, without the write lock."""
         with self._reader() as connection:
             return [_row_segment(row) for row in connection.execute(_SELECT_SEGMENTS)]
+
+    def reserved_bytes(self) -> tuple[int, int]:
+        """(of all segments, of those that are being written); any thread. An estimate: the rows'
+        checksums are not looked at.
+        """
+        with self._reader() as connection:
+            total, opened = connection.execute(
+                "SELECT sum(reserved), sum(CASE WHEN sealed THEN 0 ELSE reserved END) FROM segments"
+            ).fetchone()
+        return int(total or 0), int(opened or 0)
 
     def put_segments(self, rows: list[SegmentRow]) -> None:
         self._writer.executemany(INSERT_SEGMENT, [segment_values(row) for row in rows])

@@ -46,8 +46,9 @@ def insert(index: idx.Index, found: recovery.Scan) -> None:
     """Rows for all records of a segment; entries only where their block is known."""
     index.insert(found.files, found.blocks)
     rows = []
+    places = index.lookup_blocks([record.digest for record in found.entries])
     for record in found.entries:
-        location = index.lookup_block(record.digest)
+        location = places.get(record.digest)
         if location is not None:
             rows.append(
                 idx.file_row(record.dataset, record.path, record.version, record.block, location)

@@ -1,8 +1,8 @@
 """Segment files: one writer each, aligned appends, and verified reads of whole records.
 
-INVARIANT: an offset of a segment is written at most once; after a failed write the position does
-not move and the caller seals. Ownership is the exclusive flock on the descriptor that wrote the
-header, taken before the file gets its name.
+INVARIANT: an offset of a segment is written at most once; after a failed write the position moves
+past the records that arrived whole, no further, and the caller seals. Ownership is the exclusive
+flock on the descriptor that wrote the header, taken before the file gets its name.
 This module knows neither index nor capacity.
 """
 
@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fusecache import digest
@@ -60,7 +60,10 @@ class SegmentWriter:
             os.posix_fallocate(self._fd, 0, size)
             try_direct(self._fd)
             header = fmt.SegmentHeader(segno, uuid, time.time_ns(), algorithm)
-            self._write(fmt.pack_segment_header(header), b"", 0, fmt.SEGMENT_HEADER_BYTES)
+            self._buffer[: fmt.SEGMENT_HEADER_BYTES] = fmt.pack_segment_header(header)
+            _, error = self._write(0, fmt.SEGMENT_HEADER_BYTES)
+            if error is not None:
+                raise error
             temporary.rename(path)
         except BaseException:
             # The space must come back even if somebody opened the file meanwhile.
@@ -80,35 +83,61 @@ class SegmentWriter:
         status = os.fstat(self._fd)
         return status.st_nlink > 0 and status.st_size == self.size
 
-    def append(self, record: fmt.Record, payload: digest.Buffer) -> Location:
-        """Write one record at the current position. OSError: nothing was appended, seal now."""
-        header = fmt.pack_record(record, self._algorithm, self._uuid, self.segno, self.position)
-        self._write(header, payload, self.position, record.record_len)
-        location = Location(self.segno, self.position, record.header_len, record.payload_len)
-        self.position += record.record_len
-        return location
+    def append(
+        self, records: Iterable[tuple[fmt.Record, digest.Buffer]], written: list[Location]
+    ) -> None:
+        """Write records, each with its payload, from the current position on: one write for as
+        many as the buffer holds. They must fit (`has_room`).
 
-    def _write(self, header: bytes, payload: digest.Buffer, offset: int, length: int) -> None:
-        buffer, used = self._buffer, len(header) + len(payload)
-        buffer[: len(header)] = header
-        if len(payload):
-            buffer[len(header) : used] = payload
-        if used < length:
-            buffer[used:length] = bytes(length - used)
-        with memoryview(buffer) as view:
-            done = 0
+        `written` gets the places of those that are in the file, in order, also when this raises
+        OSError (seal then).
+        """
+        buffer, waiting, end = self._buffer, list[Location](), 0
+        for record, payload in records:
+            if end + record.record_len > len(buffer):
+                self._append(waiting, end, written)
+                waiting, end = [], 0
+            at = self.position + end
+            header = fmt.pack_record(record, self._algorithm, self._uuid, self.segno, at)
+            payload_at = end + record.header_len
+            payload_end = payload_at + record.payload_len
+            buffer[end:payload_at] = header
+            buffer[payload_at:payload_end] = payload
+            end += record.record_len
+            if payload_end < end:
+                buffer[payload_end:end] = bytes(end - payload_end)
+            waiting.append(Location(self.segno, at, record.header_len, record.payload_len))
+        self._append(waiting, end, written)
+
+    def _append(self, waiting: list[Location], length: int, written: list[Location]) -> None:
+        begin = self.position
+        done, error = self._write(begin, length)
+        for location in waiting:
+            end = location.offset + fmt.align(location.header_len + location.payload_len)
+            if end > begin + done:
+                break
+            written.append(location)
+            self.position = end
+        if error is not None:
+            raise error
+
+    def _write(self, offset: int, length: int) -> tuple[int, OSError | None]:
+        """The start of the buffer to `offset`; returns how much of it arrived."""
+        done = 0
+        with memoryview(self._buffer) as view:
             while done < length:
                 try:
                     count = os.pwrite(self._fd, view[done:length], offset + done)
-                except OSError:
+                except OSError as error:
                     # Some file systems accept the flag and refuse the write.
                     if not fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_DIRECT:
-                        raise
+                        return done, error
                     _leave_direct(self._fd)
                     continue
                 done += count
                 if done % ALIGNMENT:
                     _leave_direct(self._fd)
+        return done, None
 
     def seal(self) -> int:
         """Cut the file to its used length, give the lock up; returns that length."""

@@ -18,7 +18,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,7 +28,7 @@ from fusecache.errors import CacheFault, UserError
 from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store import recovery
-from fusecache.store.capacity import Place, create, keep_limits
+from fusecache.store.capacity import Place, create, keep_limits, segments_to_come
 from fusecache.store.directory import Directory
 from fusecache.store.reconcile import reconcile, reindex_own
 from fusecache.store.segment import (
@@ -37,7 +38,7 @@ from fusecache.store.segment import (
     read_header,
     try_direct,
 )
-from fusecache.store.types import BLOCK_BYTES, Location, StoreSettings, Usage, Version
+from fusecache.store.types import BLOCK_BYTES, Item, Location, StoreSettings, Usage, Version
 
 # After a full cache or a failed write, how long puts return None without trying.
 _PAUSE_SECONDS: Final = 1.0
@@ -46,6 +47,44 @@ _RECONCILE_SECONDS: Final = 30.0
 _REPAIR_SECONDS_MIN: Final = 1.0
 _REPAIR_SECONDS_MAX: Final = 300.0
 _DEDUPE_DESCRIPTORS: Final = 16
+# Payload bytes in how many bytes of records: a low guess, which the first records outweigh.
+_SHARE_AT_FIRST: Final = (3, 4)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Records of one `put_many` that wait for being written behind each other, in one segment.
+
+    INVARIANT: no two of them hold the same block, none is found in `known` or the index yet.
+    """
+
+    index: idx.Index
+    dataset: bytes
+    found: list[Location | None]  # the answer: one for each item
+    now_ns: int
+    known: dict[bytes, Location] = field(default_factory=dict)  # digest -> stored block
+    writer: SegmentWriter | None = None
+    # (number of the item, its record, payload, place of the block if only the entry is written)
+    waiting: list[tuple[int, fmt.Record, digest.Buffer, Location | None]] = field(
+        default_factory=list
+    )
+    length: int = 0
+    names: set[bytes] = field(default_factory=set)
+    files: set[tuple[bytes, int]] = field(default_factory=set)
+
+    def add(
+        self, number: int, record: fmt.Record, payload: digest.Buffer, existing: Location | None
+    ) -> None:
+        self.waiting.append((number, record, payload, existing))
+        self.length += record.record_len
+        self.names.add(record.digest)
+        self.files.add((record.path, record.block))
+
+    def take(self) -> list[tuple[int, fmt.Record, digest.Buffer, Location | None]]:
+        waiting, self.waiting, self.length = self.waiting, [], 0
+        self.names.clear()
+        self.files.clear()
+        return waiting
 
 
 class Store:
@@ -73,6 +112,10 @@ class Store:
         self._segment_bytes = fmt.segment_bytes(settings.limit_bytes)
         self._highest_segno = 0
         self._paused_until = 0.0
+        self._full_until = 0.0  # the same for puts that must not evict
+        self._evicted: set[int] = set()  # since the last put began
+        self._payload_bytes, self._record_bytes = _SHARE_AT_FIRST
+        self._record_bytes_most = 0
         self._reconcile_at = 0.0
         self._repair_at = 0.0
         self._reattach_at = 0.0
@@ -304,22 +347,34 @@ class Store:
         path: bytes,
         version: Version,
         block: int,
-        payload: bytes | memoryview,
+        payload: digest.Buffer,
     ) -> Location | None:
-        """Store one block and say where it lies. Only one thread of the process may call this.
+        """Store one block and say where it lies: `put_many` of one."""
+        return self.put_many(dataset, [(path, version, block, payload)])[0]
 
-        None: full under `keep`, too large for a record, or a fault (already reported).
+    def put_many(
+        self, dataset: bytes, items: Sequence[Item], *, evict: bool = True
+    ) -> list[Location | None]:
+        """Store blocks and say of each where it lies, as if they were put one after another; small
+        ones cost a fraction of that. Only one thread of the process may call this or `put`.
+
+        None: full under `keep`, too large for a record, or a fault (already reported); evicted
+        again for a later one; with `evict=False` also what would need the eviction of a segment.
         """
         assert len(dataset) == 16
-        if not 0 < len(payload) <= BLOCK_BYTES or len(path) > fmt.PATH_BYTES_MAX:
-            return None
-        if not 0 <= block < 1 << 32:
-            return None
-        name = digest.digest(digest.ALGORITHMS[self.settings.digest], payload)
+        algorithm = digest.ALGORITHMS[self.settings.digest]
+        names = [
+            digest.digest(algorithm, item[3]) if _is_storable(item) else None for item in items
+        ]
+        found: list[Location | None] = [None] * len(items)
         with self._lock, self._faults():
             if not self._closed and self._usable():
-                return self._put(dataset, path, version, block, payload, name)
-        return None
+                assert self._index is not None
+                self._evicted.clear()
+                self._put(_Run(self._index, dataset, found, time.time_ns()), items, names, evict)
+        if self._evicted:
+            return [at if at and at.segno not in self._evicted else None for at in found]
+        return found
 
     def _usable(self) -> bool:
         """Is there a directory with a sound index? Mends the index when it is time to."""
@@ -330,75 +385,91 @@ class Store:
         return self._index is not None and self._index_bad is None
 
     def _put(
-        self,
-        dataset: bytes,
-        path: bytes,
-        version: Version,
-        block: int,
-        payload: bytes | memoryview,
-        name: bytes,
-    ) -> Location | None:
-        index = self._index
-        assert index is not None
+        self, run: _Run, items: Sequence[Item], names: Sequence[bytes | None], evict: bool
+    ) -> None:
         self._drain_bad_records()
-        now, now_monotonic = time.time_ns(), time.monotonic()
-        existing = index.lookup_block(name)
-        if existing is not None and not self._holds(existing, name, len(payload)):
-            existing = None
-        if existing is not None:
-            index.touch(existing.segno, now)
-            if index.lookup(dataset, path, version, block) == existing:
-                return existing
-        record = self._record(dataset, path, version, block, payload, name, now, existing)
-        location = existing
-        writer = self._writer_for(record.record_len)
-        if writer is not None:
-            try:
-                written = writer.append(record, b"" if existing is not None else payload)
-            except OSError:
-                self._seal()
-                raise
-            location = existing or written
-            index.touch(writer.segno, now)
-        # Making room may have taken the very segment that holds the block, and may have ended in
-        # a new index.
-        if location is None or self._index is not index or index.is_gone(location.segno):
-            return None
-        is_time = index.add(
-            idx.file_row(dataset, path, version, block, location),
-            None if existing is not None else idx.block_row(name, location),
-        )
-        if is_time and now_monotonic >= self._paused_until:
-            with self._faults():  # the block is stored all the same, its rows are in memory
-                index.flush()
-        return location
+        run.known = run.index.lookup_blocks([name for name in names if name is not None])
+        for number, ((path, version, block, payload), name) in enumerate(
+            zip(items, names, strict=True)
+        ):
+            if name is None:
+                continue
+            if name in run.names:
+                self._write(run)  # a duplicate within the batch: the first one gets its place
+            existing = run.known.get(name)
+            if existing is not None and not self._holds(existing, name, len(payload)):
+                existing = None
+            if existing is not None:
+                if (path, block) in run.files:
+                    self._write(run)  # the index must know what it was changed to
+                run.index.touch(existing.segno, run.now_ns)
+                if run.index.lookup(run.dataset, path, version, block) == existing:
+                    run.found[number] = existing
+                    continue
+            length = len(payload) if existing is None else 0
+            header_len = fmt.header_length(length, path)
+            record_len = fmt.align(header_len + length)
+            if run.writer is None or not run.writer.has_room(run.length + record_len):
+                self._write(run)
+                run.writer = self._writer_for(record_len, evict)
+                if self._index is not run.index:  # the directory is gone, with all that was put
+                    run.found[:] = [None] * len(items)
+                    return
+                if existing is not None and existing.segno in self._evicted:
+                    continue
+            if run.writer is not None:
+                record = fmt.Record(
+                    fmt.TYPE_BLOCK if existing is None else fmt.TYPE_ENTRY,
+                    header_len,
+                    length,
+                    record_len,
+                    name,
+                    run.now_ns,
+                    tuple(digest.chunk_sums(payload)) if existing is None else (),
+                    run.dataset,
+                    version,
+                    block,
+                    path,
+                )
+                run.add(number, record, payload if existing is None else b"", existing)
+            elif existing is not None:  # known to the index only, for which there is room
+                run.found[number] = existing
+                run.index.add([idx.file_row(run.dataset, path, version, block, existing)], [])
+        self._write(run)
 
-    def _record(
-        self,
-        dataset: bytes,
-        path: bytes,
-        version: Version,
-        block: int,
-        payload: bytes | memoryview,
-        name: bytes,
-        now: int,
-        existing: Location | None,
-    ) -> fmt.Record:
-        length = 0 if existing is not None else len(payload)
-        header_len = fmt.header_length(length, path)
-        return fmt.Record(
-            fmt.TYPE_BLOCK if existing is None else fmt.TYPE_ENTRY,
-            header_len,
-            length,
-            fmt.align(header_len + length),
-            name,
-            now,
-            tuple(digest.chunk_sums(payload)) if existing is None else (),
-            dataset,
-            version,
-            block,
-            path,
-        )
+    def _write(self, run: _Run) -> None:
+        """Write the records of the run, index what was written, and empty the run."""
+        waiting, writer = run.take(), run.writer
+        if writer is None or not waiting:
+            return
+        written: list[Location] = []
+        failed: OSError | None = None
+        try:
+            writer.append([(record, payload) for _, record, payload, _ in waiting], written)
+        except OSError as error:
+            failed = error
+        files: list[idx.FileRow] = []
+        blocks: list[idx.BlockRow] = []
+        for (number, record, _, existing), location in zip(waiting, written, strict=False):
+            at = location if existing is None else existing
+            if existing is None:
+                run.known[record.digest] = at
+                blocks.append(idx.block_row(record.digest, at))
+            files.append(idx.file_row(run.dataset, record.path, record.version, record.block, at))
+            run.found[number] = at
+            self._payload_bytes += record.payload_len
+            self._record_bytes += record.record_len
+            self._record_bytes_most = max(self._record_bytes_most, record.record_len)
+        if written:
+            run.index.touch(writer.segno, run.now_ns)
+        is_time = run.index.add(files, blocks)
+        if failed is not None:
+            run.writer = None
+            self._seal()
+            self._os_error(failed)
+        elif is_time and time.monotonic() >= self._paused_until:
+            with self._faults():  # the blocks are stored all the same, their rows are in memory
+                run.index.flush()
 
     def _holds(self, location: Location, name: bytes, length: int) -> bool:
         """Is the record that the index names really there? A look at its header says so."""
@@ -436,7 +507,7 @@ class Store:
         return False
 
     # ---- segments and capacity (with _lock) ------------------------------------------------------
-    def _writer_for(self, record_len: int) -> SegmentWriter | None:
+    def _writer_for(self, record_len: int, evict: bool) -> SegmentWriter | None:
         """The open segment with room for the record, a new one if need be; None: full."""
         writer = self._writer
         if writer is not None:
@@ -448,10 +519,13 @@ class Store:
                 self._reconcile_at = 0.0
             elif writer.has_room(record_len):
                 return writer
+            elif not evict and self._is_full(writer):
+                return None  # sealed, it could not even take smaller ones
             else:
                 self._seal()
         directory, index = self._directory, self._index
-        if directory is None or index is None or time.monotonic() < self._paused_until:
+        paused_until = self._paused_until if evict else max(self._paused_until, self._full_until)
+        if directory is None or index is None or time.monotonic() < paused_until:
             return None
         if not directory.is_present():
             self._lost()
@@ -463,23 +537,43 @@ class Store:
             if directory.generation() != self._generation:
                 return None  # what others hold is in an index that we have yet to follow
             writer, failed = create(
-                self._place(directory, index), self._segment_bytes, self._highest_segno
+                self._place(directory, index), self._segment_bytes, self._highest_segno, evict
             )
         finally:
             directory.unshare_index()
         self._writer = writer
         if failed is not None and writer is None:
             self._os_error(failed)
-        elif writer is None:
+        elif writer is None and evict:
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        elif writer is None:
+            self._full_until = time.monotonic() + _PAUSE_SECONDS
         else:
             self._highest_segno = writer.segno
         return writer
+
+    def _is_full(self, writer: SegmentWriter) -> bool:
+        """Would sealing our segment leave no room for another one, without an eviction?"""
+        now = time.monotonic()
+        if now >= self._full_until and not self._segments_to_come(writer.size - writer.position):
+            self._full_until = now + _PAUSE_SECONDS
+        return now < self._full_until
+
+    def _segments_to_come(self, returned: int = 0) -> int:
+        index, directory = self._index, self._directory
+        if index is None or directory is None or time.monotonic() < self._paused_until:
+            return 0
+        try:
+            place = self._place(directory, index)
+            return segments_to_come(place, self._writer, self._segment_bytes, returned)
+        except (*idx.ERRORS, OSError):
+            return 0  # whoever puts will say what is wrong
 
     def _place(self, directory: Directory, index: idx.Index) -> Place:
         return Place(directory, index, self.settings, self._gone, self._fault)
 
     def _gone(self, segno: int) -> None:
+        self._evicted.add(segno)
         fd = self._dedupe_fds.pop(segno, None)
         if fd is not None:
             os.close(fd)
@@ -657,6 +751,20 @@ class Store:
         total = sum(row.reserved for row in rows) + index.size_bytes()
         return Usage(total, limit, count, len(rows))
 
+    def room_bytes(self) -> int:
+        """How many payload bytes can probably still be stored without an eviction; 0: full.
+
+        On the low side: what headers, the alignment of records, ends of segments, and the index
+        will take is estimated from the records that this process has written. Any thread.
+        """
+        writer = self._writer
+        segments = self._segments_to_come()
+        room = segments * (self._segment_bytes - fmt.SEGMENT_HEADER_BYTES)
+        if writer is not None:
+            room += writer.size - writer.position
+        room -= min((segments + 1) * self._record_bytes_most, self._segment_bytes)
+        return max(0, room * self._payload_bytes // self._record_bytes)
+
     def verify(self, dataset: bytes | None) -> Iterator[tuple[int, int, int, bool]]:
         """Read every record (that the dataset uses): (segno, offset, payload_len, ok).
 
@@ -698,6 +806,13 @@ class Store:
     def __exit__(self, *_: object) -> Literal[False]:
         self.close()
         return False
+
+
+def _is_storable(item: Item) -> bool:
+    path, _, block, payload = item
+    return (
+        0 < len(payload) <= BLOCK_BYTES and len(path) <= fmt.PATH_BYTES_MAX and 0 <= block < 1 << 32
+    )
 
 
 def _sound(reader: RecordReader, fd: int, location: Location, directory: Directory) -> bool:

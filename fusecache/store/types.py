@@ -19,6 +19,10 @@ class Version(NamedTuple):
     ctime_ns: int
 
 
+# A block to store: (path, version of the file, number of the block in it, its bytes).
+Item = tuple[bytes, Version, int, bytes | bytearray | memoryview]
+
+
 class Location(NamedTuple):
     """Where a block's record lies. The payload begins `header_len` bytes after `offset`."""
 

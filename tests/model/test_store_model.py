@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fusecache.store import Version
+from fusecache.store.types import Item
 from tests.store_support import DATASET, Opened, check_invariants, content, disk_bytes
 
 MIB = 1 << 20
@@ -43,6 +44,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="store-model-"))
         self.model: dict[bytes, Known] = {}
+        self.writers: dict[bytes, set[int]] = {}  # handles that have put the path since a flush
         self.index_was_flipped = False
         self.was_damaged = False
         self.source = random.Random(0)
@@ -87,8 +89,40 @@ class StoreMachine(RuleBasedStateMachine):
         if location is None:
             self.model.pop(path, None)
         else:
-            self.model[path] = Known(version, payload, location.segno, False, rewritten)
+            may_be_lost = self.is_disputed(handle, path)
+            self.model[path] = Known(version, payload, location.segno, may_be_lost, rewritten)
             assert self.stores[handle].read(location) in (None, payload)
+        self.after_eviction()
+
+    def is_disputed(self, handle: int, path: bytes) -> bool:
+        """Of versions that two handles have put at the same time the one committed last stays."""
+        writers = self.writers.setdefault(path, set())
+        writers.add(handle)
+        return len(writers) > 1
+
+    @rule(
+        handle=handles,
+        files=st.lists(st.tuples(paths, seeds, lengths, st.integers(1, 2)), max_size=12),
+        evict=st.booleans(),
+    )
+    def put_many(self, handle: int, files: list[tuple[bytes, int, int, int]], evict: bool) -> None:
+        store = self.stores[handle]
+        items: list[Item] = [
+            (path, Version(ino, length, seed, seed + 1), 0, content(seed, length))
+            for path, seed, length, ino in files
+        ]
+        gone = len(store.gone)
+        found = store.store.put_many(DATASET, items, evict=evict)
+        for (path, version, _, payload), location in zip(items, found, strict=True):
+            before = self.model.get(path)
+            rewritten = before is not None and (before.rewritten or before.version != version)
+            if location is None:
+                self.model.pop(path, None)
+                continue
+            lost = self.is_disputed(handle, path)
+            self.model[path] = Known(version, bytes(payload), location.segno, lost, rewritten)
+            assert store.read(location) in (None, payload)
+            assert location.segno not in store.gone[gone:]
         self.after_eviction()
 
     @rule(handle=handles, path=paths)
@@ -98,6 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.stores[0].store.flush()
         self.stores[1].store.flush()
+        self.writers.clear()
         self.after_eviction()
         found = self.stores[handle].get(path, known.version)
         if found is None:

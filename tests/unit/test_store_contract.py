@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fusecache.errors import UserError
-from fusecache.store import Version
+from fusecache.store import Location, Version
 from fusecache.store import format as fmt
-from fusecache.store.types import BLOCK_BYTES
+from fusecache.store.types import BLOCK_BYTES, Item
 from tests.store_support import (
     DATASET,
     MIB,
@@ -119,6 +119,98 @@ def test_equal_content_is_stored_once(store: Opened) -> None:
     for _ in range(10):
         assert store.put(b"one", payload) == first
     assert store.segments()[0].stat().st_size == position
+
+
+def one_by_one(store: Opened, items: list[Item]) -> list[Location | None]:
+    return [store.store.put(DATASET, *item) for item in items]
+
+
+def an_odd_batch() -> list[Item]:
+    """New blocks, several blocks of a file, what cannot be stored, and every kind of duplicate."""
+    items: list[Item] = []
+    for n in range(12):
+        payload = content(n, 1 + 9000 * n)
+        items.append((b"d/new%d" % n, version_of(payload), 0, payload))
+    big = content(50, BLOCK_BYTES + 70_000)
+    items += [(b"big", version_of(big), n, block) for n, block in enumerate(blocks_of(big))]
+    items += [(b"empty", version_of(b""), 0, b""), (b"n" * 70_000, version_of(b"x"), 0, b"x")]
+    items += [(b"large", version_of(b"x"), 0, bytes(BLOCK_BYTES + 1))]
+    payload = content(60, 20_000)
+    for n in range(3):
+        items.append((b"equal/%d" % n, version_of(payload, ino=n), 0, payload))
+    items += [items[-1], items[-2], items[2], items[2]]  # the very same files once more
+    for n in range(3):  # one file in three versions; then the second content under another name
+        payload = content(70 + n, 5000)
+        items.append((b"rewritten", version_of(payload, ino=n), 0, payload))
+    items.append((b"late", version_of(b"late"), 0, content(71, 5000)))
+    return items
+
+
+def test_a_batch_is_as_good_as_putting_one_by_one(store: Opened, tmp_path: Path) -> None:
+    with opened(tmp_path / "other", digest=store.settings.digest) as other:
+        for items in (an_odd_batch(), an_odd_batch()[::-1], an_odd_batch()):
+            found, expected = store.store.put_many(DATASET, items), one_by_one(other, items)
+            assert [at and at[1:] for at in found] == [at and at[1:] for at in expected]
+            for path, version, block, _ in items:
+                here, there = store.find(path, version, block), other.find(path, version, block)
+                assert (here and here[1:]) == (there and there[1:])
+                if here is not None and there is not None:
+                    assert store.read(here) == other.read(there) is not None
+        assert store.store.usage().blocks == other.store.usage().blocks
+        store.close()
+        other.close()
+        lengths = [[path.stat().st_size for path in s.segments()] for s in (store, other)]
+        assert lengths[0] == lengths[1]
+    for file in (store.directory / "index").glob("*.db*"):
+        file.unlink()
+    with opened(store.directory, digest=store.settings.digest) as again:
+        for path, version, block, payload in an_odd_batch()[:14]:
+            assert again.get(path, version, block) == payload
+        assert again.bad_after_verify()[1] == 0
+        check_invariants(again)
+
+
+def test_a_file_changed_and_changed_back_in_one_batch(store: Opened) -> None:
+    first, second = content(1, 5000), content(2, 6000)
+    location = store.put(b"f", first)
+    assert store.put_many([(b"f", second), (b"f", first)])[1] == location
+    assert store.find(b"f", version_of(first)) == location
+    assert store.find(b"f", version_of(second)) is None
+
+
+def test_an_empty_batch(store: Opened) -> None:
+    assert store.put_many([]) == []
+    assert store.put_many([(b"empty", b"")]) == [None]
+    assert store.segments() == []
+
+
+def test_a_batch_of_several_segments(store: Opened) -> None:
+    files = {b"f%d" % n: content(n, 700_000) for n in range(30)}
+    found = store.put_many(files.items())
+    places = [at for at in found if at is not None]
+    assert len(places) == 30
+    assert len({at.segno for at in places}) == len(store.segments()) == 3
+    for (path, payload), location in zip(files.items(), found, strict=True):
+        assert store.find(path, version_of(payload)) == location
+        assert store.get(path, version_of(payload)) == payload
+
+
+def test_a_batch_of_small_files_is_one_write_and_is_known_after_it(
+    store: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(b"first", b"first")  # the segment is there
+    files = {b"f%d" % n: content(n, 10_000) for n in range(128)}
+    real, lengths = os.pwrite, list[int]()
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        assert all(store.find(path, version_of(payload)) is None for path, payload in files.items())
+        lengths.append(len(data))
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert None not in store.put_many(files.items())
+    assert lengths == [128 * 12288]
+    assert all(store.get(path, version_of(payload)) for path, payload in files.items())
 
 
 def test_a_deduplicated_file_survives_the_index(store: Opened) -> None:
@@ -249,6 +341,110 @@ def test_keep_never_replaces(tmp_path: Path) -> None:
         assert store.gone == []
         assert store.faults == []
         check_invariants(store)
+
+
+def test_a_batch_larger_than_the_cache(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", limit_bytes=24 * MIB) as store:
+        files = {b"f%02d" % n: content(n, MIB) for n in range(60)}
+        store.put(b"f50", files[b"f50"])  # will be evicted before its turn comes
+        found = store.put_many(files.items())
+        for (path, payload), location in zip(files.items(), found, strict=True):
+            assert store.find(path, version_of(payload)) == location
+            assert location is None or store.read(location) == payload
+        stored = [path for path, at in zip(files, found, strict=True) if at is not None]
+        assert stored == list(files)[-len(stored) :]
+        assert 8 <= len(stored) < 24
+        assert store.faults == []
+        check_invariants(store)
+
+
+def test_a_batch_that_fills_the_cache_under_keep(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", limit_bytes=24 * MIB, policy="keep") as store:
+        files = {b"f%02d" % n: content(n, MIB) for n in range(40)}
+        found = store.put_many([*files.items(), (b"again", files[b"f00"])])
+        stored = [path for path, at in zip(files, found[:-1], strict=True) if at is not None]
+        assert stored == list(files)[: len(stored)]
+        assert 7 <= len(stored) < 24
+        assert found[-1] == found[0], "a deduplicated block needs no room"
+        assert store.gone == []
+        assert store.faults == []
+        check_invariants(store)
+
+
+def test_what_must_not_evict_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", limit_bytes=40 * MIB) as store:
+        files = [(b"f%03d" % n, content(n, MIB)) for n in range(60)]
+        found = store.put_many(files, evict=False)
+        kept = [file for file, at in zip(files, found, strict=True) if at is not None]
+        assert kept == files[: len(kept)]
+        assert len(kept) > 20
+        assert store.gone == []
+        # The end of the open segment is still there for smaller ones, and duplicates need no room.
+        assert store.put_many([(b"small", b"small"), (b"again", files[0][1])], evict=False) == [
+            store.find(b"small", version_of(b"small")),
+            found[0],
+        ]
+        assert store.put(b"small", b"small") is not None
+        assert all(store.get(path, version_of(payload)) == payload for path, payload in kept)
+        # Refusing does not stop those who may evict.
+        rest = files[len(kept) :]
+        assert None not in store.put_many(rest)
+        assert store.gone
+        assert store.faults == []
+        check_invariants(store)
+    with opened(tmp_path / "cache", limit_bytes=40 * MIB) as store:  # full, and no open segment
+        count = len(store.segments())
+        assert store.put_many([(b"x", content(100, MIB)), (b"y", b"y")], evict=False) == [None] * 2
+        assert len(store.segments()) == count
+        assert store.gone == []
+        assert store.put(b"x", content(100, MIB)) is not None
+        assert store.gone
+        assert store.faults == []
+
+
+@pytest.mark.parametrize("policy", ["lrf", "keep"])
+@pytest.mark.parametrize("size", [500, 10_000, 110_000, BLOCK_BYTES])
+def test_room_is_what_can_still_be_stored(tmp_path: Path, size: int, policy: str) -> None:
+    with opened(tmp_path / "cache", limit_bytes=56 * MIB, policy=policy) as store:
+        room = store.store.room_bytes()
+        assert room < 56 * MIB
+        stored = promised = early = number = 0
+        batch = max(1, min(100, MIB // size))
+        while True:
+            files = [(b"f%d" % n, content(n, size)) for n in range(number, number + batch)]
+            found = store.put_many(files, evict=False)
+            number += batch
+            fresh = sum(at is not None for at in found) * size
+            # What was said is kept, from when the store has seen what sizes come.
+            assert fresh >= min(room, batch * size) // size * size or stored == 0
+            stored += fresh
+            if room >= batch * size:
+                promised = stored
+            if None in found:
+                break
+            room = store.store.room_bytes()
+            early = early or stored + room
+        assert 0.6 * stored <= early <= stored
+        assert promised >= 0.6 * stored
+        assert stored > (25 if size >= 10_000 else 3) * MIB
+        assert store.store.room_bytes() < 2 * MIB
+        assert store.gone == []
+        assert store.faults == []
+        check_invariants(store)
+
+
+def test_room_is_shared_and_ends_with_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "cache") as one, opened(tmp_path / "cache") as two:
+        empty = two.store.room_bytes()
+        one.put_many([(b"f%d" % n, content(n, MIB)) for n in range(20)])
+        assert two.store.room_bytes() <= empty - 10 * MIB
+        full = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 0))
+        monkeypatch.setattr(os, "statvfs", lambda _: full)
+        assert two.store.room_bytes() == 0
+        assert 0 < one.store.room_bytes() < 8 * MIB  # the rest of its open segment
+    assert one.store.room_bytes() == 0  # closed
 
 
 def test_a_deduplicated_block_needs_no_room(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +164,78 @@ def test_an_error_of_a_write_ends_the_segment(
     with opened(tmp_path / "cache") as store:
         assert store.get(b"good", version_of(good)) == good
         assert store.store.usage().blocks == 2
+
+
+def test_a_batch_whose_write_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full in the middle of a batch: those before are stored, those after are not."""
+    real, room = os.pwrite, 1 << 40
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = real(fd, data[: min(len(data), room)], offset)
+        room -= count
+        return count
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    files = [(b"f%d" % n, content(n, 20_000)) for n in range(10)]
+    with opened(tmp_path / "cache") as store:
+        assert store.put(b"good", b"good") is not None
+        room = 5 * 20480 + 8192  # five records and a part of the sixth
+        found = store.put_many([*files, (b"again", files[0][1]), (b"lost", files[7][1])])
+        assert [at is not None for at in found] == [True] * 5 + [False] * 5 + [True, False]
+        assert found[10] == found[0]
+        assert store.kinds == {"disk-full"}
+        assert len(store.faults) == 1
+        room = 1 << 40
+        assert store.put_many(files[5:]) == [None] * 5, "no second try within a second"
+        unpause(store)
+        assert None not in store.put_many(files[5:])
+        assert all(store.get(path, version_of(payload)) == payload for path, payload in files)
+        assert store.store.usage().blocks == 11
+        check_invariants(store)
+    (tmp_path / "cache/index/00000001.db").unlink()
+    with opened(tmp_path / "cache") as store:
+        assert all(store.get(path, version_of(payload)) == payload for path, payload in files)
+        assert store.bad_after_verify() == (11, 0)
+
+
+def test_a_batch_on_a_disk_that_fills(disk: SmallDisk) -> None:
+    with opened(disk.path / "cache", limit_bytes=100 * MIB) as store:
+        files = [(b"f%d" % n, content(n, MIB)) for n in range(60)]
+        found = store.put_many(files, evict=False)
+        count = sum(at is not None for at in found)
+        assert count > 20
+        assert None not in found[:count]
+        assert store.gone == []
+        assert store.faults == [], "a refusal, not a fault"
+    with opened(disk.path / "cache", limit_bytes=100 * MIB) as store:
+        assert store.put_many(files[-12:], evict=False)[-1] is None
+        assert store.faults == []
+        assert store.gone == []
+        found = store.put_many(files)
+        assert found[-1] is not None
+        assert store.gone
+        assert store.faults == []
+        check_invariants(store)
+
+
+def test_the_directory_goes_in_the_middle_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        if offset == 4096 and len(store.segments()) == 2:
+            shutil.rmtree(tmp_path / "parent", ignore_errors=True)
+        return real(fd, data, offset)
+
+    with opened(tmp_path / "parent/cache") as store:
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        found = store.put_many([(b"f%d" % n, content(n, MIB)) for n in range(20)])
+        assert found == [None] * 20
+        assert store.kinds == {"missing"}
 
 
 def test_no_direct_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
