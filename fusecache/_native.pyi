@@ -225,3 +225,110 @@ def ram_take(limit_bytes: int, most: int) -> list[tuple[int, int, int]]:
 def counters() -> dict[str, int]:
     """requests (all READs that reached us in the front), from_ssd (READs answered from segments by
     C), bytes_from_ssd, lookups, getattrs, readdirs, slow (requests handed to Python), faults."""
+
+# ---- plan --------------------------------------------------------------------------------------
+# What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32, sizes
+# u64, name lengths u16, all else u8. One flag byte an inode:
+PLAN_ARMED: Final[int]  # its next look-up is to be reported
+PLAN_WANTED: Final[int]  # in a window: ram_take() spares it while there is anything else
+PLAN_QUEUED: Final[int]
+PLAN_FLYING: Final[int]
+PLAN_STAGED: Final[int]  # pushed whole, and not dropped since
+PLAN_FAILED: Final[int]
+SEEN_LOOKUP: Final[int]  # what was seen of an inode: the look-up of an armed one,
+SEEN_SSD: Final[int]  # a READ at offset 0, answered from SSD
+SEEN_ORIGIN: Final[int]  # or from the origin
+# Results of stage() and push_files(), a byte each:
+PUSH_NO_BYTES: Final[int]  # no readable location (not on SSD, a fault, attributes refused)
+PUSHED: Final[int]  # whole; an empty file is
+PUSH_CHANGED: Final[int]  # another version, flagged stale, gone, or no file
+PUSH_REFUSED: Final[int]  # the kernel would not take it
+PUSH_LARGE: Final[int]  # more than one block: not done here
+
+def plan_begin() -> None:
+    """From now on observations are noted. All flags are clear. attach() ends a plan."""
+
+def plan_end() -> None:
+    """Flags and observations are dropped, nothing is noted any more."""
+
+def plan_mark(inos: bytes, add: int, remove: int) -> None:
+    """Nothing happens to unknown inodes, or without a plan."""
+
+def plan_flags(inos: bytes) -> bytes:
+    """One byte each; 0 for unknown inodes and without a plan."""
+
+def seen_fd() -> int:
+    """An eventfd, readable exactly while take_seen() has something: it need not be read."""
+
+def take_seen(most: int) -> tuple[bytes, bytes, int]:
+    """The oldest observations: (inodes, kinds, how many were lost since the last call).
+
+    A kind is SEEN_* plus the PLAN_* flags (but ARMED) of that moment: a READ of a STAGED inode says
+    that the kernel has let go of it. At most 65,536 are kept; later ones are lost.
+    """
+
+def note_seen(ino: int, what: int, pid: int = 0) -> bool:
+    """For requests that Python answers: each LOOKUP, with the requester's pid (as FUSE tells it),
+    and READs at offset 0. A LOOKUP is noted if the inode was ARMED, which it then is no more.
+    True: the LOOKUP is one of our own, the inode stays ARMED (answer with entry_timeout 0)."""
+
+def arm(fuse_fd: int, inos: bytes) -> int:
+    """Set PLAN_ARMED and let the dentries of their living names expire, so that the next open costs
+    a LOOKUP; pages stay (before Linux 6.2 they go). How many were armed: not dead or unknown ones.
+    Waits for a look-up that is going on in the same directory."""
+
+def stage(fuse_fd: int, mountpoint: bytes, inos: bytes) -> bytes:
+    """Push the pages of files of one block from their segments, verified; results PUSH_*.
+
+    An inode that the kernel does not know is looked up below `mountpoint` first (through the mount,
+    if every directory of its path is LISTED: nobody waits for the origin). PUSHED ones are STAGED,
+    and noted in the RAM ring. A page that a READ is about to bring is waited for.
+    """
+
+def push_files(
+    fuse_fd: int,
+    mountpoint: bytes,
+    files: list[tuple[int, tuple[int, int, int, int], bytes | memoryview]],
+) -> bytes:
+    """As stage(), from memory: (inode, version, whole content). Other lengths: PUSH_CHANGED."""
+
+def drop(mountpoint: bytes, inos: bytes, fuse_fd: int) -> None:
+    """Drop their pages; they are neither STAGED nor in the RAM ring any more."""
+
+def list_directory(
+    ino: int, after: int, most: int
+) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, int]:
+    """Up to `most` (and 65536) living entries that follow cookie `after` (0: from the start).
+
+    (inodes, sizes, kinds: 0 other 1 file 2 directory 3 symlink, stored: 1 the locations of all its
+    blocks are known, name lengths, names, next `after` or 0 at the end). Changes between two pages
+    show in the second. KeyError: unknown inode; ValueError: not LISTED; NotADirectoryError.
+    """
+
+# ---- fetch pool --------------------------------------------------------------------------------
+def fetch_start(threads: int) -> None:
+    """Threads that read whole files of at most one block from the origin; they are made as they are
+    needed, at most `threads` (1 to 256). Called again: another number of them."""
+
+def fetch_submit(ino: int, version: tuple[int, int, int, int], tag: int) -> None:
+    """Queue one file. KeyError: unknown inode; ValueError: larger than a block; RuntimeError: not
+    started; OSError: there is no thread, and none can be made."""
+
+def fetch_fd() -> int:
+    """An eventfd, readable exactly while fetch_take() has something: it need not be read."""
+
+def fetch_take(most: int) -> list[tuple[int, int, bytes | None, int, int, int]]:
+    """Files that are finished: (tag, inode, content or None, errno, begun_ns, ended_ns).
+
+    errno 0: all bytes were read, and the origin, asked before and after (not an attribute cache),
+    said `version`. ESTALE: it has another version, or the name is gone from the table. begun_ns is
+    CLOCK_REALTIME, before the file was opened; ended_ns lies the time it took later. The origin's
+    copy in the page cache is dropped.
+    """
+
+def fetch_pending() -> int:
+    """Submitted and not yet taken."""
+
+def fetch_stop() -> None:
+    """Forget all that was submitted. Threads that hang in the origin are left to themselves and end
+    when it lets them go; they count among the 256 until then."""

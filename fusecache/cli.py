@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -47,6 +48,7 @@ from fusecache.units import format_bytes
 
 HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")
 HELPER_DIRECTORY = "/sbin"
+HINTSD_START_S = 5.0
 
 EXIT_CODES = f"""\b
 Exit codes:
@@ -101,6 +103,13 @@ def _settings_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--origin-timeout", metavar="SECONDS", help="A hung origin gives EIO. [30]"),
         click.option("--origin-threads", metavar="N", help="Calls to the origin at a time. [32]"),
+        click.option(
+            "--prefetch-bandwidth", metavar="SIZE|none", help="Of hinted reads, a second. [none]"
+        ),
+        click.option("--prefetch-depth", metavar="N", help="Hinted reads at a time. [128]"),
+        click.option(
+            "--hintsd", metavar="auto|none|SOCKET", help="Who takes hints; auto starts it. [auto]"
+        ),
         click.option("--log-file", metavar="FILE", help="[in the runtime directory]"),
     ]
     for flag in reversed(flags):
@@ -207,6 +216,47 @@ def _mount(wanted: Config) -> None:
     if not report.get("ready"):
         process.wait()
         raise UserError(str(report.get("error")), int(report.get("exit", EXIT_FAILED)))
+    if wanted.hintsd == "auto":
+        try:
+            _start_hintsd(mounts.hintsd_socket(os.getuid()))
+        except OSError as error:
+            _complain(f"warning: hintsd was not started, hints have no effect: {error}")
+
+
+def _start_hintsd(path: str) -> None:
+    """Have a daemon listen on `path` that lives as long as this user's mounts. OSError: none does,
+    and none can be started.
+    """
+    directory, name = os.path.split(path)
+    if _listens(directory, name):
+        return
+    log_path = os.path.join(directory, "hintsd.log")
+    with open(log_path, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "hintsd", "serve", "--socket", path, "--until-unmounted"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, **keeper.package_environment()},
+        )
+    deadline = time.monotonic() + HINTSD_START_S
+    while not _listens(directory, name):
+        code = process.poll()
+        if code is not None and not _listens(directory, name):
+            raise OSError(f"it ended at once ({keeper.reason(code)}), see {log_path}")
+        if time.monotonic() > deadline:
+            raise OSError(f"it does not listen yet, see {log_path}")
+        time.sleep(0.02)
+
+
+def _listens(directory: str, name: str) -> bool:
+    try:
+        mounts.connect(directory, name, 1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _read_report(fd: int, process: subprocess.Popen[bytes], wanted: Config) -> dict[str, Any]:
@@ -278,6 +328,17 @@ def _duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
 
 
+def _prefetch(part: dict[str, Any]) -> str:
+    if not part.get("connected"):
+        done = format_bytes(part.get("bytes", 0))
+        return f"no hintsd is connected; {part.get('files', 0):,} files, {done} until now"
+    return (
+        f"{part['queued_stage']:,} to stage and {part['queued_fetch']:,} to fetch, "
+        f"{part['in_flight']:,} of {part['depth']:,} in flight; "
+        f"{part['files']:,} files, {format_bytes(part['bytes'])}, {part['late_reads']:,} late reads"
+    )
+
+
 def _status_table(answer: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -302,6 +363,7 @@ def _status_table(answer: dict[str, Any]) -> Table:
             f"{origin['files']:,} files, {format_bytes(origin['bytes'])}, "
             f"{origin['errors']:,} errors",
         ),
+        ("prefetch", _prefetch(answer.get("prefetch") or {})),
         ("integrity", f"{answer['integrity']['mismatches']:,} mismatches"),
     ]
     if origin.get("available") is False:

@@ -37,6 +37,7 @@ RAM_SHARE = 0.25
 KEEP_FREE = "5%"
 SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
 THREADS_MAX = 1024
+PREFETCH_DEPTH_MAX = 256
 _PROBE_PREFIX = ".fusecache-check-"
 POLICIES = ("lrf", "keep")
 DIGESTS = ("xxh3-128", "blake3")
@@ -60,6 +61,9 @@ class Config:
     zero_open: bool = True
     origin_timeout_s: float = 30.0
     origin_threads: int = 32
+    prefetch_bytes_per_s: int | None = None  # None: no limit
+    prefetch_depth: int = 128
+    hintsd: str = "auto"  # or "none", or the path of its socket
     log_file: str | None = None  # None: in the runtime directory; on stderr when in the foreground
     foreground: bool = False
 
@@ -121,11 +125,30 @@ def _revalidate(value: Any) -> float | None:
         raise ValueError(f'{error}; or write "never"') from None
 
 
-def _threads(value: Any) -> int:
-    number = _number(value)
-    if number != int(number) or not 1 <= number <= THREADS_MAX:
-        raise ValueError(f"{value!r} is not a whole number between 1 and {THREADS_MAX}")
-    return int(number)
+def _count(most: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        number = _number(value)
+        if not 1 <= number <= most or number != int(number):
+            raise ValueError(f"{value!r} is not a whole number between 1 and {most}")
+        return int(number)
+
+    return parse
+
+
+def _bandwidth(value: Any) -> int | None:
+    if value == "none":
+        return None
+    try:
+        size = _size(value)
+    except ValueError as error:
+        raise ValueError(f'{error}; or write "none"') from None
+    if size < 0:
+        raise ValueError(f"{value!r} is less than nothing")
+    return size or None
+
+
+def _hintsd(value: Any) -> str:
+    return str(value) if value in ("auto", "none") else _path(value)
 
 
 def _truth(value: Any) -> bool:
@@ -169,7 +192,10 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "revalidate": _revalidate,
     "zero_open": _truth,
     "origin_timeout": _seconds,
-    "origin_threads": _threads,
+    "origin_threads": _count(THREADS_MAX),
+    "prefetch_bandwidth": _bandwidth,
+    "prefetch_depth": _count(PREFETCH_DEPTH_MAX),
+    "hintsd": _hintsd,
     "log_file": _path,
     "foreground": _truth,
 }
@@ -341,7 +367,11 @@ def build(settings: Mapping[str, Any], base: Config | None = None) -> Config:
     if base is None and "mountpoint" not in settings:
         raise ConfigError("no mount point: fusecache mount [SOURCE] MOUNTPOINT")
     values: dict[str, Any] = dataclasses.asdict(base) if base is not None else {}
-    rename = {"revalidate": "revalidate_s", "origin_timeout": "origin_timeout_s"}
+    rename = {
+        "revalidate": "revalidate_s",
+        "origin_timeout": "origin_timeout_s",
+        "prefetch_bandwidth": "prefetch_bytes_per_s",
+    }
     for name, value in settings.items():
         if name not in ("ssd", "ram", "keep_free"):
             values[rename.get(name, name)] = value

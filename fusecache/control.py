@@ -30,6 +30,7 @@ PROGRESS_INTERVAL_S = 0.2
 Message = dict[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Operation = Callable[[Message, Send], Awaitable[Message]]
+Takeover = Callable[[Message, Send, trio.SocketStream], Awaitable[None]]
 
 
 class RequestError(Exception):
@@ -37,10 +38,18 @@ class RequestError(Exception):
 
 
 class ControlServer:
-    """Serves `operations` (name -> coroutine function(request, send progress) -> result fields)."""
+    """Serves `operations` (name -> coroutine function(request, send progress) -> result fields),
+    and `takeovers`: these answer, too, and then use the connection as they like until they return.
+    """
 
-    def __init__(self, fd: int, operations: dict[str, Operation]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        operations: dict[str, Operation],
+        takeovers: dict[str, Takeover] | None = None,
+    ) -> None:
         self._operations = operations
+        self._takeovers = takeovers or {}
         self._socket = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
         self._clients = trio.CapacityLimiter(CLIENTS_MOST)
 
@@ -77,9 +86,14 @@ class ControlServer:
                 line += piece
         try:
             request = json.loads(line)
-            operation = self._operations[request["op"]]
+            takeover = self._takeovers.get(request["op"])
+            operation = self._operations[request["op"]] if takeover is None else None
         except (ValueError, KeyError, TypeError):
             await send({"ok": False, "error": "not a request this server knows", "exit": 1})
+            return
+        if operation is None:
+            assert takeover is not None
+            await takeover(request, send, stream)
             return
         async with trio.open_nursery() as nursery:
 

@@ -7,7 +7,7 @@ INVARIANT: about PUBLISH_BYTES wait to be published at most. When the SSD is slo
 a fetch waits ROOM_WAIT_S for room, then goes on without being published.
 INVARIANT: a file whose time stamps are too young to be trusted (Origin.tick_ns) is served but
 neither published nor left in the kernel's cache.
-INVARIANT: only the publisher task calls `Store.put` (one writer a segment).
+INVARIANT: only the publisher task calls `Store.put_many` (one writer a segment).
 
 A block that cannot be published (store full under `keep`, disk trouble) was still delivered:
 publishing is never the reader's business.
@@ -25,7 +25,7 @@ from functools import partial
 import trio
 
 from fusecache import _native, namespace
-from fusecache.errors import OriginChanged, OriginError
+from fusecache.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.kernel import Kernel
 from fusecache.origin import Origin, Tick, read_range
 from fusecache.stats import Stats
@@ -33,7 +33,8 @@ from fusecache.store import Store
 from fusecache.store.types import Location, Version
 
 PUBLISH_BYTES = 64 << 20
-PUBLISH_BATCH = 32  # blocks published in one visit to a thread
+PUBLISH_BATCH = 128  # blocks published in one visit to a thread, of
+PUBLISH_BATCH_BYTES = 16 << 20  # together, unless the first is larger
 CHANGES_MOST = 3  # times a file may change under a fetch before the reader gets ESTALE
 
 ROOM_WAIT_S = 1.0
@@ -55,6 +56,8 @@ class Flight:
     is_queued: bool = False
     stored: bool = False
     published: trio.Event = field(default_factory=trio.Event)
+    is_prefetch: bool = False
+    on_landed: Callable[[], None] | None = None  # called once, when nobody can join any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Publication:
     version: Version
     block: int
     data: memoryview
+    evict: bool = True  # may take the room of what is stored already
 
 
 class Fetcher:
@@ -91,9 +95,11 @@ class Fetcher:
         Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
         """
         key = (ino, block)
-        flight = self._flights.get(key)
-        if flight is not None and flight.version in (None, namespace.version(ino)):
+        flight = self._joinable(key)
+        if flight is not None:
             await flight.done.wait()
+            if flight.is_prefetch and _is_worth_another_try(flight.error):
+                return await self.block(ino, block)
         else:
             flight = self._flights[key] = Flight()
             try:
@@ -109,6 +115,56 @@ class Fetcher:
         if flight.data is None:  # the leader was cancelled: the server is going down
             raise OriginChanged
         return flight
+
+    def _joinable(self, key: tuple[int, int]) -> Flight | None:
+        flight = self._flights.get(key)
+        if flight is not None and flight.version in (None, namespace.version(key[0])):
+            return flight
+        return None
+
+    # ---- for the prefetcher, which reads small files by threads of its own -----------------------
+
+    def flight_of(self, ino: int) -> Flight | None:
+        """The flight of a small file that is in the air, or not published yet."""
+        return self._joinable((ino, 0))
+
+    def begin(self, ino: int) -> Flight:
+        """A flight that the caller will `finish`; readers join it. There is no `flight_of(ino)`."""
+        flight = self._flights[ino, 0] = Flight(is_prefetch=True)
+        return flight
+
+    def finish(
+        self, ino: int, flight: Flight, version: Version, data: bytes, begun_ns: int, store: bool
+    ) -> bool:
+        """The file was read, whole, and had `version` before and after; reading began at `begun_ns`
+        (CLOCK_REALTIME). Readers get it; it is published if `store`.
+
+        False: the table knows another version by now (a failed flight), or it is too young to be
+        kept anywhere.
+        """
+        if namespace.version(ino) != version:
+            self.fail(ino, flight, OriginChanged())
+            return False
+        flight.version, flight.data = version, memoryview(data)
+        self._stats.add("origin_files")
+        self._stats.add("bytes_from_origin", len(data))
+        flight.is_settled = self._is_settled(ino, version, begun_ns)
+        if flight.is_settled and store:
+            self._queue_publication(flight, ino, version, 0, flight.data, evict=False)
+        flight.done.set()
+        if not flight.is_queued:
+            self._land((ino, 0), flight)
+        return flight.is_settled
+
+    def fail(self, ino: int, flight: Flight, error: OriginError) -> None:
+        """The file was not read. Readers that have joined try it themselves, unless it hung."""
+        flight.error = error
+        flight.done.set()
+        self._land((ino, 0), flight)
+
+    def has_room(self) -> bool:
+        """False: the publisher is behind."""
+        return self._queued_bytes < PUBLISH_BYTES
 
     async def range(self, ino: int, offset: int, length: int) -> tuple[Version, memoryview]:
         """Exactly these bytes (clipped to the file's size), not cached. Raises as `block`."""
@@ -130,9 +186,14 @@ class Fetcher:
             self._stats.add("origin_files")
         if not flight.is_settled or not await self._has_room():
             return
+        self._queue_publication(flight, ino, flight.version, block, flight.data, evict=True)
+
+    def _queue_publication(
+        self, flight: Flight, ino: int, version: Version, block: int, data: memoryview, evict: bool
+    ) -> None:
         flight.is_queued = True
-        self._queue.append(Publication(flight, ino, flight.version, block, flight.data))
-        self._queued_bytes += len(flight.data)
+        self._queue.append(Publication(flight, ino, version, block, data, evict))
+        self._queued_bytes += len(data)
         self._wake.set()
 
     async def _has_room(self) -> bool:
@@ -168,12 +229,17 @@ class Fetcher:
             if was_stored:
                 return
             self._stats.add("bytes_from_origin", length)
-            # mtime can be set to anything; every change sets ctime to the origin's clock.
-            flight.is_settled = begun_ns - version.ctime_ns > self._origin.tick_ns
-            if not flight.is_settled:
-                self._kernel.forget_later(ino, self._origin.tick_ns / 1e9)
+            flight.is_settled = self._is_settled(ino, version, begun_ns)
             return
         raise OriginChanged
+
+    def _is_settled(self, ino: int, version: Version, begun_ns: int) -> bool:
+        """Was the file's last change long enough ago? If not, the kernel will forget its pages."""
+        # mtime can be set to anything; every change sets ctime to the origin's clock.
+        is_settled = begun_ns - version.ctime_ns > self._origin.tick_ns
+        if not is_settled:
+            self._kernel.forget_later(ino, self._origin.tick_ns / 1e9)
+        return is_settled
 
     def _load(
         self, ino: int, version: Version, block: int | None, offset: int, length: int, tick: Tick
@@ -213,7 +279,7 @@ class Fetcher:
             self._kernel.forget_attributes(ino)
 
     async def publish_forever(self) -> None:
-        """The publisher task: the only caller of Store.put."""
+        """The publisher task: the only caller of Store.put_many."""
         while True:
             if not self._queue:
                 self._wake = trio.Event()
@@ -223,7 +289,7 @@ class Fetcher:
                     # Nothing more comes for now: let other mounts on the cache directory see it.
                     await trio.to_thread.run_sync(self._store.flush)
                     await self._wake.wait()
-            batch = [self._queue.popleft() for _ in range(min(PUBLISH_BATCH, len(self._queue)))]
+            batch = self._next_batch()
             try:
                 await trio.to_thread.run_sync(self._publish, batch)
             finally:
@@ -237,14 +303,38 @@ class Fetcher:
         flight.published.set()
         if self._flights.get(key) is flight:
             del self._flights[key]
+        if flight.on_landed is not None:
+            flight.on_landed()
+
+    def _next_batch(self) -> list[Publication]:
+        """What is published next, at least one."""
+        batch = [self._queue.popleft()]
+        length = len(batch[0].data)
+        while self._queue and len(batch) < PUBLISH_BATCH:
+            length += len(self._queue[0].data)
+            if length > PUBLISH_BATCH_BYTES:
+                break
+            batch.append(self._queue.popleft())
+        return batch
 
     def _publish(self, batch: list[Publication]) -> None:
-        for item in batch:
-            path = _native.path(item.ino)
-            location = self._store.put(self._dataset, path, item.version, item.block, item.data)
-            if location is not None:
-                item.flight.stored = True
-                use(self._store, item.ino, item.block, location, item.version)
+        for evict in (True, False):
+            chosen = [item for item in batch if item.evict is evict]
+            if not chosen:
+                continue
+            items = [
+                (_native.path(item.ino), item.version, item.block, item.data) for item in chosen
+            ]
+            locations = self._store.put_many(self._dataset, items, evict=evict)
+            for item, location in zip(chosen, locations, strict=True):
+                if location is not None:
+                    item.flight.stored = True
+                    use(self._store, item.ino, item.block, location, item.version)
+
+
+def _is_worth_another_try(error: OriginError | None) -> bool:
+    """Of a reader that had joined a prefetch: only a hang has cost it all its time already."""
+    return error is not None and not isinstance(error, OriginTimeout)
 
 
 def use(store: Store, ino: int, block: int, location: Location, version: Version) -> bool:

@@ -57,6 +57,7 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
 STOP_S = 2.0  # from SIGTERM to SIGKILL at a planned restart
 END_S = 10.0  # the server's time to finish when the mount is gone
 REQUEST_BYTES_MAX = 1 << 20
+BUSY_RETRY_S, BUSY_RETRY_PAUSE_S = 1.0, 0.01
 REQUEST_TIMEOUT_S = 2.0
 CLIENTS_MAX = 32
 CONTROL_BACKLOG = 64
@@ -903,18 +904,11 @@ class Keeper:
                 what = "something is mounted over it" if mounted else "not mounted any more"
                 return {"ok": False, "error": f"{mountpoint}: {what}", "exit": EXIT_FAILED}
             try:
-                unmount(mountpoint, lazy)
+                users = self.unmount_unless_used(lazy)
             except (OSError, subprocess.SubprocessError) as error:
-                if isinstance(error, OSError) and error.errno == errno.EBUSY:
-                    # what lies below a mount over itself, these two have open all the time
-                    own = {os.getpid(), *([self.server.pid] if self.server else [])}
-                    return {
-                        "ok": False,
-                        "error": "busy",
-                        "exit": EXIT_BUSY,
-                        "pids": users_of(mountpoint, frozenset(own)),
-                    }
                 return {"ok": False, "error": f"{mountpoint}: {error}", "exit": EXIT_FAILED}
+            if users is not None:
+                return {"ok": False, "error": "busy", "exit": EXIT_BUSY, "pids": users}
             self.detached = lazy
         deadline = time.monotonic() + 1.0
         while not is_gone(self.fuse_fd) and time.monotonic() < deadline:
@@ -925,6 +919,28 @@ class Keeper:
         if connection is not None:
             self.farewells.append(connection)
         return None
+
+    def unmount_unless_used(self, lazy: bool) -> list[int] | None:
+        """None: unmounted. Else the processes that use it (of those we may see). OSError.
+
+        The server opens files of its own mount for an instant, to drop their pages: tried again.
+        """
+        mountpoint = self.config["mountpoint"]
+        deadline = time.monotonic() + BUSY_RETRY_S
+        while True:
+            try:
+                unmount(mountpoint, lazy)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+            else:
+                return None
+            # what lies below a mount over itself, these two have open all the time
+            own = {os.getpid(), *([self.server.pid] if self.server else [])}
+            users = users_of(mountpoint, frozenset(own))
+            if users or time.monotonic() > deadline:
+                return users
+            time.sleep(BUSY_RETRY_PAUSE_S)
 
     # ---- end
 

@@ -30,6 +30,7 @@ from typing import Any
 FILESYSTEM_TYPE = "fuse.fusecache"
 KEEPER_SOCKET = "keeper.sock"
 CONTROL_SOCKET = "control.sock"
+HINTSD_SOCKET = "hintsd.sock"
 KEEPER_FILE = "keeper.json"
 LOG_FILE = "log"
 
@@ -200,6 +201,12 @@ def _is_private(directory: str, uid: int) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == uid and not status.st_mode & 0o077
+
+
+def hintsd_socket(uid: int) -> str:
+    """Where `uid`'s hintsd listens unless it was told otherwise."""
+    bases = runtime_bases(uid)
+    return os.path.join(next((b for b in bases if _is_private(b, uid)), bases[0]), HINTSD_SOCKET)
 
 
 def runtime_directory(mount: Mount) -> str | None:

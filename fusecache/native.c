@@ -4,25 +4,14 @@
  * become OSError. The same shared object also interposes libfuse (native_front.c) when it was loaded
  * with RTLD_GLOBAL before pyfuse3.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include "native.h"
+#include "native_py.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define KEYWORDS(...) ((char *[]){__VA_ARGS__, NULL})
-#define WITHOUT_GIL(statement)            \
-	do {                              \
-		Py_BEGIN_ALLOW_THREADS    \
-		statement;                \
-		Py_END_ALLOW_THREADS      \
-	} while (0)
-
-static PyObject *os_error(int negative_errno)
+PyObject *os_error(int negative_errno)
 {
 	if (negative_errno == -ENOMEM)
 		return PyErr_NoMemory();
@@ -37,13 +26,12 @@ static PyObject *none_or_error(int err)
 	Py_RETURN_NONE;
 }
 
-static PyObject *unknown_inode(unsigned long long ino)
+PyObject *unknown_inode(unsigned long long ino)
 {
 	return PyErr_Format(PyExc_KeyError, "unknown inode %llu", ino);
 }
 
-/* The one argument of many functions. */
-static bool take_ino(PyObject *arg, uint64_t *ino)
+bool take_ino(PyObject *arg, uint64_t *ino)
 {
 	*ino = PyLong_AsUnsignedLongLong(arg);
 	if (PyErr_Occurred()) {
@@ -55,7 +43,7 @@ static bool take_ino(PyObject *arg, uint64_t *ino)
 	return true;
 }
 
-static bool convert_version(PyObject *arg, struct version *out)
+bool convert_version(PyObject *arg, struct version *out)
 {
 	unsigned long long ino, size;
 	long long mtime, ctime;
@@ -78,10 +66,7 @@ static PyObject *name_bytes(uint32_t node)
 	return PyBytes_FromStringAndSize((const char *)name, (Py_ssize_t)len);
 }
 
-/* Held with the GIL when it can be had at once, else without: nobody waits for one while holding the
- * other (a waiting writer keeps new readers out, so even two readers could wait in a circle). Between
- * the two calls nothing of Python may be touched. */
-static PyThreadState *lock_read(void)
+PyThreadState *lock_read(void)
 {
 	PyThreadState *without_gil;
 
@@ -92,7 +77,7 @@ static PyThreadState *lock_read(void)
 	return without_gil;
 }
 
-static void unlock(PyThreadState *without_gil)
+void unlock(PyThreadState *without_gil)
 {
 	pthread_rwlock_unlock(&table.lock);
 	if (without_gil)
@@ -112,7 +97,7 @@ static PyObject *py_attach(PyObject *module, PyObject *args, PyObject *kwargs)
 		PyErr_SetString(PyExc_RuntimeError, "the front is running on the attached table");
 		return NULL;
 	}
-	WITHOUT_GIL(watch_reset(); err = table_attach(table_fd, source_fd, zero_open));
+	WITHOUT_GIL(watch_reset(); plan_end(); err = table_attach(table_fd, source_fd, zero_open));
 	if (err == -EINVAL) {
 		PyErr_SetString(PyExc_ValueError,
 				"the inode table has another layout version or open mode");
@@ -1094,11 +1079,6 @@ static PyObject *py_counters(PyObject *module, PyObject *unused)
 }
 
 /* ---- module ------------------------------------------------------------------------------- */
-#define WITH_KEYWORDS(name) \
-	{#name, (PyCFunction)(void (*)(void))py_##name, METH_VARARGS | METH_KEYWORDS, NULL}
-#define ONE_ARGUMENT(name) {#name, py_##name, METH_O, NULL}
-#define NO_ARGUMENT(name) {#name, py_##name, METH_NOARGS, NULL}
-
 static PyMethodDef methods[] = {
     WITH_KEYWORDS(attach),
     ONE_ARGUMENT(table_mode),
@@ -1170,6 +1150,10 @@ PyMODINIT_FUNC PyInit__native(void)
 		err = table_init();
 		if (!err)
 			err = watch_init();
+		if (!err)
+			err = plan_init();
+		if (!err)
+			err = fetch_init();
 		initialised = !err;
 	}
 	if (err)
@@ -1181,7 +1165,8 @@ PyMODINIT_FUNC PyInit__native(void)
 		       PyModule_AddIntConstant(module, "DOT_COOKIE", DOT_COOKIE) ||
 		       PyModule_AddIntConstant(module, "DOTDOT_COOKIE", DOTDOT_COOKIE) ||
 		       PyModule_AddIntConstant(module, "EVENT_FAULT", EVENT_FAULT) ||
-		       PyModule_AddIntConstant(module, "EVENT_STREAM", EVENT_STREAM)))
+		       PyModule_AddIntConstant(module, "EVENT_STREAM", EVENT_STREAM) ||
+		       plan_add_to(module)))
 		Py_CLEAR(module);
 	return module;
 }

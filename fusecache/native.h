@@ -1,14 +1,18 @@
 /* What the parts of fusecache._native share.
  *
  *   native.c         Python functions (the contract is in _native.pyi)
+ *   native_plan_py.c more of them: plan and fetch pool
  *   native_table.c   inode table, paths, origin scan
  *   native_store.c   segment reads with verification
  *   native_watch.c   counters, events, stream detection, RAM ring
  *   native_front.c   libfuse interposer, front threads, kernel notifications
+ *   native_plan.c    a hintsd's plan: flags, observations, tripwires, staging, dropping
+ *   native_fetch.c   threads that read whole small files from the origin
  *
- * Only native.c knows Python. Everything else runs without the GIL and reports errors as
- * negative errno values. Locks, outermost first: table.lock, then any one of the leaf locks
- * (segments, events, streams, ring, queue); nobody waits for the GIL while holding one.
+ * Only the first two know Python (native_py.h). Everything else runs without the GIL and reports
+ * errors as negative errno values. Locks, outermost first: table.lock, then any one of the leaf
+ * locks (segments, events, streams, ring, queue, seen, pool); nobody waits for the GIL while
+ * holding one.
  */
 #ifndef FUSECACHE_NATIVE_H
 #define FUSECACHE_NATIVE_H
@@ -24,6 +28,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #define BLOCK_BYTES (4u << 20)
 #define CHUNK_BYTES (64u << 10)
@@ -262,7 +267,9 @@ void watch_fault(uint32_t segno, uint64_t offset, uint32_t ino);
 void watch_read(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
 void ring_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
 uint64_t ring_total(void);
+/* Those that a plan wants come last. */
 size_t ring_take(uint64_t limit, size_t most, struct range *out);
+void ring_forget(uint32_t ino, uint64_t file_size);
 uint64_t ring_memory(void);
 void watch_reset(void);
 
@@ -281,6 +288,75 @@ int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, si
 		     const struct version *of);
 int kernel_inval_inode(int fd, uint64_t ino, int64_t offset, int64_t length); /* 1: told, 0: unknown */
 int kernel_inval_entry(int fd, uint64_t parent, const char *name, size_t len);
+int kernel_expire_entry(int fd, uint64_t parent, const char *name, size_t len);
 int kernel_resend(int fd);
+
+/* ---- plan --------------------------------------------------------------------------------- */
+enum { PLAN_ARMED = 1, PLAN_WANTED = 8, PLAN_QUEUED = 16, PLAN_FLYING = 32, PLAN_STAGED = 64, PLAN_FAILED = 128 };
+#define PLAN_STATE 0xf8u /* those that an observation carries */
+enum { SEEN_LOOKUP = 1, SEEN_SSD = 2, SEEN_ORIGIN = 3 };
+extern _Atomic bool plan_active;
+static inline bool plan_is_active(void)
+{
+	return atomic_load_explicit(&plan_active, memory_order_relaxed);
+}
+int plan_init(void);
+int plan_begin(void);
+void plan_end(void);
+uint8_t plan_flags(uint32_t ino); /* 0 without a plan */
+void plan_mark(uint32_t ino, uint8_t add, uint8_t remove);
+int plan_seen_fd(void);
+size_t plan_take_seen(size_t most, uint32_t *inos, uint8_t *kinds, uint32_t *lost);
+void plan_saw_read(uint32_t ino, uint8_t what); /* at offset 0 */
+/* A look-up by thread `tid`. True: it is one of our own, and the wire still stands. */
+bool plan_saw_lookup(uint32_t ino, int tid);
+bool plan_arm(int fd, uint32_t ino);
+enum { PUSH_NO_BYTES, PUSHED, PUSH_CHANGED, PUSH_REFUSED, PUSH_LARGE };
+int plan_stage(int fd, const char *mountpoint, uint32_t ino, struct scratch *s);
+int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version *of, const void *data,
+	      size_t size);
+void plan_drop(int fd, const char *mountpoint, uint32_t ino);
+
+enum listed_kind { LISTED_OTHER, LISTED_FILE, LISTED_DIRECTORY, LISTED_SYMLINK };
+struct listed {
+	uint64_t size;
+	uint32_t node, ino;
+	uint8_t kind, stored;
+};
+/* Live entries that follow node `after` (0: the start); -EAGAIN: the directory is not LISTED. */
+ssize_t plan_list(uint64_t dir, uint64_t after, size_t most, struct listed *out, uint32_t *next);
+
+/* ---- fetch pool --------------------------------------------------------------------------- */
+struct fetch_job {
+	struct fetch_job *next;
+	void *owner; /* the object that `into` lies in: only touched with the GIL */
+	unsigned char *into; /* version.size bytes */
+	struct version version;
+	int64_t tag;
+	uint32_t ino;
+	int error; /* errno */
+	int64_t begun_ns, ended_ns; /* CLOCK_REALTIME; that plus what it took */
+};
+#define FETCH_THREADS_MOST 256u
+int fetch_init(void);
+void fetch_begin(unsigned threads); /* or change their number */
+/* -EINVAL: not begun. Other errors: there is no thread, and none can be made. */
+int fetch_submit(struct fetch_job *job);
+int fetch_fd(void);
+struct fetch_job *fetch_take(size_t most); /* a list */
+uint64_t fetch_pending(void);
+/* Both give jobs that nobody waits for any more: all that are not in a thread; / those that have come
+ * back from one since. */
+struct fetch_job *fetch_end(void);
+struct fetch_job *fetch_abandoned(void);
+
+/* ---- event descriptors -------------------------------------------------------------------- */
+static inline void signal_set(int fd, bool on)
+{
+	uint64_t value = 1;
+	ssize_t done = on ? write(fd, &value, sizeof(value)) : read(fd, &value, sizeof(value));
+
+	(void)done; /* EAGAIN: it is in that state already */
+}
 
 #endif

@@ -62,6 +62,7 @@ static struct {
 	int (*reply_buf)(fuse_req_t, const char *, size_t);
 	size_t (*add_direntry_plus)(fuse_req_t, char *, size_t, const char *,
 				    const struct fuse_entry_param *, off_t);
+	const struct fuse_ctx *(*req_ctx)(fuse_req_t);
 } real;
 
 static void real_load(void)
@@ -81,6 +82,7 @@ static void real_load(void)
 	    {"fuse_reply_attr", offsetof(__typeof__(real), reply_attr)},
 	    {"fuse_reply_buf", offsetof(__typeof__(real), reply_buf)},
 	    {"fuse_add_direntry_plus", offsetof(__typeof__(real), add_direntry_plus)},
+	    {"fuse_req_ctx", offsetof(__typeof__(real), req_ctx)},
 	};
 	void *library, *symbol;
 
@@ -146,13 +148,7 @@ static struct {
 } queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .end = &queue.first};
 
 /* Readable exactly while there is something to receive. */
-static void queue_signal(bool on)
-{
-	uint64_t value = 1;
-	ssize_t done = on ? write(front.queue_fd, &value, sizeof(value))
-			  : read(front.queue_fd, &value, sizeof(value));
-	(void)done; /* EAGAIN: it is in that state already */
-}
+static void queue_signal(bool on) { signal_set(front.queue_fd, on); }
 
 static int queue_push(const void *raw, size_t size)
 {
@@ -228,7 +224,8 @@ static void fill_entry(uint32_t node, struct fuse_entry_param *entry)
 	memset(entry, 0, sizeof(*entry));
 	entry->ino = primary;
 	entry->attr_timeout = FOREVER_S;
-	entry->entry_timeout = FOREVER_S;
+	/* A wire stands until a reader's look-up takes it away. */
+	entry->entry_timeout = plan_flags(primary) & PLAN_ARMED ? 0 : FOREVER_S;
 	fill_stat(primary, &entry->attr);
 }
 
@@ -258,6 +255,8 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 			found = 0;
 			listed = false; /* the origin's own errno, from the slow path */
 		} else if (found) {
+			if (plan_is_active())
+				plan_saw_lookup(node_primary(found), real.req_ctx(req)->pid);
 			fill_entry(found, &entry);
 		}
 	}
@@ -326,6 +325,8 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 		COUNT(from_ssd, 1);
 		COUNT(bytes_from_ssd, size);
 		watch_read((uint32_t)ino, version.size, (uint64_t)offset, size);
+		if (!offset)
+			plan_saw_read((uint32_t)ino, SEEN_SSD);
 		real.reply_buf(req, (const char *)data, size);
 	} else {
 		give_up(req);
@@ -721,13 +722,13 @@ int kernel_inval_inode(int fd, uint64_t ino, int64_t offset, int64_t length)
 	return err == -ENOENT ? 0 : err ? err : 1;
 }
 
-int kernel_inval_entry(int fd, uint64_t parent, const char *name, size_t len)
+static int forget_entry(int fd, uint64_t parent, const char *name, size_t len, uint32_t flags)
 {
 	struct {
 		struct fuse_out_header head;
 		struct fuse_notify_inval_entry_out out;
 		char name[NAME_BYTES_MOST + 1];
-	} message = {.out = {.parent = parent, .namelen = (uint32_t)len}};
+	} message = {.out = {.parent = parent, .namelen = (uint32_t)len, .flags = flags}};
 	struct iovec part = {&message, offsetof(__typeof__(message), name) + len + 1};
 	int err;
 
@@ -736,6 +737,17 @@ int kernel_inval_entry(int fd, uint64_t parent, const char *name, size_t len)
 	memcpy(message.name, name, len);
 	err = notify(fd, FUSE_NOTIFY_INVAL_ENTRY, &part, 1);
 	return err == -ENOENT ? 0 : err;
+}
+
+int kernel_inval_entry(int fd, uint64_t parent, const char *name, size_t len)
+{
+	return forget_entry(fd, parent, name, len, 0);
+}
+
+/* Linux 6.2; before that the flag is ignored, and the inode's pages go with the entry. */
+int kernel_expire_entry(int fd, uint64_t parent, const char *name, size_t len)
+{
+	return forget_entry(fd, parent, name, len, FUSE_EXPIRE_ONLY);
 }
 
 int kernel_resend(int fd)

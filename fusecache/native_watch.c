@@ -6,6 +6,7 @@
  * RAM ring. One entry a (inode, block), in the order of the last note; an entry's bytes are what was
  * noted of that block, at most the block's length. An entry that is noted again moves to the end,
  * unless it is in the newest quarter anyway. The total is an upper bound of what the kernel holds.
+ * What a plan wants moves to the end instead of being taken, as long as there is anything else.
  */
 #include "native.h"
 
@@ -180,6 +181,7 @@ static struct {
 	size_t cap;
 	uint64_t first, end; /* sequence numbers; place = number % cap */
 	uint64_t total, stale;
+	uint64_t spared; /* wanted entries moved to the end since anything else was met */
 	struct map64 places; /* key -> sequence number + 1 */
 } ring = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -219,6 +221,14 @@ static bool ring_room(void)
 	return true;
 }
 
+static void ring_remove(struct entry *entry)
+{
+	ring.total -= entry->bytes;
+	map64_delete(&ring.places, entry->key);
+	entry->key = 0;
+	ring.stale++;
+}
+
 void ring_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size)
 {
 	pthread_mutex_lock(&ring.lock);
@@ -244,10 +254,7 @@ void ring_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size)
 				known->bytes = bytes;
 				continue;
 			}
-			ring.total -= known->bytes;
-			known->key = 0;
-			ring.stale++;
-			map64_delete(&ring.places, key);
+			ring_remove(known);
 		}
 		if (!ring_room())
 			break;
@@ -269,29 +276,55 @@ uint64_t ring_total(void)
 	return total;
 }
 
+#define SPARED_AT_ONCE 4096 /* front threads wait for the lock */
+
 size_t ring_take(uint64_t limit, size_t most, struct range *out)
 {
-	size_t taken = 0;
+	size_t taken = 0, spared = 0;
 
 	pthread_mutex_lock(&ring.lock);
-	while (ring.first < ring.end && taken < most) {
-		struct entry *oldest = ring_at(ring.first);
+	while (ring.first < ring.end && taken < most && spared < SPARED_AT_ONCE) {
+		struct entry oldest = *ring_at(ring.first);
+		bool wanted = plan_flags((uint32_t)(oldest.key >> 32)) & PLAN_WANTED;
 
-		if (oldest->key) {
-			if (ring.total <= limit)
-				break;
-			out[taken].ino = (uint32_t)(oldest->key >> 32);
-			out[taken].offset = (oldest->key & 0xffffffffu) * (uint64_t)BLOCK_BYTES;
-			out[taken++].length = BLOCK_BYTES;
-			ring.total -= oldest->bytes;
-			map64_delete(&ring.places, oldest->key);
-		} else {
-			ring.stale--;
-		}
+		if (oldest.key && ring.total <= limit)
+			break;
+		if (oldest.key)
+			ring_remove(ring_at(ring.first));
 		ring.first++;
+		ring.stale--;
+		/* The place that became free at the front is there at the end. Once round and nothing
+		 * else met: all is wanted. */
+		if (oldest.key && wanted && ring.spared <= ring.places.used &&
+		    !map64_set(&ring.places, oldest.key, ring.end + 1)) {
+			*ring_at(ring.end++) = oldest;
+			ring.total += oldest.bytes;
+			ring.spared++;
+			spared++;
+		} else if (oldest.key) {
+			if (!wanted)
+				ring.spared = 0;
+			out[taken].ino = (uint32_t)(oldest.key >> 32);
+			out[taken].offset = (oldest.key & 0xffffffffu) * (uint64_t)BLOCK_BYTES;
+			out[taken++].length = BLOCK_BYTES;
+		}
 	}
+	if (ring.total <= limit)
+		ring.spared = 0;
 	pthread_mutex_unlock(&ring.lock);
 	return taken;
+}
+
+void ring_forget(uint32_t ino, uint64_t file_size)
+{
+	uint64_t number;
+
+	for (uint64_t block = 0; block * BLOCK_BYTES < file_size; block++) {
+		pthread_mutex_lock(&ring.lock);
+		if (map64_get(&ring.places, (uint64_t)ino << 32 | (block & 0xffffffffu), &number))
+			ring_remove(ring_at(number - 1));
+		pthread_mutex_unlock(&ring.lock);
+	}
 }
 
 uint64_t ring_memory(void)
@@ -310,7 +343,7 @@ void watch_reset(void)
 	free(ring.of);
 	ring.of = NULL;
 	ring.cap = 0;
-	ring.first = ring.end = ring.total = ring.stale = 0;
+	ring.first = ring.end = ring.total = ring.stale = ring.spared = 0;
 	map64_clear(&ring.places);
 	pthread_mutex_unlock(&ring.lock);
 	pthread_mutex_lock(&streams.lock);

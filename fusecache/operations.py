@@ -37,6 +37,7 @@ FOREVER_S = 1e9
 LOOKUPS_BEFORE_LISTING = 8
 BLOCK_SIZE_HINT = 128 << 10  # st_blksize: what one READ brings
 LISTING_BATCH = 512
+HINTSD_XATTR = b"user.fusecache.hintsd"
 
 
 def answers(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -74,7 +75,9 @@ class Operations(pyfuse3.Operations):
         source_fd: int,
         nursery: trio.Nursery,
         on_listed: Callable[[int], None],
+        hintsd: bytes,
     ) -> None:
+        """`hintsd`: path of its socket; empty: none."""
         super().__init__()
         self.initialized = trio.Event()
         self.zero_open = False  # known once the session is open
@@ -84,6 +87,7 @@ class Operations(pyfuse3.Operations):
         self._source_fd = source_fd
         self._nursery = nursery
         self._on_listed = on_listed
+        self._hintsd = hintsd
         self._listing: dict[int, trio.Event] = {}
         self._unlisted_lookups: Counter[int] = Counter()
 
@@ -99,16 +103,18 @@ class Operations(pyfuse3.Operations):
         ino = _native.lookup(parent_inode, name)
         if ino == 0:
             return self._negative()
-        if ino > 0 and await self._make_fresh(ino):
-            return self._entry(ino)
-        self._note_unlisted(parent_inode)
-        try:
-            ino = await self._origin.call(lambda _tick: _native.add(parent_inode, name))
-        except OriginError as error:
-            if error.errno == errno.ENOENT:
-                return self._negative()
-            raise
-        return self._entry(ino)
+        if ino < 0 or not await self._make_fresh(ino):
+            self._note_unlisted(parent_inode)
+            try:
+                ino = await self._origin.call(lambda _tick: _native.add(parent_inode, name))
+            except OriginError as error:
+                if error.errno == errno.ENOENT:
+                    return self._negative()
+                raise
+        entry = self._entry(ino)
+        if _native.note_seen(ino, _native.SEEN_LOOKUP, ctx.pid):
+            entry.entry_timeout = 0  # our own look-up: the tripwire stays armed
+        return entry
 
     @answers
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -132,11 +138,13 @@ class Operations(pyfuse3.Operations):
 
     @answers
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        if inode == pyfuse3.ROOT_INODE and name == HINTSD_XATTR and self._hintsd:
+            return self._hintsd
         raise pyfuse3.FUSEError(errno.ENODATA)
 
     @answers
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
-        return []
+        return [HINTSD_XATTR] if inode == pyfuse3.ROOT_INODE and self._hintsd else []
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """Inode numbers are kept for the life of the mount."""

@@ -115,13 +115,14 @@ class Origin:
                     function, tick, abandon_on_cancel=True, limiter=limiter
                 )
             except OSError as error:
-                raise self._failed(error.errno or errno.EIO, str(error)) from error
+                raise self.failed(error.errno or errno.EIO, str(error)) from error
             return result
         abandoned = True
-        self._failed(errno.EIO, f"no answer within {self.timeout_s:g} s")
+        self.failed(errno.EIO, f"no answer within {self.timeout_s:g} s")
         raise OriginTimeout(self.timeout_s)
 
-    def _failed(self, number: int, message: str) -> OriginError:
+    def failed(self, number: int, message: str) -> OriginError:
+        """A request that failed at the origin, here or in a thread of the fetch pool."""
         if number in AWAY_ERRNOS:
             self.stats.add("origin_errors")
             self.last_error = message

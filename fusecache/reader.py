@@ -63,19 +63,17 @@ class Reader:
                 cached = await self._ask_store(self._from_store, ino, version, offset, length)
                 if cached is not None:
                     self._stats.add("from_ssd")
-                    _native.note_read(ino, offset, length)
+                    _note(ino, offset, length, was_stored=True)
                     return cached
             parts = [
                 await self._from_origin(ino, version, block, offset, length)
                 for block in namespace.blocks_of(offset, length)
             ]
             if None not in parts and namespace.version(ino) == version:
-                _native.note_read(ino, offset, length)
-                return (
-                    parts[0]
-                    if len(parts) == 1 and parts[0] is not None
-                    else b"".join(part for part in parts if part is not None)
-                )
+                found = [part for part in parts if part is not None]
+                was_stored = all(stored for stored, _ in found)
+                _note(ino, offset, length, was_stored)
+                return found[0][1] if len(found) == 1 else b"".join(data for _, data in found)
         raise OriginChanged
 
     def _must_ask_store(self, ino: int, version: Version) -> bool:
@@ -96,21 +94,23 @@ class Reader:
 
     async def _from_origin(
         self, ino: int, version: Version, block: int, offset: int, length: int
-    ) -> memoryview | None:
-        """The part of [offset, offset + length) that lies in `block`; None: the version changed."""
+    ) -> tuple[bool, memoryview] | None:
+        """The part of [offset, offset + length) that lies in `block`, and whether it came from the
+        store after all; None: the version changed.
+        """
         start, span = namespace.block_span(version.size, block)
         first, last = max(offset, start), min(offset + length, start + span)
         if version.size > BLOCK_BYTES and not self._is_wanted_whole(ino, block):
             got, data = await self._fetcher.range(ino, first, last - first)
             self._stats.add("from_origin")
-            return data if got == version else None
+            return (False, data) if got == version else None
         flight = await self._fetcher.block(ino, block)
         self._stats.add("from_ssd" if flight.was_stored else "from_origin")
         if flight.version != version or flight.data is None:
             return None
         if version.size <= BLOCK_BYTES and flight.is_settled:
             self._stager.push_rest(ino, version, flight.data, first, last)
-        return flight.data[first - start : last - start]
+        return flight.was_stored, flight.data[first - start : last - start]
 
     def _is_wanted_whole(self, ino: int, block: int) -> bool:
         """True from the second touch of a block on, and while the file is being streamed."""
@@ -124,7 +124,7 @@ class Reader:
 
     async def stream_block(self, ino: int, block: int) -> tuple[Version, memoryview] | None:
         """The block's bytes from the origin, or None when the front can read its segment."""
-        if await self._is_cached(ino, block):
+        if await self.is_cached(ino, block):
             return None
         flight = await self._fetcher.block(ino, block)
         assert flight.version is not None
@@ -135,13 +135,14 @@ class Reader:
         """For `warm`: True: was cached already; False: fetched and stored; None: could not be
         stored.
         """
-        if await self._is_cached(ino, block):
+        if await self.is_cached(ino, block):
             return True
         flight = await self._fetcher.block(ino, block)
         await flight.published.wait()
         return False if flight.stored else None
 
-    async def _is_cached(self, ino: int, block: int) -> bool:
+    async def is_cached(self, ino: int, block: int) -> bool:
+        """Whether the front can read the block from its segment, as far as is known."""
         return bool(await self._ask_store(self._fetcher.locate, ino, namespace.version(ino), block))
 
     async def _ask_store(self, function: Callable[..., T], *arguments: Any) -> T | None:
@@ -155,3 +156,10 @@ class Reader:
         self._faults.report("slow", f"the cache did not answer within {STORE_TIMEOUT_S:g} s")
         self._store_off_until = trio.current_time() + STORE_OFF_S
         return None
+
+
+def _note(ino: int, offset: int, length: int, was_stored: bool) -> None:
+    """A READ is answered: for sequential detection, the RAM budget and the plan."""
+    _native.note_read(ino, offset, length)
+    if offset == 0:
+        _native.note_seen(ino, _native.SEEN_SSD if was_stored else _native.SEEN_ORIGIN)

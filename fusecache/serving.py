@@ -17,7 +17,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from fusecache import __version__, _native, namespace
+from fusecache import __version__, _native, mounts, namespace
 from fusecache.config import Config
 from fusecache.control import ControlServer, Message, Send
 from fusecache.errors import UserError
@@ -27,6 +27,8 @@ from fusecache.launch import Launch
 from fusecache.maintenance import Maintenance
 from fusecache.operations import FOREVER_S, Operations
 from fusecache.origin import Origin
+from fusecache.plan import Plan
+from fusecache.prefetcher import Prefetcher
 from fusecache.reader import Reader
 from fusecache.revalidate import Revalidation
 from fusecache.stager import Stager
@@ -70,7 +72,7 @@ class Server:
                 digest=config.digest,
             ),
             on_fault=self.faults.report,
-            on_segment_gone=_native.segment_drop,
+            on_segment_gone=self._lose_segment,
         )
         self.kernel = Kernel(launch.fuse_fd)
         self.origin = Origin(
@@ -84,6 +86,18 @@ class Server:
         self.stager = Stager(self.kernel, config.ram_bytes, self.stats)
         self.reader = Reader(self.fetcher, self.stager, self.stats, self.faults)
         self.revalidation = Revalidation(self.origin, config.revalidate_s, self.stats)
+        self.prefetcher = Prefetcher(
+            fetcher=self.fetcher,
+            reader=self.reader,
+            origin=self.origin,
+            kernel=self.kernel,
+            stats=self.stats,
+            room_bytes=self.store.room_bytes,
+            mountpoint=os.fsencode(config.mountpoint),
+            depth_most=config.prefetch_depth,
+            bytes_per_s=config.prefetch_bytes_per_s,
+        )
+        self._preloading: dict[int, trio.Event] = {}
 
     async def run(self) -> int:
         """Serve until the mount is gone or SIGTERM. Returns the exit code."""
@@ -98,10 +112,25 @@ class Server:
                 source_fd=self.launch.source_fd,
                 nursery=nursery,
                 on_listed=lambda directory: nursery.start_soon(self._preload, directory),
+                hintsd=self._hintsd_socket(),
             )
             self._open_session(operations)
             maintenance = Maintenance(
                 operations, self.reader, self.store, self.config.origin_threads
+            )
+            self.plan = Plan(
+                operations=operations,
+                prefetcher=self.prefetcher,
+                preload=self._preload,
+                store=self.store,
+                stats=self.stats,
+                mount={
+                    "identity": f"{self.launch.keeper_pid}-{self.launch.mounted_at!r}",
+                    "mountpoint": self.config.mountpoint,
+                    "source": self.config.source,
+                    "cache_dir": self.config.cache_dir,
+                    "ram_bytes": self.config.ram_bytes,
+                },
             )
             control = ControlServer(
                 self.launch.control_fd,
@@ -111,6 +140,7 @@ class Server:
                     "verify": maintenance.verify,
                     "sweep": self._sweep,
                 },
+                {"plan": self.plan.serve},
             )
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for task in (
@@ -121,6 +151,7 @@ class Server:
                 self.stager.push_forever,
                 self.stager.drop_forever,
                 self.revalidation.sweep_forever,
+                self.prefetcher.run_forever,
                 self._keep_house,
                 self._take_events,
             ):
@@ -131,6 +162,16 @@ class Server:
             nursery.cancel_scope.cancel()
         self.store.close()
         return 0
+
+    def _hintsd_socket(self) -> bytes:
+        chosen = self.config.hintsd
+        if chosen == "none":
+            return b""
+        return os.fsencode(mounts.hintsd_socket(os.getuid()) if chosen == "auto" else chosen)
+
+    def _lose_segment(self, segno: int) -> None:
+        self.stats.add("segments_lost")
+        _native.segment_drop(segno)
 
     def _open_session(self, operations: Operations) -> None:
         """Bind pyfuse3 to the keeper's descriptor and map the inode table, in the mode that is
@@ -210,11 +251,24 @@ class Server:
         self.store.quarantine(segno, offset)
 
     async def _preload(self, directory: int) -> None:
-        """Tell the front where the files of a fresh listing lie, before anyone reads them."""
-        rows = self.store.lookup_directory(self.dataset, _native.path(directory))
-        limiter = trio.CapacityLimiter(1)
-        while await trio.to_thread.run_sync(self._preload_some, directory, rows, limiter=limiter):
-            pass
+        """Tell the front where the files of a listing lie, before anyone reads them; once."""
+        while directory not in self.prefetcher.preloaded:
+            running = self._preloading.get(directory)
+            if running is not None:
+                await running.wait()
+                continue
+            event = self._preloading[directory] = trio.Event()
+            try:
+                rows = self.store.lookup_directory(self.dataset, _native.path(directory))
+                limiter = trio.CapacityLimiter(1)
+                while await trio.to_thread.run_sync(
+                    self._preload_some, directory, rows, limiter=limiter
+                ):
+                    pass
+                self.prefetcher.preloaded.add(directory)
+            finally:
+                del self._preloading[directory]
+                event.set()
 
     def _preload_some(
         self, directory: int, rows: Iterator[tuple[bytes, Version, Location]]
@@ -273,6 +327,16 @@ class Server:
                     "errors": stats["origin_errors"],
                     "available": self.origin.available,
                     "last_error": self.origin.last_error,
+                },
+                "prefetch": {
+                    "connected": self.plan.is_connected,
+                    "depth": self.prefetcher.depth,
+                    "queued_stage": self.prefetcher.queued_stage,
+                    "queued_fetch": self.prefetcher.queued_fetch,
+                    "in_flight": self.prefetcher.in_flight,
+                    "files": stats["prefetched_files"],
+                    "bytes": stats["prefetched_bytes"],
+                    "late_reads": self.plan.late_reads,
                 },
                 "integrity": {
                     "mismatches": stats["mismatches"],

@@ -46,7 +46,7 @@ class FusecacheMount:
         try:
             self.command(
                 *("mount", str(self.source), str(self.mountpoint)),
-                *("--cache-dir", str(self._cache_dir), *self._options),
+                *("--cache-dir", str(self._cache_dir), "--hintsd", "none", *self._options),
             )
             self._pids = self.pids()
         except BaseException:

@@ -270,7 +270,10 @@ def test_mounted_over_the_source_itself(tmp_path: Path, zero_open: bool) -> None
     assert not is_mounted(source)
     assert snapshot(source)[0] == expected
     with watched(source):
-        done = command("mount", source, "--cache-dir", tmp_path / "cache", "--ssd", "64M")
+        done = command(
+            *("mount", source, "--cache-dir", tmp_path / "cache", "--ssd", "64M"),
+            *("--hintsd", "none"),
+        )
         assert done.returncode == OK, done.stderr
         assert snapshot(source)[0] == expected
         assert command("umount", source).returncode == OK
@@ -279,7 +282,7 @@ def test_mounted_over_the_source_itself(tmp_path: Path, zero_open: bool) -> None
 def test_mount_helper_and_fstab(place: Place) -> None:
     """mount(8) and an fstab line; what `tools/setup` installed is what is called."""
     make_files(place.source, 20, lambda index: 100 * index)
-    options = f"ro,noatime,cache-dir={place.cache_dir},ssd=64M,revalidate=never,x-anything"
+    options = f"ro,noatime,cache-dir={place.cache_dir},ssd=64M,revalidate=never,hintsd=none,x-any"
     mount_8 = ["mount", "-t", "fuse.fusecache"]
     with watched(place.mountpoint):
         subprocess.run(

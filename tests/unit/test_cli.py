@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from fusecache import cli, config, control_client, keeper, mounts
 from fusecache.errors import UserError
+from fusecache.wire import peer_of
 
 Message = dict[str, Any]
 STATUS: Message = {
@@ -374,3 +376,35 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"{sys.executable} -m fusecache.cli mount --help | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
     assert b"Traceback" not in done.stderr
+
+
+# ---- hintsd --------------------------------------------------------------------------------------
+
+
+def _listener_of(socket_path: Path) -> int:
+    with mounts.connect(str(socket_path.parent), socket_path.name, 10) as connection:
+        return peer_of(connection).pid
+
+
+def test_a_hintsd_is_started_once(tmp_path: Path) -> None:
+    path = tmp_path / "hintsd.sock"
+    cli._start_hintsd(str(path))
+    pid = _listener_of(path)
+    try:
+        assert os.getsid(pid) == pid
+        cli._start_hintsd(str(path))
+        assert _listener_of(path) == pid
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
+def test_a_hintsd_that_does_not_start_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(OSError, match="ended at once"):
+        cli._start_hintsd(str(tmp_path / "hintsd.sock"))
+    monkeypatch.setattr(sys, "executable", "/none")
+    with pytest.raises(OSError, match="No such file"):
+        cli._start_hintsd(str(tmp_path / "hintsd.sock"))

@@ -173,6 +173,31 @@ def test_mistakes_in_options_are_named(text: str, part: str) -> None:
     assert part in line_of(lambda: config.read_options([text]))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        ("prefetch-bandwidth", "100M", "prefetch_bytes_per_s", 100 << 20),
+        ("prefetch-bandwidth", 0, "prefetch_bytes_per_s", None),
+        ("prefetch-bandwidth", "none", "prefetch_bytes_per_s", None),
+        ("prefetch-depth", "256", "prefetch_depth", 256),
+        ("hintsd", "none", "hintsd", "none"),
+        ("hintsd", "/run/a.sock", "hintsd", "/run/a.sock"),
+    ],
+)
+def test_settings_of_hints(
+    places: dict[str, Any], name: str, value: Any, field: str, expected: Any
+) -> None:
+    canonical, parsed = config.parse_setting(name, value, name)
+    made = config.build({**places, canonical: parsed})
+    assert getattr(made, field) == expected
+    assert Config.from_json(made.to_json()) == made
+
+
+def test_a_negative_bandwidth_in_a_file_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        config.parse_setting("prefetch-bandwidth", -5, "x")
+
+
 # ---- limits -------------------------------------------------------------------------------------
 
 
@@ -193,6 +218,12 @@ def test_mistakes_in_options_are_named(text: str, part: str) -> None:
         ("origin-threads", "0"),
         ("origin-threads", "1.5"),
         ("origin-threads", "9999"),
+        ("prefetch-depth", "0"),
+        ("prefetch-depth", "257"),
+        ("prefetch-depth", "nan"),
+        ("prefetch-bandwidth", "fast"),
+        ("prefetch-bandwidth", "-1"),
+        ("hintsd", ""),
         ("cache-dir", ""),
         ("cache-dir", "/a\0b"),
     ],

@@ -1,9 +1,10 @@
 /* The readers of the benchmarks: the same few system calls for every peer, nothing else timed.
  *
- * reader files LIST READERS         open, fstat, read, close of each file in LIST (one path a line)
+ * reader files LIST READERS [BATCH] open, fstat, read, close of each file in LIST (one path a line)
  * reader list DIRECTORY             getdents of one directory
  * reader stat DIRECTORY             fstatat of each of its entries (listing them is not timed)
  * reader stream FILE                sequential reads of 1 MiB
+ * reader direct FILE                sequential reads of 4 MiB past the page cache
  * reader tree DIRECTORY             lists it and each directory in it
  * reader make DIRECTORY DIRS FILES  empty files, FILES in each of DIRS directories
  * reader fill DIRECTORY COUNT BYTES SEED   files of random bytes: COUNT in folders of 500
@@ -65,13 +66,13 @@ static void load_paths(const char *list) {
     free(line);
 }
 
-static uint64_t read_files(size_t first, size_t step) {
+static uint64_t read_files(size_t first, size_t step, size_t batch) {
     size_t room = 1 << 20;
     char *buffer = malloc(room);
     uint64_t total = 0;
     if (!buffer) die("memory");
     memset(buffer, 1, room); /* the page faults of the buffer are not the peer's */
-    for (size_t i = first; i < path_count; i += step) {
+    for (size_t i = first * batch; i < path_count; i += (i + 1) % batch ? 1 : 1 + (step - 1) * batch) {
         struct stat st;
         int fd = open(paths[i], O_RDONLY);
         if (fd < 0) die(paths[i]);
@@ -97,10 +98,10 @@ static uint64_t read_files(size_t first, size_t step) {
     return total;
 }
 
-static void files(const char *list, int readers) {
+static void files(const char *list, int readers, size_t batch) {
     struct shared { double begin[64], end[64]; uint64_t bytes[64]; volatile int ready, go; } *s;
     load_paths(list);
-    if (readers < 1 || readers > 64) { errno = EINVAL; die("readers"); }
+    if (readers < 1 || readers > 64 || batch < 1) { errno = EINVAL; die("readers"); }
     s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) die("mmap");
     int gate[2];
@@ -114,7 +115,7 @@ static void files(const char *list, int readers) {
             __sync_fetch_and_add(&s->ready, 1);
             while (read(gate[0], &byte, 1) > 0) {} /* opens when the parent closes its end */
             s->begin[r] = now();
-            s->bytes[r] = read_files((size_t)r, (size_t)readers);
+            s->bytes[r] = read_files((size_t)r, (size_t)readers, batch);
             s->end[r] = now();
             _exit(0);
         }
@@ -238,6 +239,23 @@ static void stream(const char *path) {
     report(now() - begin, 1, total);
 }
 
+static void direct(const char *path) {
+    const size_t part = 4 << 20;
+    uint64_t total = 0;
+    ssize_t n;
+    void *buffer;
+    if (posix_memalign(&buffer, 4096, part)) die("memory");
+    memset(buffer, 1, part);
+    double begin = now();
+    int fd = open(path, O_RDONLY | O_DIRECT);
+    if (fd < 0) die(path);
+    while ((n = read(fd, buffer, part)) > 0) total += (uint64_t)n;
+    if (n < 0) die(path);
+    close(fd);
+    report(now() - begin, 1, total);
+    free(buffer);
+}
+
 static void make(const char *directory, long dirs, long count) {
     char name[64];
     double begin = now();
@@ -291,7 +309,9 @@ static void fill(const char *directory, long count, uint64_t size, uint64_t seed
 
 int main(int argc, char **argv) {
     const char *what = argc > 2 ? argv[1] : "";
-    if (argc == 4 && !strcmp(what, "files")) files(argv[2], atoi(argv[3]));
+    if ((argc == 4 || argc == 5) && !strcmp(what, "files"))
+        files(argv[2], atoi(argv[3]), argc == 5 ? (size_t)atol(argv[4]) : 1);
+    else if (argc == 3 && !strcmp(what, "direct")) direct(argv[2]);
     else if (argc == 3 && !strcmp(what, "list")) list(argv[2]);
     else if (argc == 3 && !strcmp(what, "stat")) stat_each(argv[2]);
     else if (argc == 3 && !strcmp(what, "stream")) stream(argv[2]);

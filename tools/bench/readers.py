@@ -6,6 +6,7 @@ INVARIANT: the readers are the same program with the same order of files for eve
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,16 @@ class Readers:
         if in_python:
             return self._run([sys.executable, str(_IN_PYTHON), str(listed), str(readers)])
         return self._pass("files", str(listed), str(readers))
+
+    def read_batches(self, paths: Iterable[str], readers: int, batch: int) -> Pass:
+        """The same in the given order, dealt out in batches as a data loader's workers get them."""
+        listed = self._work / "order.txt"
+        listed.write_text("".join(f"{path}\n" for path in paths))
+        return self._pass("files", str(listed), str(readers), str(batch))
+
+    def read_direct(self, file: Path) -> Pass:
+        """The device's sequential bandwidth: one reader, 4 MiB each, past the page cache."""
+        return self._pass("direct", str(file))
 
     def list_entries(self, directory: Path) -> Pass:
         return self._pass("list", str(directory))

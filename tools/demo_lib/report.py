@@ -13,11 +13,12 @@ from tools.demo_lib.training import Epoch
 
 @dataclass(frozen=True)
 class Row:
-    source: str  # "direct" or "fusecache"
+    source: str  # "direct", "mount" or "hinted"
     epoch: int  # from 1
     served_from: str  # where the bytes came from, as measured
     result: Epoch
     origin_bytes: int | None  # None: this machine cannot count them
+    late: int | None  # reads that came before their bytes; None: nobody was told the order
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,14 @@ class Check:
 
 def print_table(console: Console, rows: list[Row], checks: list[Check]) -> None:
     table = Table(
-        title="One training, read directly from the origin and through the mount",
+        title="One training: directly from the origin, through a mount, and with hints",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     for heading in ("read", "epoch", "from"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("images/s", "time", "waiting", "origin MB", "loss", "acc."):
+    for heading in ("images/s", "time", "waiting", "origin MB", "late", "loss", "acc."):
         table.add_column(heading, justify="right", no_wrap=True)
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and before.source != row.source:
@@ -50,6 +51,7 @@ def print_table(console: Console, rows: list[Row], checks: list[Check]) -> None:
             f"{row.result.seconds:.1f} s",
             f"{row.result.waiting_s:.1f} s",
             fetched,
+            "" if row.late is None else str(row.late),
             f"{sum(row.result.losses) / len(row.result.losses):.3f}",
             f"{row.result.accuracy:.1%}",
         )
@@ -75,13 +77,13 @@ def save_plot(path: Path, rows: list[Row], about: str) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    colours = {"direct": "#9a9a9a", "fusecache": "#2a78b8"}
+    colours = {"direct": "#9a9a9a", "mount": "#2a78b8", "hinted": "#1f9d55"}
     labels = [f"{row.source}\nepoch {row.epoch}\nfrom {row.served_from}" for row in rows]
     fill = [colours[row.source] for row in rows]
     figure, ((speed, waiting), (fetched, loss)) = plt.subplots(2, 2, figsize=(13, 8.5))
     bars = [
         (speed, "samples/s", [row.result.samples_per_s for row in rows]),
-        (waiting, "seconds waiting for data", [row.result.waiting_s for row in rows]),
+        (waiting, "stall: seconds waiting for data", [row.result.waiting_s for row in rows]),
         (fetched, "MB read from the origin", [(row.origin_bytes or 0) / 1e6 for row in rows]),
     ]
     for axes, title, values in bars:
@@ -90,9 +92,9 @@ def save_plot(path: Path, rows: list[Row], about: str) -> None:
         axes.set_xticks(range(len(rows)), labels, fontsize=7)
         axes.set_title(title)
         axes.spines[["top", "right"]].set_visible(False)
-    for source, style in (("direct", {"linewidth": 4.0}), ("fusecache", {"linewidth": 1.5})):
+    for source, width in (("direct", 6.0), ("mount", 3.5), ("hinted", 1.5)):
         losses = [value for row in rows if row.source == source for value in row.result.losses]
-        loss.plot(losses, color=colours[source], label=source, **style)
+        loss.plot(losses, color=colours[source], label=source, linewidth=width)
     loss.set_title("loss of each step")
     loss.legend(frameon=False)
     loss.spines[["top", "right"]].set_visible(False)

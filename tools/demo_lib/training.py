@@ -1,8 +1,8 @@
-"""A small network trained with stock ImageFolder and DataLoader; only the files' place varies.
+"""A small network trained with stock ImageFolder and DataLoader; only the files' place varies, and
+whether one line tells hintsd about the loader.
 
 INVARIANT: the same files, seed and count give the same batches, losses and accuracies, to the last
 bit: every source of chance is seeded, and the arithmetic runs in one thread.
-Nothing here knows of fusecache.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
+import hintsd
 from tools.torchvision_cpu import import_torchvision
 
 import_torchvision()
@@ -81,10 +82,12 @@ def train(
     most: int,
     epochs: int,
     seed: int,
+    hints: bool,
     before_epoch: Callable[[int], None],
     after_epoch: Callable[[int, Epoch], None],
 ) -> list[Epoch]:
     """Train `epochs` epochs on at most `most` images below root; callbacks are not timed.
+    `hints`: the loader's order is announced to the hintsd of the mount that root lies in.
 
     FileNotFoundError: root has no folders of images.
     """
@@ -101,6 +104,8 @@ def train(
         generator=order,
         persistent_workers=True,
     )
+    if hints:
+        hintsd.attach(loader, epochs=epochs)
     network = _network(classes)
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
     results: list[Epoch] = []

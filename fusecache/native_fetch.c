@@ -1,0 +1,294 @@
+/* The fetch pool: threads that read whole small files from the origin, each into memory that the caller
+ * gave with the job.
+ *
+ * The origin may hang for ever, and its threads with it. fetch_end() leaves them where they are: a job
+ * that comes back from an earlier generation is put aside (fetch_abandoned), because what it owns may
+ * only be let go with the GIL, which these threads never take.
+ *
+ * INVARIANT: a job is at every time in exactly one of: queue, a thread, done, abandoned, the caller.
+ */
+#include "native.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#define STACK_BYTES (128u << 10)
+#define PIECE_BYTES (1u << 20)
+
+struct list {
+	struct fetch_job *first, **end;
+	size_t count;
+};
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	int fd; /* readable exactly while `done` has something */
+	struct list queue, done, abandoned;
+	uintptr_t generation;
+	unsigned most;	  /* threads of this generation; 0: stopped */
+	unsigned current; /* of them there are */
+	unsigned idle;	  /* of them have no job */
+	unsigned alive;	  /* of all generations */
+	unsigned flying;  /* jobs of this generation in threads */
+} pool = {
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .wake = PTHREAD_COND_INITIALIZER,
+    .fd = -1,
+    .queue.end = &pool.queue.first,
+    .done.end = &pool.done.first,
+    .abandoned.end = &pool.abandoned.first,
+};
+
+static void list_add(struct list *list, struct fetch_job *job)
+{
+	job->next = NULL;
+	*list->end = job;
+	list->end = &job->next;
+	list->count++;
+}
+
+static struct fetch_job *list_take(struct list *list)
+{
+	struct fetch_job *job = list->first;
+
+	list->first = job->next;
+	if (!list->first)
+		list->end = &list->first;
+	list->count--;
+	job->next = NULL;
+	return job;
+}
+
+static struct fetch_job *list_take_all(struct list *list)
+{
+	struct fetch_job *all = list->first;
+
+	*list = (struct list){.end = &list->first};
+	return all;
+}
+
+int fetch_init(void)
+{
+	pool.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return pool.fd < 0 ? -errno : 0;
+}
+
+int fetch_fd(void) { return pool.fd; }
+
+/* ---- one file ----------------------------------------------------------------------------- */
+static int64_t clock_ns(clockid_t clock)
+{
+	struct timespec now;
+
+	clock_gettime(clock, &now);
+	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Is the open file of this version? FORCE_SYNC: a network file system's attribute cache may be old. */
+static int check_version(int fd, const struct version *of)
+{
+	struct version now;
+	uint32_t mode;
+	int err = table_version_of_fd(fd, &now, &mode);
+
+	return err ? -err : S_ISREG(mode) && version_equal(now, *of) ? 0 : ESTALE;
+}
+
+static int read_all(int fd, const struct fetch_job *job)
+{
+	uint64_t done = 0;
+	int err;
+
+	while (done < job->version.size) {
+		uint64_t want = job->version.size - done;
+		ssize_t got = pread(fd, job->into + done, want < PIECE_BYTES ? want : PIECE_BYTES,
+				    (off_t)done);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return errno;
+		if (!got) { /* the origin ends the file before its size */
+			err = check_version(fd, &job->version);
+			return err ? err : EIO;
+		}
+		done += (uint64_t)got;
+	}
+	return 0;
+}
+
+static int fetch_file(const struct fetch_job *job)
+{
+	int fd = table_open(job->ino, O_RDONLY | O_NONBLOCK | O_NOCTTY), err;
+
+	if (fd < 0)
+		return -fd;
+	err = check_version(fd, &job->version);
+	if (!err)
+		err = read_all(fd, job);
+	if (!err)
+		err = check_version(fd, &job->version);
+	if (!err) /* the origin's file system would keep a second copy in RAM */
+		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
+	return err;
+}
+
+static void fetch_one(struct fetch_job *job)
+{
+	int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
+
+	job->begun_ns = clock_ns(CLOCK_REALTIME);
+	job->error = fetch_file(job);
+	job->ended_ns = job->begun_ns + clock_ns(CLOCK_MONOTONIC) - start_ns;
+}
+
+/* ---- threads ------------------------------------------------------------------------------ */
+static void *fetch_main(void *generation)
+{
+	const uintptr_t mine = (uintptr_t)generation;
+	struct fetch_job *job;
+
+	pthread_mutex_lock(&pool.lock);
+	/* Idle from its making on: no second one is made for the same job. */
+	while (mine == pool.generation && pool.current <= pool.most) {
+		if (!pool.queue.count) {
+			pthread_cond_wait(&pool.wake, &pool.lock);
+			continue;
+		}
+		job = list_take(&pool.queue);
+		pool.idle--;
+		pool.flying++;
+		pthread_mutex_unlock(&pool.lock);
+		fetch_one(job);
+		pthread_mutex_lock(&pool.lock);
+		if (mine != pool.generation) {
+			list_add(&pool.abandoned, job);
+		} else {
+			pool.flying--;
+			pool.idle++;
+			list_add(&pool.done, job);
+			if (pool.done.count == 1)
+				signal_set(pool.fd, true);
+		}
+	}
+	if (mine == pool.generation) {
+		pool.current--;
+		pool.idle--;
+	}
+	pool.alive--;
+	pthread_mutex_unlock(&pool.lock);
+	return NULL;
+}
+
+/* The pool is locked in these two. */
+static int thread_add(void)
+{
+	sigset_t all, before;
+	pthread_attr_t attr;
+	pthread_t thread;
+	int err;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are Python's */
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, STACK_BYTES);
+	err = pthread_create(&thread, &attr, fetch_main, (void *)pool.generation);
+	pthread_attr_destroy(&attr);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (!err) {
+		pool.current++;
+		pool.idle++;
+		pool.alive++;
+	}
+	return -err;
+}
+
+static int threads_for(size_t jobs)
+{
+	int err = 0;
+
+	while (!err && jobs > pool.idle && pool.current < pool.most &&
+	       pool.alive < FETCH_THREADS_MOST)
+		err = thread_add();
+	return err;
+}
+
+/* ---- what the caller does ----------------------------------------------------------------- */
+void fetch_begin(unsigned threads)
+{
+	pthread_mutex_lock(&pool.lock);
+	pool.most = threads;
+	threads_for(pool.queue.count); /* those that there are may all hang */
+	pthread_cond_broadcast(&pool.wake); /* those that are too many end */
+	pthread_mutex_unlock(&pool.lock);
+}
+
+int fetch_submit(struct fetch_job *job)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&pool.lock);
+	if (!pool.most)
+		err = -EINVAL;
+	else
+		err = threads_for(pool.queue.count + 1);
+	if (pool.current) /* with fewer threads than wished for it only takes longer */
+		err = 0;
+	if (!err) {
+		list_add(&pool.queue, job);
+		pthread_cond_signal(&pool.wake);
+	}
+	pthread_mutex_unlock(&pool.lock);
+	return err;
+}
+
+struct fetch_job *fetch_take(size_t most)
+{
+	struct list taken = {.end = &taken.first};
+
+	pthread_mutex_lock(&pool.lock);
+	while (pool.done.count && taken.count < most)
+		list_add(&taken, list_take(&pool.done));
+	signal_set(pool.fd, pool.done.count);
+	pthread_mutex_unlock(&pool.lock);
+	return taken.first;
+}
+
+uint64_t fetch_pending(void)
+{
+	uint64_t pending;
+
+	pthread_mutex_lock(&pool.lock);
+	pending = pool.queue.count + pool.flying + pool.done.count;
+	pthread_mutex_unlock(&pool.lock);
+	return pending;
+}
+
+struct fetch_job *fetch_end(void)
+{
+	struct fetch_job *all;
+
+	pthread_mutex_lock(&pool.lock);
+	pool.generation++;
+	pool.most = pool.current = pool.idle = pool.flying = 0;
+	pthread_cond_broadcast(&pool.wake);
+	*pool.done.end = list_take_all(&pool.queue);
+	all = list_take_all(&pool.done);
+	signal_set(pool.fd, false);
+	pthread_mutex_unlock(&pool.lock);
+	return all;
+}
+
+struct fetch_job *fetch_abandoned(void)
+{
+	struct fetch_job *all;
+
+	pthread_mutex_lock(&pool.lock);
+	all = list_take_all(&pool.abandoned);
+	pthread_mutex_unlock(&pool.lock);
+	return all;
+}

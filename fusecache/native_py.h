@@ -1,0 +1,36 @@
+/* What the files that know Python share. */
+#ifndef FUSECACHE_NATIVE_PY_H
+#define FUSECACHE_NATIVE_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "native.h"
+
+#define KEYWORDS(...) ((char *[]){__VA_ARGS__, NULL})
+#define WITHOUT_GIL(statement)            \
+	do {                              \
+		Py_BEGIN_ALLOW_THREADS    \
+		statement;                \
+		Py_END_ALLOW_THREADS      \
+	} while (0)
+#define WITH_KEYWORDS(name) \
+	{#name, (PyCFunction)(void (*)(void))py_##name, METH_VARARGS | METH_KEYWORDS, NULL}
+#define ONE_ARGUMENT(name) {#name, py_##name, METH_O, NULL}
+#define NO_ARGUMENT(name) {#name, py_##name, METH_NOARGS, NULL}
+
+PyObject *os_error(int negative_errno);
+PyObject *unknown_inode(unsigned long long ino);
+/* Too large a number is 0: no such inode. */
+bool take_ino(PyObject *arg, uint64_t *ino);
+bool convert_version(PyObject *arg, struct version *out);
+
+/* table.lock, held with the GIL when it can be had at once, else without: nobody waits for one while
+ * holding the other (a waiting writer keeps new readers out, so even two readers could wait in a circle).
+ * Between the two calls nothing of Python may be touched. */
+PyThreadState *lock_read(void);
+void unlock(PyThreadState *without_gil);
+
+int plan_add_to(PyObject *module);
+
+#endif

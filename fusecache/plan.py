@@ -1,0 +1,297 @@
+"""The mount's end of the plan channel (docs/WIRE.md): a hintsd says what it wants, here is done.
+
+INVARIANT: one channel at a time, and the newest wins. The plan lives as long as its channel.
+INVARIANT: commands take effect in the order they came; `list` and `arm` alone do not hold up those
+behind them.
+INVARIANT: whatever comes over the channel, readers do not notice, and a hintsd that does not read
+what it is sent is cut off.
+It knows no policy: what to want, and when, is the daemon's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from fusecache import _native
+from fusecache.control import Message, Send
+from fusecache.errors import OriginError
+from fusecache.operations import Operations
+from fusecache.prefetcher import Inos, Prefetcher
+from fusecache.stats import Stats
+from fusecache.store import Store
+from fusecache.wire import VERSION, Fields, WireError
+from fusecache.wire_trio import FrameStream
+
+log = logging.getLogger(__name__)
+
+PATH_BYTES_MOST = 64 << 10
+LISTINGS_MOST = 64
+LISTING_PAGE = 8192  # entries a frame: fits with the longest names
+ARMED_WAITING_MOST = 4096  # frames
+REPORT_EVERY_S = 0.005
+REPORT_MOST = 1 << 18  # inodes a frame
+SEEN_MOST = 65_536
+STATE_EVERY_S = 0.5
+READ_KINDS = (_native.SEEN_SSD, _native.SEEN_ORIGIN)
+WHAT = 7  # the low bits of a kind
+
+GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+ROOT = 1
+
+
+class Plan:
+    """Serves plan channels."""
+
+    def __init__(
+        self,
+        *,
+        operations: Operations,
+        prefetcher: Prefetcher,
+        preload: Callable[[int], Awaitable[None]],
+        store: Store,
+        stats: Stats,
+        mount: Message,
+    ) -> None:
+        """`preload(directory)` returns when the front knows where the files of a listed directory
+        lie. `mount`: what a hintsd is told of it: identity, mountpoint, source, cache_dir,
+        ram_bytes.
+        """
+        self._operations = operations
+        self._prefetcher = prefetcher
+        self._preload = preload
+        self._store = store
+        self._stats = stats
+        self._mount = mount
+        self._newest = 0
+        self._lock = trio.Lock()
+        self._scope: trio.CancelScope | None = None
+        self.is_connected = False
+        self.late_reads = 0  # READs of files that were to be in the page cache
+
+    async def serve(self, request: Message, send: Send, stream: trio.SocketStream) -> None:
+        """Speak with one hintsd until it goes, misbehaves, or another one comes."""
+        if request.get("version") != VERSION:
+            await send({"ok": False, "error": f"plan version {VERSION} is spoken here", "exit": 1})
+            return
+        self._newest += 1
+        number = self._newest
+        if self._scope is not None:
+            self._scope.cancel()
+        async with self._lock:
+            if number != self._newest:
+                return
+            with trio.CancelScope() as self._scope:
+                await send({"ok": True, "version": VERSION, "mount": self._mount})
+                try:
+                    self.is_connected = True
+                    await _Channel(self, FrameStream(stream)).run()
+                finally:
+                    self.is_connected = False
+                    self._prefetcher.end()
+
+    # ---- what a channel asks for -----------------------------------------------------------------
+
+    async def directory_at(self, path: bytes) -> int:
+        """The inode of a directory, listed, and what is stored of it known. Raises OriginError."""
+        ino = ROOT
+        for name in [part for part in path.split(b"/") if part]:
+            await self._list(ino)
+            ino = _native.lookup(ino, name)
+            if ino < 0:
+                raise OriginError(errno.EACCES)
+            if ino == 0:
+                raise OriginError(errno.ENOENT)
+        await self._list(ino)
+        await self._preload(ino)
+        return ino
+
+    async def _list(self, ino: int) -> None:
+        if not stat.S_ISDIR(_native.attributes(ino)[0]):
+            raise OriginError(errno.ENOTDIR)
+        await self._operations.list(ino)
+
+    async def state(self) -> dict[str, int]:
+        usage = await trio.to_thread.run_sync(self._store.usage)
+        room_bytes = await trio.to_thread.run_sync(self._store.room_bytes)
+        return {
+            "ram_bytes": _native.ram_bytes(),
+            "ram_limit_bytes": self._mount["ram_bytes"],
+            "ssd_bytes": usage.bytes,
+            "ssd_limit_bytes": usage.limit_bytes,
+            "ssd_room_bytes": room_bytes,
+            "origin_bytes": self._stats["bytes_from_origin"],
+            "origin_files": self._stats["origin_files"],
+            "depth": self._prefetcher.depth,
+            "queued_stage": self._prefetcher.queued_stage,
+            "queued_fetch": self._prefetcher.queued_fetch,
+            "in_flight": self._prefetcher.in_flight,
+            "changes_seen": self._stats["changes_seen"],
+            "segments_lost": self._stats["segments_lost"],
+        }
+
+    @property
+    def prefetcher(self) -> Prefetcher:
+        return self._prefetcher
+
+
+class _Channel:
+    """One connection."""
+
+    def __init__(self, plan: Plan, frames: FrameStream) -> None:
+        self._plan = plan
+        self._prefetcher = plan.prefetcher
+        self._frames = frames
+        self._done: list[tuple[Inos, NDArray[np.uint8]]] = []
+        self._has_done = trio.Event()
+        self._send_path, self._paths = trio.open_memory_channel[bytes](LISTINGS_MOST - 1)
+        self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
+
+    async def run(self) -> None:
+        self._prefetcher.begin(self._report)
+        try:
+            async with trio.open_nursery() as nursery:
+                for task in (self._list, self._arm, self._tell_done, self._tell_seen,
+                             self._tell_state):  # fmt: skip
+                    nursery.start_soon(task)
+                await self._obey()
+                nursery.cancel_scope.cancel()
+        except* WireError as group:
+            line = str(_first(group))
+            log.info("the plan channel is closed: %s", line)
+            with trio.move_on_after(1):
+                with contextlib.suppress(WireError, *GONE):
+                    await self._frames.send("error", message=line)
+        except* GONE:
+            pass
+
+    async def _obey(self) -> None:
+        while (frame := await self._frames.receive()) is not None:
+            await self._command(frame.type, frame.fields)
+
+    async def _command(self, kind: str, fields: Fields) -> None:
+        if kind == "list":
+            try:
+                self._send_path.send_nowait(fields.bytes("path", PATH_BYTES_MOST))
+            except trio.WouldBlock:
+                raise WireError(f"more than {LISTINGS_MOST} listings are unanswered") from None
+        elif kind == "clear":
+            self._prefetcher.clear()
+            self._done.clear()
+        elif kind in ("stage", "fetch", "cancel", "drop", "arm"):
+            await self._command_inos(kind, fields.array("inos", np.uint32), fields)
+        else:
+            raise WireError(f"{kind}: no such frame")
+
+    async def _command_inos(self, kind: str, inos: Inos, fields: Fields) -> None:
+        try:
+            if kind == "stage":
+                store = fields.array("store", np.uint8)
+                if len(store) != len(inos):
+                    raise WireError("stage: field store has another length than inos")
+                self._prefetcher.stage(inos, store)
+            elif kind == "fetch":
+                self._prefetcher.fetch(inos)
+            elif kind == "cancel":
+                self._prefetcher.cancel(inos)
+            elif kind == "drop":
+                await self._prefetcher.drop(inos)
+            else:
+                self._send_armed.send_nowait(inos)
+        except ValueError as error:
+            raise WireError(f"{kind}: {error}") from None
+        except trio.WouldBlock:
+            raise WireError(f"{kind}: too many are waiting") from None
+
+    async def _arm(self) -> None:
+        async for inos in self._armed:
+            await self._prefetcher.arm(inos)
+
+    # ---- listings --------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        async for path in self._paths:
+            try:
+                await self._send_listing(path)
+            except (OriginError, KeyError, ValueError, OSError) as error:
+                number = getattr(error, "errno", None) or errno.EIO
+                name = errno.errorcode.get(number, str(number))
+                await self._send_page(path, f"{name}: {os.strerror(number)}", (b"",) * 6, True)
+
+    async def _send_listing(self, path: bytes) -> None:
+        ino, after = await self._plan.directory_at(path), 0
+        while True:
+            *columns, after = await trio.to_thread.run_sync(
+                _native.list_directory, ino, after, LISTING_PAGE, abandon_on_cancel=True
+            )
+            await self._send_page(path, None, tuple(columns), after == 0)
+            if after == 0:
+                return
+
+    async def _send_page(
+        self, path: bytes, error: str | None, columns: tuple[Any, ...], last: bool
+    ) -> None:
+        inos, sizes, kinds, stored, name_lengths, names = columns
+        await self._frames.send(
+            "directory", path=path, error=error, inos=inos, sizes=sizes, kinds=kinds,
+            stored=stored, name_lengths=name_lengths, names=names, last=last,
+        )  # fmt: skip
+
+    # ---- what is told unasked --------------------------------------------------------------------
+
+    def _report(self, inos: Inos, results: NDArray[np.uint8]) -> None:
+        self._done.append((inos, results))
+        self._has_done.set()
+
+    async def _tell_done(self) -> None:
+        while True:
+            await self._has_done.wait()
+            await trio.sleep(REPORT_EVERY_S)
+            self._has_done = trio.Event()
+            done, self._done = self._done, []
+            if not done:
+                continue
+            inos = np.concatenate([part for part, _ in done])
+            results = np.concatenate([part for _, part in done])
+            for start in range(0, len(inos), REPORT_MOST):
+                stop = start + REPORT_MOST
+                await self._frames.send("done", inos=inos[start:stop], results=results[start:stop])
+
+    async def _tell_seen(self) -> None:
+        seen_fd = _native.seen_fd()
+        while True:
+            await trio.lowlevel.wait_readable(seen_fd)
+            inos, kinds, lost = _native.take_seen(SEEN_MOST)
+            if inos or lost:
+                array = np.frombuffer(kinds, np.uint8)
+                is_late = np.isin(array & WHAT, READ_KINDS) & (array & _native.PLAN_WANTED != 0)
+                self._plan.late_reads += int(is_late.sum())
+                await self._frames.send("seen", inos=inos, kinds=kinds, lost=lost)
+            await trio.sleep(REPORT_EVERY_S)
+
+    async def _tell_state(self) -> None:
+        bytes_before, at_before = -1, 0.0
+        while True:
+            state, now = await self._plan.state(), trio.current_time()
+            rate = 0.0
+            if bytes_before >= 0:
+                rate = (state["origin_bytes"] - bytes_before) / (now - at_before)
+            bytes_before, at_before = state["origin_bytes"], now
+            await self._frames.send("state", **state, origin_bytes_per_s=int(rate))
+            await trio.sleep(STATE_EVERY_S)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

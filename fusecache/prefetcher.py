@@ -1,0 +1,787 @@
+"""What a hintsd wants done ahead of use, in its order: staged from SSD, fetched from the origin.
+
+Files of one block go through C: `_native.stage` pushes batches of them from their segments into the
+page cache, the fetch pool reads those that are not on SSD. Larger ones take the readers' way, block
+by block. The state of each inode is its PLAN_* flags: QUEUED until its turn comes (who clears it,
+cancels), FLYING while the origin or the publisher has it, WANTED while its pages are to stay.
+
+INVARIANT: nothing new is begun while readers' fetches wait for a thread, while the publisher or
+the kernel is behind (FLYING_BYTES_MOST), or while the origin is away.
+INVARIANT: each file in the fetch pool is a Flight in Fetcher, so a reader's miss joins it.
+INVARIANT: no page of an inode is pushed between the end of its `drop` and the next `stage` of it.
+INVARIANT: each staged or fetched inode is reported once, unless it is cancelled or dropped before
+its turn. What a plan has begun when it ends is finished, and reported to nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+import logging
+import os
+import stat
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from fusecache import _native, namespace
+from fusecache.depth import Depth, TokenBucket
+from fusecache.errors import OriginChanged, OriginError, OriginTimeout
+from fusecache.fetcher import Fetcher, Flight
+from fusecache.kernel import Kernel
+from fusecache.origin import AWAY_ERRNOS, Origin
+from fusecache.reader import Reader
+from fusecache.stats import Stats
+from fusecache.store.types import BLOCK_BYTES, Version
+
+log = logging.getLogger(__name__)
+
+# results (docs/WIRE.md, `done`)
+STAGED, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = range(1, 8)
+
+BATCH = 32  # files pushed in one visit to a thread
+BATCH_BYTES = 8 << 20
+SORT_BATCH = 256
+DROP_BATCH = 512
+TAKE_MOST = 256
+PUSH_THREADS = 3
+FLYING_BYTES_MOST = 64 << 20  # read or being read, and not pushed yet
+SORTED_MOST = 16_384  # known to be only at the origin, waiting for it
+QUEUED_MOST = 1 << 22
+POOL_THREADS_MOST = 256
+LOST_MOST = 32  # threads that may hang in the origin beside those that work
+ATTEMPTS_MOST = 3  # times a file may change under its fetch
+LARGE_AT_ONCE = 2
+PAUSE_S_FIRST, PAUSE_S_MOST = 0.1, 5.0
+POLL_S = 0.02  # what holds prefetching back ends without a sign
+
+Inos = NDArray[np.uint32]
+File = tuple[int, tuple[int, int, int, int], bytes | memoryview]
+Report = Callable[[Inos, NDArray[np.uint8]], None]
+
+
+class ArrayQueue:
+    """A first-in first-out of (inode, flag) pairs, kept as the arrays they came in."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[Inos, NDArray[np.uint8]]] = deque()
+        self.count = 0
+
+    def put(self, inos: Inos, flags: NDArray[np.uint8]) -> None:
+        if len(inos):
+            self._parts.append((inos, flags))
+            self.count += len(inos)
+
+    def put_first(self, ino: int, flag: int) -> None:
+        self._parts.appendleft((np.array([ino], np.uint32), np.array([flag], np.uint8)))
+        self.count += 1
+
+    def take(self, most: int) -> tuple[Inos, NDArray[np.uint8]]:
+        """The oldest ones, at most `most`, at least one if there is one."""
+        if not self._parts:
+            return np.empty(0, np.uint32), np.empty(0, np.uint8)
+        inos, flags = self._parts.popleft()
+        if len(inos) > most:
+            self._parts.appendleft((inos[most:], flags[most:]))
+            inos, flags = inos[:most], flags[:most]
+        self.count -= len(inos)
+        return inos, flags
+
+    def forget_cancelled(self) -> None:
+        parts = list(self._parts)
+        self.clear()
+        for inos, flags in parts:
+            is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
+            self.put(inos[is_live], flags[is_live])
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self.count = 0
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A file that has left the queues and is not reported yet.
+
+    `push` and `stored`: None: not asked for (so far); WAITING; else the result.
+    """
+
+    ino: int
+    store: bool
+    plan: int  # number of the plan that wants it
+    version: Version
+    flight: Flight | None = None  # ours; None: a reader's is waited for
+    begun_s: float = 0.0
+    attempts: int = 1
+    push: int | None = None
+    stored: int | None = None
+
+
+WAITING = -1
+
+
+def flags_of(inos: Inos) -> NDArray[np.uint8]:
+    return np.frombuffer(_native.plan_flags(inos.tobytes()), np.uint8)
+
+
+def _refusal(ino: int) -> int:
+    """Why the kernel was not given a file's pages. What is flagged as changed, too young, or
+    another version may be tried again.
+    """
+    is_file = stat.S_ISREG(_native.attributes(ino)[0]) and not _native.is_dead(ino)
+    return NOT_PUSHED if is_file else CHANGED
+
+
+def _flags(ino: int) -> int:
+    return _native.plan_flags(ino.to_bytes(4, "little"))[0]
+
+
+def _mark(ino: int, add: int, remove: int) -> None:
+    _native.plan_mark(ino.to_bytes(4, "little"), add, remove)
+
+
+class Prefetcher:
+    """The queues of the one plan there is, and the tasks that work them off."""
+
+    def __init__(
+        self,
+        *,
+        fetcher: Fetcher,
+        reader: Reader,
+        origin: Origin,
+        kernel: Kernel,
+        stats: Stats,
+        room_bytes: Callable[[], int],
+        mountpoint: bytes,
+        depth_most: int,
+        bytes_per_s: int | None,
+    ) -> None:
+        self._fetcher = fetcher
+        self._reader = reader
+        self._origin = origin
+        self._kernel = kernel
+        self._stats = stats
+        self._room_bytes = room_bytes
+        self._mountpoint = mountpoint
+        self._depth_most = depth_most
+        self._depth = Depth(depth_most)
+        self._bucket_bytes_per_s = bytes_per_s
+        self._threads = trio.CapacityLimiter(PUSH_THREADS)
+        self._sorters = trio.CapacityLimiter(1)
+        self._droppers = trio.CapacityLimiter(2)
+        self._report: Report | None = None
+        self._plan = 0
+        self.preloaded: set[int] = set()  # directories whose files' locations the front knows
+
+        self._staging, self._fetching = ArrayQueue(), ArrayQueue()
+        # Not on SSD: inode -> whether to store it. Those to be staged go first, and in their order,
+        # a heap of (number in that order, inode): batches come from several threads.
+        self._to_stage: dict[int, bool] = {}
+        self._order: list[tuple[int, int]] = []
+        self._numbers = itertools.count()
+        self._to_fetch: OrderedDict[int, bool] = OrderedDict()
+        self._large: deque[tuple[int, bool, int]] = deque()
+        self._jobs: dict[int, Job] = {}
+        self._pushes: deque[tuple[Job, memoryview]] = deque()
+        self._push_bytes = 0
+        self._flying: dict[int, Job] = {}  # tag -> job, the oldest first
+        self._flying_bytes = 0
+        self._lost: set[int] = set()  # tags of fetches that hang, and were given up
+        self._tags = itertools.count(1)
+        self._pause_s = 0.0
+        self._pause_until = 0.0
+        self._busy: set[int] = set()  # inodes whose pages are being pushed now
+        self._idle = trio.lowlevel.ParkingLot()  # waits for those
+        self._work = trio.lowlevel.ParkingLot()  # waits for the queues
+
+    # ---- figures ---------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        return self._depth.depth
+
+    @property
+    def queued_stage(self) -> int:
+        return self._staging.count + len(self._to_stage)
+
+    @property
+    def queued_fetch(self) -> int:
+        return self._fetching.count + len(self._to_fetch)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    # ---- commands: each has taken effect when it returns -----------------------------------------
+
+    def begin(self, report: Report) -> None:
+        """A plan begins, empty. `report(inos, results)` must not wait."""
+        self.end()
+        _native.plan_begin()
+        self._report = report
+
+    def end(self) -> None:
+        """Forget the plan. What is in flight is finished."""
+        self._plan += 1
+        self._report = None
+        _native.plan_end()
+        self._staging.clear()
+        self._fetching.clear()
+        self._to_stage.clear()
+        self._order.clear()
+        self._to_fetch.clear()
+        self._large.clear()
+        self._jobs.clear()
+        self._pushes.clear()
+        self._push_bytes = 0
+
+    def clear(self) -> None:
+        if self._report is not None:
+            self.begin(self._report)
+
+    def stage(self, inos: Inos, store: NDArray[np.uint8]) -> None:
+        """ValueError: more than QUEUED_MOST would wait."""
+        self._queue(self._staging, inos, store, _native.PLAN_WANTED)
+
+    def fetch(self, inos: Inos) -> None:
+        """ValueError: more than QUEUED_MOST would wait."""
+        self._queue(self._fetching, inos, np.ones(len(inos), np.uint8), 0)
+
+    def _queue(self, queue: ArrayQueue, inos: Inos, store: NDArray[np.uint8], add: int) -> None:
+        if queue.count + len(inos) > QUEUED_MOST:
+            queue.forget_cancelled()
+            if queue.count + len(inos) > QUEUED_MOST:
+                raise ValueError(f"more than {QUEUED_MOST} files are unanswered")
+        _native.plan_mark(inos.tobytes(), _native.PLAN_QUEUED | add, _native.PLAN_FAILED)
+        is_known = (flags_of(inos) & _native.PLAN_QUEUED != 0) & (inos != 0)
+        if not is_known.all():
+            self._answer(inos[~is_known], CHANGED)
+        queue.put(inos[is_known], store[is_known])
+        self._work.unpark_all()
+
+    def cancel(self, inos: Inos) -> None:
+        _native.plan_mark(inos.tobytes(), 0, _native.PLAN_QUEUED | _native.PLAN_WANTED)
+
+    async def drop(self, inos: Inos) -> None:
+        self.cancel(inos)
+        _native.plan_mark(inos.tobytes(), 0, _native.PLAN_FAILED)
+        while self._busy and np.isin(list(self._busy), inos).any():
+            await self._idle.park()
+        for start in range(0, len(inos), DROP_BATCH):
+            await trio.to_thread.run_sync(
+                _native.drop,
+                self._mountpoint,
+                inos[start : start + DROP_BATCH].tobytes(),
+                self._kernel.fuse_fd,
+                limiter=self._droppers,
+                abandon_on_cancel=True,
+            )
+
+    async def arm(self, inos: Inos) -> None:
+        """Waits for look-ups that are going on in the same directories."""
+        await trio.to_thread.run_sync(
+            _native.arm,
+            self._kernel.fuse_fd,
+            inos.tobytes(),
+            limiter=self._droppers,
+            abandon_on_cancel=True,
+        )
+
+    # ---- tasks -----------------------------------------------------------------------------------
+
+    async def run_forever(self) -> None:
+        self._bucket = TokenBucket(self._bucket_bytes_per_s, trio.current_time())
+        _native.fetch_start(min(POOL_THREADS_MOST, self._depth_most + LOST_MOST))
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for _ in range(PUSH_THREADS):
+                nursery.start_soon(self._stage_forever)
+            for _ in range(PUSH_THREADS - 1):
+                nursery.start_soon(self._push_forever)
+            for _ in range(LARGE_AT_ONCE):
+                nursery.start_soon(self._large_forever)
+            nursery.start_soon(self._sort_forever)
+            nursery.start_soon(self._land_forever)
+            nursery.start_soon(self._poll_forever)
+
+    async def _stage_forever(self) -> None:
+        while True:
+            if not self._staging.count or len(self._to_stage) >= SORTED_MOST:
+                await self._work.park()
+                continue
+            plan, wanted = self._plan, self._take(self._staging, BATCH)
+            numbers = {ino: next(self._numbers) for ino in wanted}
+            for ino in [ino for ino in wanted if ino in self._jobs]:
+                self._join(self._jobs[ino])
+                del wanted[ino]
+            if not wanted:
+                await trio.sleep(0)
+                continue
+            inos = np.fromiter(wanted, np.uint32, len(wanted))
+            self._busy.update(wanted)
+            try:
+                results = await trio.to_thread.run_sync(
+                    self._stage_now, inos, limiter=self._threads
+                )
+            finally:
+                self._busy.difference_update(wanted)
+                self._idle.unpark_all()
+            if plan == self._plan:
+                self._staged(inos, results, wanted, numbers)
+
+    def _take(self, queue: ArrayQueue, most: int) -> dict[int, bool]:
+        """The next that were not cancelled and are not under way: inode -> whether to store it."""
+        inos, store = queue.take(most)
+        is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
+        return {
+            ino: bool(keep)
+            for ino, keep in zip(inos[is_live].tolist(), store[is_live].tolist(), strict=True)
+            if ino not in self._busy and ino not in self._to_stage
+        }
+
+    def _stage_now(self, inos: Inos) -> NDArray[np.uint8]:
+        """Blocking. Those whose location is not known are looked for in the index once."""
+        fuse_fd, mountpoint = self._kernel.fuse_fd, self._mountpoint
+        results = np.frombuffer(
+            _native.stage(fuse_fd, mountpoint, inos.tobytes()), np.uint8
+        ).copy()  # fmt: skip
+        missing = np.flatnonzero(results == _native.PUSH_NO_BYTES)
+        found = [index for index in missing.tolist() if self._is_stored(int(inos[index]))]
+        if found:
+            again = _native.stage(fuse_fd, mountpoint, inos[found].tobytes())
+            results[found] = np.frombuffer(again, np.uint8)
+        return results
+
+    def _is_stored(self, ino: int) -> bool:
+        """Whether the file's one block has a location. Blocking."""
+        try:
+            version = namespace.version(ino)
+            if version.size == 0:
+                return True
+            is_known = _native.get_location(ino, 0) is not None
+            if not is_known and _native.parent(ino) in self.preloaded:
+                return False  # the index was asked for the whole directory
+            return self._fetcher.locate(ino, version, 0)
+        except KeyError:
+            return False
+
+    def _staged(
+        self,
+        inos: Inos,
+        results: NDArray[np.uint8],
+        wanted: dict[int, bool],
+        numbers: dict[int, int],
+    ) -> None:
+        is_pushed = results == _native.PUSHED
+        is_done = is_pushed.copy()
+        refused = (results == _native.PUSH_CHANGED) | (results == _native.PUSH_REFUSED)
+        for ino in inos[refused].tolist():
+            self._answer([ino], _refusal(ino))
+        is_done |= refused
+        _native.plan_mark(inos[is_done].tobytes(), 0, _native.PLAN_QUEUED)
+        if is_pushed.any():
+            pushed = inos[is_pushed]
+            self._answer(pushed, STAGED_AND_STORED)
+            self._count(pushed)
+        if is_done.all():
+            return
+        for ino, result in zip(inos[~is_done].tolist(), results[~is_done].tolist(), strict=True):
+            if result == _native.PUSH_LARGE:
+                self._large.append((ino, wanted[ino], self._plan))
+            else:
+                self._to_stage[ino] = wanted[ino]
+                heapq.heappush(self._order, (numbers[ino], ino))
+                self._to_fetch.pop(ino, None)
+        self._work.unpark_all()
+        self._feed()
+
+    def _count(self, pushed: Inos) -> None:
+        sizes = sum(namespace.version(ino).size for ino in pushed.tolist())
+        self._stats.add("bytes_pushed", sizes)
+
+    async def _sort_forever(self) -> None:
+        """Of those to be fetched, which are not on SSD yet?"""
+        while True:
+            if not self._fetching.count or len(self._to_fetch) >= SORTED_MOST:
+                await self._work.park()
+                continue
+            plan, wanted = self._plan, self._take(self._fetching, SORT_BATCH)
+            for ino in [ino for ino in wanted if ino in self._jobs and self._jobs[ino].store]:
+                del wanted[ino]  # it is being stored
+                if not _flags(ino) & _native.PLAN_WANTED:
+                    _mark(ino, 0, _native.PLAN_QUEUED)
+            if not wanted:
+                await trio.sleep(0)
+                continue
+            inos = list(wanted)
+            is_stored = await trio.to_thread.run_sync(
+                self._sort_now, inos, limiter=self._sorters, abandon_on_cancel=True
+            )
+            if plan != self._plan:
+                continue
+            stored = np.array([i for i, yes in zip(inos, is_stored, strict=True) if yes], np.uint32)
+            _native.plan_mark(stored.tobytes(), 0, _native.PLAN_QUEUED)
+            self._answer(stored, STORED)
+            for ino in (i for i, yes in zip(inos, is_stored, strict=True) if not yes):
+                if namespace.version(ino).size > BLOCK_BYTES:
+                    self._large.append((ino, True, self._plan))
+                else:
+                    self._to_fetch[ino] = True
+            self._work.unpark_all()
+            self._feed()
+
+    def _sort_now(self, inos: list[int]) -> list[bool]:
+        return [namespace.version(ino).size <= BLOCK_BYTES and self._is_stored(ino) for ino in inos]
+
+    async def _poll_forever(self) -> None:
+        while True:
+            if not (self._to_stage or self._to_fetch or self._flying):
+                await self._work.park()
+                continue
+            await trio.sleep(POLL_S)
+            self._give_up_on_hung()
+            self._feed()
+
+    # ---- the fetch pool --------------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        """Begin as many fetches as may be begun now."""
+        while (self._to_stage or self._to_fetch) and self._may_begin():
+            if self._to_stage:
+                ino = heapq.heappop(self._order)[1]
+                store = self._to_stage.pop(ino)
+            else:
+                ino, store = self._to_fetch.popitem(last=False)
+            if len(self._to_stage) < SORTED_MOST // 2 and self._staging.count:
+                self._work.unpark_all()
+            if _flags(ino) & _native.PLAN_QUEUED:
+                self._fetch(ino, store)
+
+    def _may_begin(self) -> bool:
+        now = trio.current_time()
+        return (
+            len(self._flying) < self._depth.depth
+            and self._flying_bytes + self._push_bytes < FLYING_BYTES_MOST
+            and len(self._lost) < LOST_MOST
+            and now >= self._pause_until
+            and self._fetcher.has_room()
+            and self._fetcher.is_origin_ready()
+            and self._bucket.wait_s(now) == 0
+        )
+
+    def _fetch(self, ino: int, store: bool, attempts: int = 1) -> None:
+        _mark(ino, _native.PLAN_FLYING, _native.PLAN_QUEUED)
+        version = namespace.version(ino)
+        job = Job(ino, store, self._plan, version, attempts=attempts)
+        self._jobs[ino] = job
+        flight = self._fetcher.flight_of(ino)
+        if flight is not None:  # a reader was faster, or an earlier plan
+            flight.on_landed = partial(self._others_landed, job, flight)
+            return
+        job.flight = self._fetcher.begin(ino)
+        job.flight.on_landed = partial(self._landed, job, job.flight)
+        job.begun_s = trio.current_time()
+        tag = next(self._tags)
+        try:
+            _native.fetch_submit(ino, version, tag)
+        except (OSError, ValueError) as error:  # no thread to be had, or it has grown
+            self._fetcher.fail(ino, job.flight, OriginChanged())
+            log.info("cannot fetch ahead: %s", error)
+            self._end(job, NOT_PUSHED)
+            return
+        self._flying[tag] = job
+        self._flying_bytes += version.size
+        self._bucket.take(version.size)
+
+    def _others_landed(self, job: Job, flight: Flight) -> None:
+        """A fetch of somebody else's that we waited for."""
+        if job.plan != self._plan:
+            return
+        if _flags(job.ino) & _native.PLAN_WANTED:
+            del self._jobs[job.ino]
+            _mark(job.ino, _native.PLAN_QUEUED, _native.PLAN_FLYING)
+            self._staging.put_first(job.ino, job.store)
+            self._work.unpark_all()
+        elif flight.stored:
+            self._end(job, STORED)
+        elif flight.error is not None:
+            self._end(job, ORIGIN_ERROR)
+        else:
+            self._end(job, NO_ROOM if flight.is_settled else NOT_PUSHED)
+
+    async def _land_forever(self) -> None:
+        fetch_fd = _native.fetch_fd()
+        while True:
+            await trio.lowlevel.wait_readable(fetch_fd)
+            now = trio.current_time()
+            is_full = len(self._flying) >= self._depth.depth  # ... until these came
+            for tag, _, data, number, begun_ns, _ended_ns in _native.fetch_take(TAKE_MOST):
+                job = self._flying.pop(tag, None)
+                if job is None:
+                    self._lost.discard(tag)
+                    continue
+                self._flying_bytes -= job.version.size
+                if number == 0 and data is not None:
+                    self._depth.completed(now, len(data), is_full)
+                    self._arrived(job, data, begun_ns)
+                else:
+                    self._failed(job, number or errno.EIO, now)
+            self._feed()
+
+    def _arrived(self, job: Job, data: bytes, begun_ns: int) -> None:
+        assert job.flight is not None
+        self._pause_s = 0.0
+        self._stats.add("prefetched_files")
+        self._stats.add("prefetched_bytes", len(data))
+        is_settled = self._fetcher.finish(
+            job.ino, job.flight, job.version, data, begun_ns, job.store
+        )
+        if job.plan != self._plan:
+            return
+        if not is_settled:
+            self._end(job, _refusal(job.ino))
+            return
+        job.stored = WAITING if job.flight.is_queued else None
+        if _flags(job.ino) & _native.PLAN_WANTED:
+            self._join(job)
+        else:
+            self._end_if_done(job)
+
+    def _join(self, job: Job) -> None:
+        """The file of the job is to be staged, too. While its bytes are not here this comes again,
+        for then it is WANTED.
+        """
+        _mark(job.ino, 0, _native.PLAN_QUEUED)
+        if job.push is None and job.flight is not None and job.flight.data is not None:
+            job.push = WAITING
+            self._pushes.append((job, job.flight.data))
+            self._push_bytes += len(job.flight.data)
+            self._work.unpark_all()
+
+    def _landed(self, job: Job, flight: Flight) -> None:
+        """Our flight is published, or never will be."""
+        if job.stored == WAITING and job.plan == self._plan:
+            job.stored = STORED if flight.stored else NO_ROOM
+            self._end_if_done(job)
+
+    def _failed(self, job: Job, number: int, now: float) -> None:
+        assert job.flight is not None
+        if number in (errno.ESTALE, errno.ENOENT):
+            self._fetcher.fail(job.ino, job.flight, OriginChanged())
+            self._nursery.start_soon(self._look_again, job)
+            return
+        error = self._origin.failed(number, os.strerror(number))
+        self._fetcher.fail(job.ino, job.flight, error)
+        self._hold_back(job, now, is_away=number in AWAY_ERRNOS)
+
+    def _hold_back(self, job: Job, now: float, is_away: bool) -> None:
+        self._depth.failed(now, job.begun_s)
+        if is_away and now >= self._pause_until:
+            self._pause_s = min(PAUSE_S_MOST, max(PAUSE_S_FIRST, 2 * self._pause_s))
+            self._pause_until = now + self._pause_s
+        if job.plan == self._plan:
+            _mark(job.ino, _native.PLAN_FAILED, 0)
+            self._end(job, ORIGIN_ERROR)
+
+    async def _look_again(self, job: Job) -> None:
+        """The file was another one than the table says."""
+        result = 0
+        try:
+            await self._fetcher.refresh(job.ino)
+        except OriginChanged:
+            result = CHANGED
+        except OriginError:
+            result = ORIGIN_ERROR
+        if job.plan != self._plan:
+            return
+        size = namespace.version(job.ino).size
+        if not result and job.attempts < ATTEMPTS_MOST and 0 < size <= BLOCK_BYTES:
+            self._fetch(job.ino, job.store, job.attempts + 1)
+        else:
+            self._end(job, result or NOT_PUSHED)
+
+    def _give_up_on_hung(self) -> None:
+        now = trio.current_time()
+        while self._flying:
+            tag, job = next(iter(self._flying.items()))
+            if now - job.begun_s < self._origin.timeout_s:
+                return
+            assert job.flight is not None
+            del self._flying[tag]
+            self._lost.add(tag)
+            self._flying_bytes -= job.version.size
+            self._origin.failed(errno.EIO, f"no answer within {self._origin.timeout_s:g} s")
+            self._fetcher.fail(job.ino, job.flight, OriginTimeout(self._origin.timeout_s))
+            self._hold_back(job, now, is_away=True)
+
+    # ---- from memory to the kernel ---------------------------------------------------------------
+
+    async def _push_forever(self) -> None:
+        while True:
+            if not self._pushes:
+                await self._work.park()
+                continue
+            plan, batch = self._plan, self._next_pushes()
+            wanted = [item for item in batch if _flags(item[0].ino) & _native.PLAN_WANTED]
+            results = b""
+            if wanted:
+                files: list[File] = [(job.ino, job.version, data) for job, data in wanted]
+                inos = [job.ino for job, _ in wanted]
+                self._busy.update(inos)
+                try:
+                    results = await trio.to_thread.run_sync(
+                        _native.push_files,
+                        self._kernel.fuse_fd,
+                        self._mountpoint,
+                        files,
+                        limiter=self._threads,
+                    )
+                finally:
+                    self._busy.difference_update(inos)
+                    self._idle.unpark_all()
+            if plan != self._plan:
+                continue
+            self._push_bytes -= sum(len(data) for _, data in batch)
+            for job, _ in batch:
+                job.push = _native.PUSH_REFUSED
+            for (job, data), result in zip(wanted, results, strict=True):
+                job.push = result
+                if result == _native.PUSHED:
+                    self._stats.add("bytes_pushed", len(data))
+            for job, _ in batch:
+                self._end_if_done(job)
+            self._feed()
+
+    def _next_pushes(self) -> list[tuple[Job, memoryview]]:
+        batch: list[tuple[Job, memoryview]] = []
+        size_bytes = 0
+        while self._pushes and len(batch) < BATCH and size_bytes < BATCH_BYTES:
+            batch.append(self._pushes.popleft())
+            size_bytes += len(batch[-1][1])
+        return batch
+
+    # ---- files of several blocks -----------------------------------------------------------------
+
+    async def _large_forever(self) -> None:
+        while True:
+            if not self._large:
+                await self._work.park()
+                continue
+            ino, store, plan = self._large.popleft()
+            flags = _flags(ino)
+            if not flags & _native.PLAN_QUEUED:
+                continue
+            _mark(ino, _native.PLAN_FLYING, _native.PLAN_QUEUED)
+            is_staged = bool(flags & _native.PLAN_WANTED)
+            try:
+                result = await self._do_large(ino, store, is_staged, plan)
+            except OriginChanged:
+                result = CHANGED
+            except OriginError:
+                result = ORIGIN_ERROR
+            if plan == self._plan:
+                failed = _native.PLAN_FAILED if result == ORIGIN_ERROR else 0
+                staged = _native.PLAN_STAGED if result in (STAGED, STAGED_AND_STORED) else 0
+                _mark(ino, failed | staged, _native.PLAN_FLYING | _native.PLAN_QUEUED)
+                self._answer([ino], result)
+
+    async def _do_large(self, ino: int, store: bool, is_staged: bool, plan: int) -> int:
+        version = namespace.version(ino)
+        is_stored, is_fetched = True, False
+        for block in range(namespace.block_count(version.size)):
+            if not await self._reader.is_cached(ino, block):
+                await self._wait_for_origin(namespace.block_span(version.size, block)[1], plan)
+                if plan != self._plan:
+                    return NOT_PUSHED
+                is_fetched = True
+                is_stored = (
+                    is_stored
+                    and store
+                    and self._room_bytes() > BLOCK_BYTES
+                    and await self._reader.ensure_cached(ino, block) is not None
+                )
+            if not is_staged:
+                if not is_stored:
+                    return NO_ROOM
+                continue
+            if not await self._push_block(ino, version, block, plan):
+                return NOT_PUSHED
+        self._stats.add("prefetched_files", int(is_fetched))
+        if not is_staged:
+            return STORED
+        if is_stored:
+            return STAGED_AND_STORED
+        return NO_ROOM if store else STAGED
+
+    async def _wait_for_origin(self, size_bytes: int, plan: int) -> None:
+        while plan == self._plan and not (
+            self._fetcher.is_origin_ready() and self._bucket.wait_s(trio.current_time()) == 0
+        ):
+            await trio.sleep(POLL_S)
+        self._bucket.take(size_bytes)
+        self._stats.add("prefetched_bytes", size_bytes)
+
+    async def _push_block(self, ino: int, version: Version, block: int, plan: int) -> bool:
+        """From SSD if it is there, else from the origin. False: not wanted any more, or refused."""
+        data: memoryview | None = None
+        if not await self._reader.is_cached(ino, block):
+            got, data = await self._fetcher.range(ino, *namespace.block_span(version.size, block))
+            if got != version:
+                raise OriginChanged
+        if plan != self._plan or not _flags(ino) & _native.PLAN_WANTED:
+            return False
+        self._busy.add(ino)
+        try:
+            pushed = await self._push(ino, version, block, data)
+            if pushed <= 0:  # perhaps the kernel has never heard of it
+                path = os.path.join(self._mountpoint, _native.path(ino))
+                fd = await trio.to_thread.run_sync(
+                    os.open, path, os.O_PATH | os.O_NOFOLLOW, abandon_on_cancel=True
+                )
+                try:  # while it is held, the kernel cannot forget it again
+                    pushed = await self._push(ino, version, block, data)
+                finally:
+                    os.close(fd)
+        except OSError:
+            pushed = 0
+        finally:
+            self._busy.discard(ino)
+            self._idle.unpark_all()
+        self._stats.add("bytes_pushed", max(0, pushed))
+        return pushed > 0
+
+    async def _push(self, ino: int, version: Version, block: int, data: memoryview | None) -> int:
+        if data is None:
+            return await self._kernel.push_cached(ino, block, 0)
+        return await self._kernel.push(ino, version, block * BLOCK_BYTES, data)
+
+    # ---- answers ---------------------------------------------------------------------------------
+
+    def _end_if_done(self, job: Job) -> None:
+        if job.push == WAITING or job.stored == WAITING:
+            return
+        if job.push is None:
+            result = job.stored or NOT_PUSHED  # neither: it was dropped while it was on its way
+        elif job.push == _native.PUSHED:
+            result = {STORED: STAGED_AND_STORED, None: STAGED}.get(job.stored, NO_ROOM)
+        else:
+            result = _refusal(job.ino)
+        self._end(job, result)
+
+    def _end(self, job: Job, result: int) -> None:
+        if self._jobs.get(job.ino) is job:
+            del self._jobs[job.ino]
+        _mark(job.ino, 0, _native.PLAN_FLYING)
+        self._answer([job.ino], result)
+
+    def _answer(self, inos: Inos | Iterable[int], result: int) -> None:
+        array: Any = np.asarray(inos, np.uint32)
+        if self._report is not None and len(array):
+            self._report(array, np.full(len(array), result, np.uint8))

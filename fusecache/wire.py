@@ -1,0 +1,239 @@
+"""Frames of the hints and plan channels (docs/WIRE.md), and the validation of their fields.
+
+A frame is a length and a msgpack payload `[type, {name: value}]`. This module is the only
+implementation; it does no input or output. `FrameStream` in wire_trio.py does, for trio; a blocking
+socket needs `encode` and `Decoder` alone, and trainers that import them pay for no trio.
+
+INVARIANT: whatever bytes arrive, nothing but WireError is raised, and no more is allocated than a
+small multiple of what was received.
+"""
+
+from __future__ import annotations
+
+import builtins
+import socket
+import struct
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+VERSION = 1
+FRAME_BYTES_MOST = 4 << 20
+FRAME_TIMEOUT_S = 10.0
+TYPE_LENGTH_MOST = 32
+LIST_LENGTH_MOST = 4096
+ITEMS_MOST = 1 << 16  # elements of all lists and maps of one frame together
+
+_LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")
+
+T = TypeVar("T")
+
+
+class WireError(Exception):
+    """The peer does not keep to the format; one line."""
+
+
+class Fields:
+    """The fields of a frame, or of a map in it. Each access checks type and bounds.
+
+    All raise WireError with the field's name. The `optional_` forms give None for a field that is
+    missing or nil.
+    """
+
+    __slots__ = ("_values", "_where")
+
+    def __init__(self, values: dict[str, Any], where: str = "") -> None:
+        self._values = values
+        self._where = where
+
+    def __contains__(self, name: builtins.str) -> builtins.bool:
+        return self._values.get(name) is not None
+
+    def __repr__(self) -> builtins.str:
+        return f"Fields({self._where}: {', '.join(self._values)})"
+
+    def raw(self) -> dict[builtins.str, Any]:
+        """The map as it came: plain msgpack values, not checked any further."""
+        return self._values
+
+    def _typed(self, name: builtins.str, kind: type[T], article: builtins.str) -> T:
+        value = self._values.get(name)
+        if type(value) is not kind:  # a bool is no int here
+            self._refuse(name, f"is not {article}" if name in self._values else "is missing")
+        return value  # type: ignore[return-value]  # it has just been checked
+
+    def _refuse(self, name: builtins.str, what: builtins.str) -> None:
+        raise WireError(f"{self._where}: field {name} {what}")
+
+    def int(self, name: builtins.str, least: builtins.int, most: builtins.int) -> builtins.int:
+        value = self._typed(name, builtins.int, "an integer")
+        if not least <= value <= most:
+            self._refuse(name, f"is not between {least} and {most}")
+        return value
+
+    def optional_int(
+        self, name: builtins.str, least: builtins.int, most: builtins.int
+    ) -> builtins.int | None:
+        return self.int(name, least, most) if name in self else None
+
+    def bool(self, name: builtins.str) -> builtins.bool:
+        return self._typed(name, builtins.bool, "true or false")
+
+    def str(self, name: builtins.str, most: builtins.int) -> builtins.str:
+        """Text of at most `most` characters."""
+        value = self._typed(name, builtins.str, "a string")
+        if len(value) > most:
+            self._refuse(name, f"is longer than {most}")
+        return value
+
+    def optional_str(self, name: builtins.str, most: builtins.int) -> builtins.str | None:
+        return self.str(name, most) if name in self else None
+
+    def bytes(self, name: builtins.str, most: builtins.int) -> builtins.bytes:
+        value = self._typed(name, builtins.bytes, "a byte string")
+        if len(value) > most:
+            self._refuse(name, f"is longer than {most} bytes")
+        return value
+
+    def array(self, name: builtins.str, dtype: DTypeLike) -> NDArray[Any]:
+        """A packed little-endian array, shape (n,), read-only: a view of the frame's bytes."""
+        value = self._typed(name, builtins.bytes, "an array")
+        kind = np.dtype(dtype).newbyteorder("<")
+        if len(value) % kind.itemsize:
+            self._refuse(name, f"is not made of {kind.itemsize}-byte elements")
+        return np.frombuffer(value, kind)
+
+    def list(self, name: builtins.str, most: builtins.int) -> builtins.list[Any]:
+        value: builtins.list[Any] = self._typed(name, builtins.list, "a list")
+        if len(value) > most:
+            self._refuse(name, f"has more than {most} elements")
+        return value
+
+    def strings(
+        self, name: builtins.str, count_most: builtins.int, length_most: builtins.int
+    ) -> builtins.list[builtins.str]:
+        values = self.list(name, count_most)
+        for value in values:
+            if type(value) is not builtins.str or len(value) > length_most:
+                self._refuse(name, f"has an element that is no string of at most {length_most}")
+        return values
+
+    def map(self, name: builtins.str) -> Fields:
+        value: dict[Any, Any] = self._typed(name, dict, "a map")
+        return Fields(value, f"{self._where}: {name}")
+
+    def optional_map(self, name: builtins.str) -> Fields | None:
+        return self.map(name) if name in self else None
+
+
+class Frame(NamedTuple):
+    type: str
+    fields: Fields
+
+
+def encode(type_: str, fields: dict[str, Any]) -> bytes:
+    """One frame. Arrays are given as numpy arrays or buffers.
+
+    WireError: it would be larger than FRAME_BYTES_MOST; who sends has to split.
+    """
+    payload: bytes = msgpack.packb(
+        [type_, fields], default=_pack, unicode_errors="backslashreplace"
+    )
+    if len(payload) > FRAME_BYTES_MOST:
+        raise WireError(f"{type_}: frame of {len(payload)} bytes is too large")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def _pack(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no form on the wire")
+
+
+class Decoder:
+    """Bytes in, frames out. After a WireError the connection is of no more use."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """The first bytes of a frame are here, and it is not complete."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The frames that these bytes complete, in order."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if not 1 <= length <= FRAME_BYTES_MOST:
+                raise WireError(f"a frame of {length} bytes is not allowed")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            frames.append(_decode(bytes(memoryview(buffer)[start + _LENGTH.size : end])))
+            start = end
+        del buffer[:start]
+        return frames
+
+
+def _decode(payload: bytes) -> Frame:
+    items = 0
+
+    def count(container: Any) -> Any:
+        nonlocal items
+        items += len(container)
+        if items > ITEMS_MOST:
+            raise WireError("a frame with too many elements")
+        return container
+
+    length_most = min(len(payload), LIST_LENGTH_MOST)
+    try:
+        message = msgpack.unpackb(
+            payload,
+            list_hook=count,
+            object_hook=count,
+            ext_hook=_refuse_extension,
+            max_array_len=length_most,
+            max_map_len=length_most,
+            max_ext_len=0,
+            strict_map_key=True,
+        )
+    except WireError:
+        raise
+    except Exception as error:  # msgpack raises many kinds, of no common base
+        raise WireError(f"a payload that is not msgpack: {error or type(error).__name__}") from None
+    if (
+        type(message) is not list
+        or len(message) != 2
+        or type(message[0]) is not str
+        or type(message[1]) is not dict
+        or len(message[0]) > TYPE_LENGTH_MOST
+        or not all(type(name) is str for name in message[1])
+    ):
+        raise WireError("a payload that is not [type, fields]")
+    return Frame(message[0], Fields(message[1], message[0]))
+
+
+def _refuse_extension(code: int, data: bytes) -> None:
+    raise WireError("a payload with msgpack extensions")
+
+
+class Peer(NamedTuple):
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Who is at the other end of a connected Unix socket (as of its connect or listen)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return Peer(*_CREDENTIALS.unpack(raw))

@@ -1,0 +1,70 @@
+"""Frames over a trio stream: bounded in time in both directions."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import trio
+
+from fusecache.wire import FRAME_TIMEOUT_S, Decoder, Frame, WireError, encode
+
+RECEIVE_BYTES = 256 << 10
+SEND_PIECE_BYTES = 64 << 10  # a send has made progress when a piece is gone
+
+
+class FrameStream:
+    """One connection. One task receives; any number send, whole frames one after the other."""
+
+    def __init__(self, stream: trio.abc.Stream, received: bytes = b"") -> None:
+        """`received`: what was read from the stream before."""
+        self._stream = stream
+        self._decoder = Decoder()
+        self._frames = deque(self._decoder.feed(received))
+        self._sending = trio.Lock()
+
+    async def send(self, type_: str, /, **fields: Any) -> None:
+        """WireError: the peer does not read. BrokenResourceError, ClosedResourceError: it is gone,
+        or we have closed.
+        """
+        data = memoryview(encode(type_, fields))
+        async with self._sending:
+            for start in range(0, len(data), SEND_PIECE_BYTES):
+                with trio.move_on_after(FRAME_TIMEOUT_S) as scope:
+                    await self._stream.send_all(data[start : start + SEND_PIECE_BYTES])
+                if scope.cancelled_caught:
+                    await trio.aclose_forcefully(self._stream)  # it is in the middle of a frame
+                    raise WireError("the peer does not read")
+
+    async def receive(self) -> Frame | None:
+        """The next frame; None: the connection has ended.
+
+        WireError: not a frame, or it was not complete FRAME_TIMEOUT_S after its first byte.
+        """
+        if self._frames:
+            await trio.lowlevel.checkpoint()
+            return self._frames.popleft()
+        deadline_s = trio.current_time() + FRAME_TIMEOUT_S
+        while True:
+            is_inside = self._decoder.is_inside_frame
+            try:
+                with trio.CancelScope() as scope:
+                    if is_inside:
+                        scope.deadline = deadline_s
+                    data = await self._stream.receive_some(RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return None
+            if scope.cancelled_caught:
+                raise WireError("a frame was begun and not completed")
+            if not data:
+                if is_inside:
+                    raise WireError("the connection ended inside a frame")
+                return None
+            if not is_inside:
+                deadline_s = trio.current_time() + FRAME_TIMEOUT_S
+            self._frames.extend(self._decoder.feed(data))
+            if self._frames:
+                return self._frames.popleft()
+
+    async def aclose(self) -> None:
+        await trio.aclose_forcefully(self._stream)

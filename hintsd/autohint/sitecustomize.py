@@ -1,0 +1,29 @@
+"""Runs when a Python below `hintsd run` starts (see the package), then lets the sitecustomize that
+it hides run: the distribution's, or the user's own."""
+
+import os
+import sys
+
+
+def _begin() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    try:
+        from hintsd import autohint
+
+        autohint.install()
+    except Exception:  # this interpreter has no hintsd: it goes on without hints
+        pass
+
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    # Children find it by PYTHONPATH; this process is not to find anything else here.
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    spec = PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_begin()

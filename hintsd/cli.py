@@ -1,0 +1,503 @@
+"""The command `hintsd`: parses, asks the daemon, prints; `serve` is the daemon itself.
+
+A mistake is one line on stderr ("hintsd: …") and an exit code, never a traceback.
+INVARIANT: importing it is quick: trio, numpy and torch come with the commands that need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from fusecache import __version__, mounts, units
+from hintsd import report
+
+if TYPE_CHECKING:
+    from fusecache.wire import Frame
+
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 10.0
+STATUS_INTERVAL_S: Final = 1.0
+RESTART_TIMEOUT_S: Final = 10.0
+RECONNECT_INTERVAL_S: Final = 0.1
+RECEIVE_BYTES: Final = 1 << 18
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NOT_EXECUTABLE: Final = 126
+EXIT_NOT_FOUND: Final = 127
+EXIT_INTERRUPTED: Final = 130
+
+EXIT_CODES: Final = f"""\b
+Exit codes:
+  {EXIT_OK}    done
+  {EXIT_FAILED}    failed, or refused by the daemon
+  {EXIT_USAGE}    a flag cannot be used
+  {EXIT_INTERRUPTED}  interrupted with Ctrl-C
+  run: the command's own, or {EXIT_NOT_FOUND}: not found, {EXIT_NOT_EXECUTABLE}: not executable"""
+
+
+class Failure(Exception):
+    """One line for the user, and the exit code."""
+
+    def __init__(self, line: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(line)
+        self.exit_code = exit_code
+
+
+class Unreachable(Failure):
+    """No daemon listens."""
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(f"hintsd: {report.printable(line)}\n")
+    sys.stderr.flush()
+
+
+def _console() -> Console:
+    # A script gets whole lines: nothing is cut or folded that does not go to a terminal.
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(highlight=False, markup=False, width=width)
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order of use
+
+
+def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else units.parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+_socket_flag = click.option(
+    "--socket", "socket_path", metavar="PATH", help="The daemon's. [in the runtime directory]"
+)
+
+
+@click.group(
+    cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="hintsd")
+def cli() -> None:
+    """Tells fusecache what will be read next, so that it is there before it is read.
+
+    \b
+    hintsd run -- python train.py --data /data/imagenet    no code change
+    hintsd hint /data/imagenet --seed 0 --epochs 90        any reader that follows torch's order
+    hintsd status
+
+    `fusecache mount` starts the daemon. Each command has its own --help.
+    """
+
+
+# ---- serve ---------------------------------------------------------------------------------------
+
+
+@cli.command()
+@_socket_flag
+@click.option(
+    "--ram",
+    callback=_parse_size,
+    metavar="SIZE",
+    help="Budget of all mounts together. [each has its own]",
+)
+@click.option("--until-unmounted", is_flag=True, help="End when you have no mount any more.")
+@click.option("--log-file", metavar="FILE", help="[stderr]")
+def serve(
+    socket_path: str | None, ram: int | None, until_unmounted: bool, log_file: str | None
+) -> None:
+    """Be the daemon, in the foreground. SIGTERM ends it; the jobs are left to the next one.
+
+    \b
+    hintsd serve
+    hintsd serve --socket /run/user/1000/hints/sock --log-file hintsd.log
+    """
+    import logging
+
+    from hintsd import server
+
+    if socket_path is None:
+        mounts.make_runtime_base()
+        socket_path = _default_socket()
+    logging.basicConfig(
+        filename=log_file,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.captureWarnings(True)
+    try:
+        server.serve(
+            os.path.abspath(socket_path),
+            ram_bytes=ram,
+            until_unmounted=until_unmounted,
+            ready=_ready,
+        )
+    except server.CannotServe as error:
+        raise Failure(str(error)) from None
+
+
+def _ready() -> None:
+    """sd_notify(3), for Type=notify units."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.connect("\0" + address[1:] if address.startswith("@") else address)
+        out.sendall(b"READY=1")
+
+
+# ---- asking the daemon ---------------------------------------------------------------------------
+
+
+def _default_socket() -> str:
+    return mounts.hintsd_socket(os.getuid())
+
+
+class _Channel:
+    """One conversation with the daemon, one question at a time. ConnectionError: it is gone."""
+
+    def __init__(self, socket_path: str) -> None:
+        from fusecache import wire
+
+        self._wire = wire
+        self._decoder = wire.Decoder()
+        self._frames: list[Frame] = []
+        directory, name = os.path.split(os.path.abspath(socket_path))
+        try:
+            self._socket = mounts.connect(directory, name, CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise Unreachable(
+                f"no hintsd answers at {socket_path} ({error.strerror or error}); "
+                "start one: hintsd serve"
+            ) from None
+        self.ask("hello", {"version": wire.VERSION})
+
+    def ask(
+        self, kind: str, fields: dict[str, Any], timeout_s: float | None = ANSWER_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The fields of the answer. Failure: the daemon refuses."""
+        self._socket.settimeout(timeout_s)
+        # What it said before it hung up is still to be read.
+        with contextlib.suppress(BrokenPipeError):
+            self._socket.sendall(self._wire.encode(kind, fields))
+        while True:
+            frame = self._receive()
+            if frame.type in ("error", "rejected"):
+                raise Failure(str(frame.fields.raw().get("message")))
+            if frame.type != "warning":
+                return frame.fields.raw()
+            _complain(str(frame.fields.raw().get("message")))
+
+    def _receive(self) -> Frame:
+        while not self._frames:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except TimeoutError:
+                raise Failure("hintsd does not answer") from None
+            if not data:
+                raise ConnectionResetError("hintsd closed the connection")
+            try:
+                self._frames += self._decoder.feed(data)
+            except self._wire.WireError as error:
+                raise Failure(f"what answers is no hintsd: {error}") from None
+        return self._frames.pop(0)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def _channel(socket_path: str) -> Iterator[_Channel]:
+    with contextlib.closing(_Channel(socket_path)) as channel:
+        yield channel
+
+
+@contextlib.contextmanager
+def _channel_again(socket_path: str) -> Iterator[_Channel]:
+    """The same with the next daemon, which may take a while to come."""
+    end_s = time.monotonic() + RESTART_TIMEOUT_S
+    while True:
+        try:
+            channel = _Channel(socket_path)
+            break
+        except (Unreachable, ConnectionError):
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(RECONNECT_INTERVAL_S)
+    with contextlib.closing(channel):
+        yield channel
+
+
+@contextlib.contextmanager
+def _display() -> Iterator[Callable[[Any], None]]:
+    """Shows what it is given in the place of what it was given before; nothing in a script."""
+    if not sys.stdout.isatty():
+        yield lambda _: None
+        return
+    with Live(console=_console(), auto_refresh=False) as live:
+        yield lambda shown: live.update(shown, refresh=True)
+
+
+# ---- hint ----------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("path")
+@click.option(
+    "--sampler",
+    type=click.Choice(["random", "distributed", "sequential"]),
+    default="random",
+    show_default=True,
+    help="Of torch.utils.data.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler's generator.")
+@click.option("--epochs", type=click.IntRange(1), metavar="N", help="In all. [until it is ended]")
+@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, metavar="N")
+@click.option("--world-size", type=click.IntRange(1), default=1, metavar="N", help="Distributed.")
+@click.option("--rank", type=click.IntRange(0), default=0, metavar="N", help="Distributed.")
+@click.option("--drop-last", is_flag=True, help="The sampler's if distributed, else the loader's.")
+@click.option("--start-epoch", type=click.IntRange(0), default=0, metavar="N")
+@click.option("--start-batch", type=click.IntRange(0), default=0, metavar="N")
+@click.option("--extensions", metavar="A,B", help="Of the files. [ImageFolder's: .jpg,.png,…]")
+@click.option("--pid", type=click.IntRange(1), metavar="PID", help="End when this process ends.")
+@click.option("--detach", is_flag=True, help="Return; see `hintsd status`, `hintsd end`.")
+@_socket_flag
+def hint(
+    path: str,
+    epochs: int | None,
+    batch_size: int,
+    start_epoch: int,
+    start_batch: int,
+    extensions: str | None,
+    pid: int | None,
+    detach: bool,
+    socket_path: str | None,
+    **order: Any,
+) -> None:
+    """Say how the dataset directory PATH (an ImageFolder) will be read, for a reader that cannot.
+
+    Stays until all epochs are read; Ctrl-C ends the hint.
+
+    \b
+    hintsd hint /data/imagenet --seed 0 --epochs 90 --batch-size 256
+    hintsd hint /data/imagenet --sampler distributed --seed 0 --world-size 8 --rank 3 --pid 4711
+    """
+    from hintsd.folders import IMG_EXTENSIONS
+
+    spec = _order(batch_size=batch_size, **order)
+    if epochs is not None and start_epoch >= epochs:
+        raise click.UsageError("--start-epoch must lie below --epochs")
+    socket_path, path = _place(path, socket_path)
+    message = {
+        "path": os.fsencode(path),
+        "files": {
+            "rule": "imagefolder",
+            "extensions": extensions.split(",") if extensions else list(IMG_EXTENSIONS),
+            "allow_empty": True,
+        },
+        "check": None,
+        "spec": spec,
+        "epochs": epochs,
+        "start_epoch": start_epoch,
+        "start_batch": start_batch,
+        "workers": 0,
+        "prefetch_factor": 0,
+        "name": "hint",
+        "detached": detach,
+        "pid": pid,
+    }
+    name = None
+    while True:
+        try:
+            with _channel_again(socket_path) if name else _channel(socket_path) as channel:
+                accepted = channel.ask("job", message | {"resume": name}, None)
+                if name is None:
+                    _announce(accepted)
+                name = accepted["job"]
+                if not detach:
+                    _follow(channel, name)
+                return
+        except ConnectionError:
+            if name is None:
+                raise
+            _complain("the connection was lost; waiting for the next hintsd")
+
+
+def _announce(accepted: dict[str, Any]) -> None:
+    for line in accepted["warnings"]:
+        _complain(f"warning: {line}")
+    click.echo(f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch")
+
+
+def _order(
+    *, sampler: str, seed: int, world_size: int, rank: int, drop_last: bool, batch_size: int
+) -> dict[str, Any]:
+    """The `spec` of a job message; its length is what hintsd finds."""
+    from hintsd.orders import LENGTH_MOST, OrderSpec, to_message
+
+    is_distributed = sampler == "distributed"
+    if not is_distributed and (world_size, rank) != (1, 0):
+        raise click.UsageError("--world-size and --rank are for --sampler distributed")
+    try:
+        spec = OrderSpec(
+            sampler=sampler,  # type: ignore[arg-type]  # click has checked it
+            length=LENGTH_MOST,
+            seed=None if sampler == "sequential" else seed,
+            loader_draws="every" if sampler == "random" else "never",
+            world_size=world_size,
+            rank=rank,
+            drop_last=drop_last and is_distributed,
+            batch_size=batch_size,
+            batch_drop_last=drop_last and not is_distributed,
+        )
+    except ValueError as error:
+        raise click.UsageError("--" + str(error).replace("_", "-", 1)) from None
+    message = to_message(spec)
+    del message["length"]
+    return message
+
+
+def _place(path: str, socket_path: str | None) -> tuple[str, str]:
+    """The daemon's socket, and the dataset's path without links."""
+    from hintsd.link import Unhinted, find_socket
+
+    if socket_path is not None:
+        return socket_path, mounts.resolve(path)
+    try:
+        return find_socket(path)
+    except Unhinted as error:
+        raise Failure(error.args[0].removesuffix("; going on without hints")) from None
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
+
+
+def _follow(channel: _Channel, name: str) -> None:
+    """Show the job until it has ended; Ctrl-C ends it. ConnectionError: the daemon is gone."""
+    line = f"{name}: has ended"
+    try:
+        with _display() as show:
+            while True:
+                jobs = channel.ask("status", {})["jobs"]
+                job = next((job for job in jobs if job["name"] == name), None)
+                if job is not None:
+                    line = f"{name}: {report.job_line(job)}"
+                if job is None or job["state"] == "done":
+                    break
+                show(line)
+                time.sleep(STATUS_INTERVAL_S)
+    except KeyboardInterrupt:
+        channel.ask("close", {})
+        raise
+    click.echo(line)
+
+
+# ---- status, end ---------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--watch", is_flag=True, help="Again each second, until Ctrl-C.")
+@_socket_flag
+def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
+    """Show the jobs: where their readers are, what they found in RAM, and what came late.
+
+    \b
+    late: a read that hintsd had planned, and that came before its bytes; unplanned: any other
+    read that was not answered from RAM. stall: what the reader will wait in the rest of its epoch.
+    """
+    if as_json and watch:
+        raise click.UsageError("--json and --watch exclude each other")
+    with _channel(socket_path or _default_socket()) as channel:
+        answer = channel.ask("status", {})
+        if as_json:
+            click.echo(json.dumps(answer, indent=2))
+        elif not watch:
+            _console().print(report.tables(answer))
+        else:
+            with contextlib.suppress(KeyboardInterrupt), _display() as show:
+                while True:
+                    show(report.tables(answer))
+                    time.sleep(STATUS_INTERVAL_S)
+                    answer = channel.ask("status", {})
+
+
+@cli.command()
+@click.argument("job")
+@_socket_flag
+def end(job: str, socket_path: str | None) -> None:
+    """End a job: `hintsd status` shows the names."""
+    with _channel(socket_path or _default_socket()) as channel:
+        channel.ask("end", {"job": job})
+
+
+# ---- run -----------------------------------------------------------------------------------------
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+def run(command: tuple[str, ...]) -> NoReturn:
+    """Run COMMAND with its DataLoaders announcing their order by themselves.
+
+    \b
+    hintsd run -- python train.py --data /data/imagenet
+    hintsd run -- torchrun --nproc-per-node 8 train.py
+    """
+    from hintsd.autohint import environment
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environment(os.environ))
+    except FileNotFoundError:
+        raise Failure(f"{command[0]}: command not found", EXIT_NOT_FOUND) from None
+    except OSError as error:
+        raise Failure(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE) from None
+
+
+# ---- entry ---------------------------------------------------------------------------------------
+
+
+def _run(command: Callable[[], object]) -> NoReturn:
+    """One line and an exit code for every mistake."""
+    try:
+        command()
+    except Failure as error:
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        _complain(f"{error.format_message()}{hint}")
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        _complain(str(error))
+        sys.exit(EXIT_FAILED)
+    sys.exit(EXIT_OK)
+
+
+def main() -> NoReturn:
+    _run(lambda: cli(prog_name="hintsd", standalone_mode=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Jobs: how a training script says by hand which order it reads a dataset in.
+
+    job = hintsd.connect("/data/imagenet").shuffle(seed=0, epochs=90, batch_size=256,
+              sampler="distributed", world_size=8, rank=3, drop_last=True)
+
+`hintsd.attach(loader)` (loaders.py) reads the same from a DataLoader. A script without a hintsd, or
+with a directory that is not on a mount, goes on unharmed: one RuntimeWarning, at most a second
+once, no exception. Only arguments that make no sense are ValueErrors, hintsd or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hintsd.folders import IMG_EXTENSIONS
+from hintsd.link import Description, Files, Link, Unhinted
+from hintsd.orders import LENGTH_MOST, LoaderDraws, OrderSpec, to_message
+
+CLOSE_TIMEOUT_S: Final = 1.0
+
+Path = str | os.PathLike[str]
+Ahead = Callable[[int], OrderSpec | None]
+Orders = Iterable[npt.ArrayLike] | Callable[[int], npt.ArrayLike]
+
+
+class Job:
+    """A running hint. Ends with `close`, the `with` block, its last reference, or the process.
+
+    In a forked child (a DataLoader worker) every method does nothing.
+    """
+
+    def __init__(self, description: Description | None, ahead: Ahead | None = None) -> None:
+        """`description` None: a job without hints. `ahead` gives the order of an epoch; it is
+        called once for each, in turn, when the epoch before it begins; None from it: no more."""
+        told = description or Description("", ())
+        self._link = Link(told)
+        self._epoch = self._next_epoch = told.start_epoch
+        self._batch = told.start_batch
+        self._ahead = ahead
+        if description is None:
+            self._link.leave()
+            return
+        self._look_ahead()
+        weakref.finalize(self, self._link.stop)
+        self._link.start()
+
+    @property
+    def name(self) -> str | None:
+        """What hintsd calls it (`hintsd status`); None while no hintsd has accepted it."""
+        return self._link.job
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or will never be hinted (see the warning)."""
+        return self._link.is_over
+
+    def step(self, batch_index: int, epoch: int | None = None) -> None:
+        """The trainer is at this batch of its epoch, counted from 0. Optional; costs nothing.
+
+        Without `epoch`, a smaller index than the one before means the next epoch.
+        """
+        if epoch is None:
+            epoch = self._epoch + (batch_index < self._batch)
+        is_new = epoch != self._epoch
+        self._epoch, self._batch = epoch, batch_index
+        self._link.step(epoch, batch_index)
+        if is_new:
+            self._look_ahead()
+
+    def announce(self, epoch: int, spec: OrderSpec) -> None:
+        """The order of this epoch, which begins now or later. It replaces what was told of it."""
+        self._link.announce(epoch, spec)
+
+    def close(self, wait_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End the job; waits at most `wait_s` for hintsd to confirm it. Again: nothing."""
+        self._link.stop(wait_s)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _look_ahead(self) -> None:
+        while self._ahead is not None and self._next_epoch <= self._epoch + 1:
+            spec = self._ahead(self._next_epoch)
+            if spec is None:
+                self._ahead = None
+                return
+            self._link.announce(self._next_epoch, spec)
+            self._next_epoch += 1
+
+
+class Connection:
+    """A dataset whose reader is about to be described. Nothing is opened before that."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+
+    def shuffle(
+        self,
+        *,
+        seed: int = 0,
+        epochs: int | None = None,
+        batch_size: int = 1,
+        sampler: Literal["random", "distributed", "sequential"] = "random",
+        world_size: int = 1,
+        rank: int = 0,
+        drop_last: bool = False,
+        start_epoch: int = 0,
+        start_batch: int = 0,
+        num_samples: int | None = None,
+        replacement: bool = False,
+        loader_draws: LoaderDraws = "every",
+        workers: int = 0,
+        prefetch_factor: int = 2,
+        extensions: Sequence[str] = IMG_EXTENSIONS,
+        paths: Sequence[Path] | None = None,
+    ) -> Job:
+        """The reader follows a stock sampler of torch.utils.data.
+
+        `random`: RandomSampler with a generator of its own, seeded with `seed` before epoch 0
+        (`num_samples`, `replacement`: its arguments), read to the end in each epoch. `loader_draws`
+        tells whether the DataLoader has that generator, too (`DataLoader(…, shuffle=True,
+        generator=g)`: "every", with persistent workers "first") or only the sampler ("never").
+        `distributed`: DistributedSampler(seed=seed, drop_last=drop_last), `set_epoch` called
+        before each epoch. For the others `drop_last` is the DataLoader's.
+
+        Index i is file i of `torchvision.datasets.ImageFolder(path)`, with these `extensions`, or
+        of `paths` (relative ones: to the connection's path), for any other dataset class.
+        `workers`, `prefetch_factor`: of the DataLoader; they bound how far it reads ahead.
+        ValueError: an argument that makes no sense; the message names it.
+        """
+        if sampler not in ("random", "distributed", "sequential"):
+            raise ValueError(f"sampler {sampler!r} is none of random, distributed, sequential")
+        if sampler != "random" and (num_samples is not None or replacement):
+            raise ValueError("num_samples and replacement are for the random sampler")
+        is_distributed = sampler == "distributed"
+        if not is_distributed and (world_size, rank) != (1, 0):
+            raise ValueError("world_size and rank are for the distributed sampler")
+        spec = OrderSpec(
+            sampler=sampler,
+            length=LENGTH_MOST,  # until hintsd has listed the files
+            seed=None if sampler == "sequential" else seed,
+            loader_draws=loader_draws if sampler == "random" else "never",
+            replacement=replacement,
+            num_samples=num_samples,
+            world_size=world_size,
+            rank=rank,
+            drop_last=drop_last and is_distributed,
+            batch_size=batch_size,
+            batch_drop_last=drop_last and not is_distributed,
+        )
+        order = to_message(spec)
+        del order["length"]
+        description = self._describe(
+            order, epochs, start_epoch, start_batch, workers, prefetch_factor, extensions, paths
+        )
+        return Job(description)
+
+    def order(
+        self,
+        arrays: Orders,
+        *,
+        epochs: int | None = None,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        start_epoch: int = 0,
+        start_batch: int = 0,
+        workers: int = 0,
+        prefetch_factor: int = 2,
+        extensions: Sequence[str] = IMG_EXTENSIONS,
+        paths: Sequence[Path] | None = None,
+    ) -> Job:
+        """The reader follows index arrays: one for each epoch, from `start_epoch` on, or a
+        function of the epoch. The other arguments are those of `shuffle`.
+
+        Each array is asked for when the epoch before it begins, in the caller's thread: here those
+        of the first two epochs, and one in each `Job.step` that begins an epoch.
+        """
+        if callable(arrays):
+            given: Iterator[npt.ArrayLike] = map(arrays, itertools.count(start_epoch))
+        else:
+            given = iter(arrays)
+
+        def ahead(epoch: int) -> OrderSpec | None:
+            if epochs is not None and epoch >= epochs:
+                return None
+            indices = next(given, None)
+            if indices is None:
+                return None
+            return explicit_order(indices, epoch, batch_size, drop_last)
+
+        description = self._describe(
+            None, epochs, start_epoch, start_batch, workers, prefetch_factor, extensions, paths
+        )
+        return Job(description, ahead)
+
+    def _describe(
+        self,
+        order: dict[str, Any] | None,
+        epochs: int | None,
+        start_epoch: int,
+        start_batch: int,
+        workers: int,
+        prefetch_factor: int,
+        extensions: Sequence[str],
+        paths: Sequence[Path] | None,
+    ) -> Description:
+        for name, value, least in (
+            ("epochs", epochs, 1),
+            ("start_epoch", start_epoch, 0),
+            ("start_batch", start_batch, 0),
+            ("workers", workers, 0),
+            ("prefetch_factor", prefetch_factor, 0),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}")
+        if epochs is not None and start_epoch >= epochs:
+            raise ValueError("start_epoch must lie below epochs")
+        root = self._path
+        if paths is None:
+            files = folder_files(list(extensions))
+        else:
+            tidy = [absolute(path, root) for path in paths]
+            root = common_root(tidy)
+            files = listed_files(root, lambda: tidy)
+        return Description(
+            root,
+            (files,),
+            order,
+            epochs,
+            start_epoch,
+            start_batch,
+            workers,
+            prefetch_factor,
+            program_name(),
+        )
+
+
+def connect(path: Path) -> Connection:
+    """The dataset directory `path`, somewhere in a fusecache mount."""
+    return Connection(path)
+
+
+def explicit_order(
+    indices: npt.ArrayLike, epoch: int, batch_size: int, drop_last: bool, length: int | None = None
+) -> OrderSpec:
+    """One epoch's indices, in order; `length` of the dataset, if known. ValueError: not indices."""
+    array = np.asarray(indices)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
+        raise ValueError("an order must be a row of integers, not empty")
+    array = array.astype(np.int64)  # a copy: the caller may shuffle his own again
+    return OrderSpec(
+        sampler="indices",
+        length=int(array.max()) + 1 if length is None else length,
+        indices=array,
+        batch_size=batch_size,
+        batch_drop_last=drop_last,
+        start_epoch=epoch,
+        epochs_known=1,
+    )
+
+
+def folder_files(
+    extensions: list[str], check: Callable[[], dict[str, Any]] | None = None
+) -> Callable[[], Files]:
+    """Files by torchvision's rule. An empty class is no error here: torchvision has judged it."""
+    rule = {"rule": "imagefolder", "extensions": extensions, "allow_empty": True}
+    return lambda: Files(rule, None if check is None else check())
+
+
+def listed_files(root: str, paths: Callable[[], Iterable[str]]) -> Callable[[], Files]:
+    """Files by an explicit list of absolute, tidy paths below `root`, index by index."""
+
+    def files() -> Files:
+        prefix = root.rstrip("/") + "/"
+        relative = []
+        for path in paths():
+            if not path.startswith(prefix):
+                raise Unhinted(f"{path} is not below {root}; going on without hints")
+            relative.append(path[len(prefix) :])
+        return Files({"rule": "paths", "paths": os.fsencode("\0".join(relative))})
+
+    return files
+
+
+def common_root(paths: Sequence[str]) -> str:
+    """The deepest directory that all these absolute, tidy paths lie below."""
+    if not paths:
+        raise ValueError("paths must not be empty")
+    # What the least and the greatest string have in common, all between them have, too.
+    return os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])
+
+
+def absolute(path: Path, base: str) -> str:
+    """As os.path.abspath, below the absolute `base`; fast for a path that is tidy already."""
+    joined = os.path.join(base, path)
+    return os.path.normpath(joined) if "//" in joined or "/." in joined else joined
+
+
+def program_name() -> str:
+    """The script's, for `hintsd status`."""
+    return os.path.basename(sys.argv[0] if sys.argv else "") or "python"

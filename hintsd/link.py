@@ -1,0 +1,472 @@
+"""Link: the connection of one job to hintsd, kept up by a thread behind the trainer's back.
+
+The trainer hands over what it has to say (`announce`, `step`) and goes on at once; the thread
+connects, sends, reads the answers, and when hintsd goes away connects again and repeats what the
+new hintsd has to know: the job, the last position, the orders from there on.
+
+INVARIANT: nothing here raises into the trainer, and only `start` and `stop(wait_s)` wait, for at
+most the time they are given. What goes wrong is told by one RuntimeWarning per process and reason.
+A forked child (a DataLoader worker) inherits the object, but neither thread nor connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from fusecache import mounts, wire
+from hintsd.orders import OrderSpec, to_message
+
+SOCKET_ATTRIBUTE: Final = "user.fusecache.hintsd"
+CONNECT_TIMEOUT_S: Final = 1.0
+ANSWER_TIMEOUT_S: Final = 10.0
+STEP_INTERVAL_S: Final = 0.02
+PAUSE_LEAST_S: Final = 0.05
+PAUSE_MOST_S: Final = 1.0
+ARRAY_PIECE_BYTES: Final = 1 << 20
+INLINE_BYTES_MOST: Final = 1 << 16
+RECEIVE_BYTES: Final = 1 << 16
+
+_warned: set[str] = set()  # reasons that this process has been told
+_links: set[Link] = set()  # those with a thread, for the children of a fork
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Which file an index means: the fields `files` and `check` of a `job` message."""
+
+    rule: dict[str, Any]  # byte strings in it travel as arrays
+    check: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a job is, before hintsd has heard of it."""
+
+    path: str
+    """The dataset's directory."""
+    files: tuple[Callable[[], Files], ...]
+    """Ways to say it, tried in turn until one is accepted. Called in the thread: may be slow."""
+    order: dict[str, Any] | None = None
+    """The `spec` of all epochs, as `orders.to_message` gives it; None: `announce` tells each."""
+    epochs: int | None = None
+    start_epoch: int = 0
+    start_batch: int = 0
+    workers: int = 0
+    prefetch_factor: int = 0
+    name: str = ""
+
+
+class Unhinted(Exception):
+    """There will be no hints for this job, for good. `reason` is the same for the same cause."""
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = message if reason is None else reason
+
+
+class _Stopped(Exception):
+    """`stop` was called while the thread waited."""
+
+
+def warn_once(message: str, reason: str | None = None) -> None:
+    """One RuntimeWarning per process and reason, which never becomes an exception."""
+    reason = message if reason is None else reason
+    if reason in _warned:
+        return
+    _warned.add(reason)
+    try:
+        warnings.warn(f"hintsd: {message}", RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:  # the script has made errors of warnings; a hint must not end it
+        logging.getLogger("hintsd").warning(message)
+
+
+def find_socket(path: str) -> tuple[str, str]:
+    """hintsd's socket for the mount that `path` lies on, and `path` without links.
+
+    Unhinted: not a mount, or hints are off for it. OSError: the mount does not answer now.
+    """
+    mount = mounts.find(path)
+    if mount is None:
+        raise Unhinted(f"{path} is not on a fusecache mount; going on without hints", "no mount")
+    try:
+        address = os.getxattr(mount.mountpoint, SOCKET_ATTRIBUTE)
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+            raise Unhinted(
+                f"hints are off for the mount {mount.mountpoint}; going on without", "off"
+            ) from None
+        raise
+    return os.fsdecode(address), mounts.resolve(path)
+
+
+class Link:
+    """See the module. One job, one connection, one thread."""
+
+    def __init__(self, description: Description) -> None:
+        self._description = description
+        self._settled = threading.Event()  # welcome, or known to be without hints for now
+        self._lock = threading.Lock()
+        self._orders: dict[int, OrderSpec] = {}  # by epoch, from the position's epoch on
+        self._unsent: list[int] = []
+        self._position = (description.start_epoch, description.start_batch)
+        self._is_step_pending = False
+        self._is_stopping = False
+        self._is_over = False  # no thread will ever look again
+        self._ways = list(description.files)
+        self._job: str | None = None
+        self._is_described = False  # on this connection, so that there is something to close
+        self._socket: socket.socket | None = None
+        self._decoder = wire.Decoder()
+        self._frames: list[wire.Frame] = []
+        self._wake_fd = -1
+        self._thread = threading.Thread(target=self._run, name="hintsd", daemon=True)
+
+    def __del__(self) -> None:
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+
+    @property
+    def job(self) -> str | None:
+        """hintsd's name for the job; None before it was accepted, and when it never will be."""
+        return None if self._is_over else self._job
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that is said now will ever be sent."""
+        return self._is_over
+
+    def start(self) -> None:
+        """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there."""
+        try:
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:  # no descriptor, or no thread, to be had
+            self._is_over = True
+            warn_once(f"going on without hints: {error}", "no resources")
+            return
+        _links.add(self)
+        if not self._settled.wait(CONNECT_TIMEOUT_S):
+            warn_once(
+                f"no answer for {self._description.path}; going on without hints until it comes",
+                "absent",
+            )
+
+    def announce(self, epoch: int, spec: OrderSpec) -> None:
+        """Tell the order of `epoch`; what was told of epochs before the position is forgotten."""
+        if self._is_over:
+            return
+        with self._lock:
+            self._orders[epoch] = spec
+            for old in [known for known in self._orders if known < self._position[0]]:
+                del self._orders[old]
+            self._unsent.append(epoch)
+        self._wake()
+
+    def step(self, epoch: int, batch: int) -> None:
+        """Tell the position: `batch` batches of `epoch` have been handed out."""
+        if self._is_over:
+            return
+        self._position = (epoch, batch)
+        if not self._is_step_pending:
+            self._is_step_pending = True
+            self._wake()
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """End the job; waits at most `wait_s` for hintsd to confirm it."""
+        if self._is_over:
+            return
+        self._is_stopping = True
+        self._wake()
+        if wait_s > 0:
+            self._thread.join(wait_s)
+
+    def leave(self) -> None:
+        """Be over without a word. In a forked child: the connection is the parent's."""
+        self._is_over = True
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        self._disconnect()
+
+    def _wake(self) -> None:
+        # The descriptor lives as long as the object, so it cannot be another file by now.
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    # Everything below runs in the thread.
+
+    def _run(self) -> None:
+        pause_s = PAUSE_LEAST_S
+        started_s = time.monotonic()
+        try:
+            while True:
+                begun_s = time.monotonic()
+                try:
+                    self._connect()
+                    self._open_job()
+                    self._converse()
+                except OSError as error:
+                    self._hear_last_words()
+                    self._disconnect()
+                    self._report(error, time.monotonic() - started_s)
+                if time.monotonic() - begun_s > PAUSE_MOST_S:  # it was no failure at once
+                    pause_s = PAUSE_LEAST_S
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MOST_S)
+        except _Stopped:
+            self._say_goodbye()
+        except Unhinted as problem:
+            warn_once(str(problem), problem.reason)
+        except wire.WireError as error:
+            warn_once(f"not understood, going on without hints: {error}", "protocol")
+        except Exception as error:  # a fault of ours must not reach the trainer either
+            warn_once(f"going on without hints after an internal error: {error!r}")
+        finally:
+            self._is_over = True
+            self._disconnect()
+            _links.discard(self)
+            with self._lock:
+                self._orders.clear()
+            self._settled.set()
+
+    def _report(self, error: OSError, elapsed_s: float) -> None:
+        if self._job is not None:
+            warn_once("the connection was lost; going on without hints until it is back", "lost")
+        elif elapsed_s >= CONNECT_TIMEOUT_S / 2 or "absent" in _warned:
+            # Not at once: `fusecache mount` starts a hintsd a moment after the mount is there.
+            warn_once(
+                f"none answers for {self._description.path} ({error}); going on without hints "
+                "until one does",
+                "absent",
+            )
+            self._settled.set()
+
+    def _connect(self) -> None:
+        address, self._path = find_socket(self._description.path)
+        self._decoder = wire.Decoder()
+        self._frames.clear()
+        self._is_described = False
+        directory, name = os.path.split(address)
+        self._socket = mounts.connect(directory, name, CONNECT_TIMEOUT_S)
+        self._socket.setblocking(False)
+        self._send(wire.encode("hello", {"version": wire.VERSION}))
+        self._expect("welcome", ANSWER_TIMEOUT_S)
+        self._settled.set()
+
+    def _open_job(self) -> None:
+        while True:
+            for frame in self._job_frames(self._ways[0]()):
+                self._send(frame)
+            self._is_described = True
+            # Resolving millions of files takes its time; the connection's end is noticed anyway.
+            answer = self._expect("accepted", None, "rejected")
+            if answer.type == "accepted":
+                break
+            if len(self._ways) == 1:
+                self._fail(answer)
+            del self._ways[0]
+        self._job = answer.fields.str("job", wire.FRAME_BYTES_MOST)
+        for warning in answer.fields.strings("warnings", 64, wire.FRAME_BYTES_MOST):
+            warn_once(warning)
+        with self._lock:
+            self._unsent = sorted(self._orders)
+
+    def _job_frames(self, files: Files) -> Iterator[bytes]:
+        told = self._description
+        epoch, batch = self._position
+        arrays: dict[str, bytes] = {}
+        message = {
+            "path": os.fsencode(self._path),
+            "files": _by_name(files.rule, arrays, 0),
+            "check": files.check,
+            "spec": told.order and _by_name(told.order, arrays, INLINE_BYTES_MOST),
+            "epochs": told.epochs,
+            "start_epoch": epoch,
+            "start_batch": batch,
+            "workers": told.workers,
+            "prefetch_factor": told.prefetch_factor,
+            "name": told.name,
+            "detached": False,
+            "pid": None,
+            "resume": self._job,
+        }
+        yield from _array_frames(arrays)
+        yield wire.encode("job", message)
+
+    def _converse(self) -> None:
+        """Until `stop`, or OSError when the connection ends."""
+        next_step_s = 0.0
+        while True:
+            if self._is_stopping:
+                raise _Stopped
+            self._send_orders()
+            timeout_s: float | None = None
+            if self._is_step_pending:
+                timeout_s = next_step_s - time.monotonic()
+                if timeout_s <= 0:
+                    self._is_step_pending = False  # before the position is read: none is missed
+                    epoch, batch = self._position
+                    self._send(wire.encode("step", {"epoch": epoch, "batch": batch}))
+                    next_step_s = time.monotonic() + STEP_INTERVAL_S
+                    continue
+            if self._frames or self._wait(select.POLLIN, timeout_s):
+                self._listen()
+
+    def _say_goodbye(self) -> None:
+        with contextlib.suppress(OSError, wire.WireError, Unhinted):
+            if self._socket is not None and self._is_described:
+                self._send(wire.encode("close", {}), is_last=True)
+                self._expect("closed", CONNECT_TIMEOUT_S, is_last=True)
+
+    def _send_orders(self) -> None:
+        while True:
+            with self._lock:
+                if not self._unsent:
+                    return
+                epoch = self._unsent.pop(0)
+                spec = self._orders.get(epoch)
+            if spec is None:
+                continue  # the position has passed it
+            arrays: dict[str, bytes] = {}
+            named = _by_name(to_message(spec), arrays, INLINE_BYTES_MOST)
+            for frame in _array_frames(arrays):
+                self._send(frame)
+            self._send(wire.encode("order", {"epoch": epoch, "spec": named}))
+
+    def _listen(self) -> None:
+        """Take in what hintsd says of its own accord."""
+        for frame in self._received():
+            if frame.type == "rejected":
+                warn_once("an order was refused: " + frame.fields.str("message", 1 << 20))
+            elif frame.type == "warning":
+                warn_once(frame.fields.str("message", 1 << 20))
+            elif frame.type == "error":
+                self._fail(frame)
+            elif frame.type != "planned":
+                raise wire.WireError(f"unexpected {frame.type}")
+
+    def _expect(
+        self, kind: str, timeout_s: float | None, other: str = "", *, is_last: bool = False
+    ) -> wire.Frame:
+        """The next frame of `kind` or `other`. TimeoutError: it did not come."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            while self._frames:
+                frame = self._frames.pop(0)
+                if frame.type in (kind, other):
+                    return frame
+                if frame.type == "error":
+                    self._fail(frame)
+                if frame.type == "warning":
+                    warn_once(frame.fields.str("message", 1 << 20))
+                elif not is_last:  # else: answers to what was said before
+                    raise wire.WireError(f"{frame.type} instead of {kind}")
+            left_s = None if end_s is None else end_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError(f"no {kind} within {timeout_s:g} s")
+            if self._wait(select.POLLIN, left_s):
+                self._frames += self._received()
+            if self._is_stopping and not is_last:
+                raise _Stopped
+
+    def _hear_last_words(self) -> None:
+        """Unhinted: hintsd said `error`, and closed the connection while we were sending."""
+        with contextlib.suppress(OSError):
+            if self._socket is not None and self._wait(select.POLLIN, 0):
+                self._frames = self._received()
+        for frame in self._frames:
+            if frame.type == "error":
+                self._fail(frame)
+
+    def _fail(self, frame: wire.Frame) -> NoReturn:
+        message = frame.fields.str("message", 1 << 20)
+        raise Unhinted(f"refused, going on without hints: {message}")
+
+    def _received(self) -> list[wire.Frame]:
+        assert self._socket is not None
+        frames, self._frames = self._frames, []
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return frames
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "hintsd closed the connection")
+        return frames + self._decoder.feed(data)
+
+    def _send(self, data: bytes, *, is_last: bool = False) -> None:
+        assert self._socket is not None
+        rest = memoryview(data)
+        end_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+                end_s = time.monotonic() + ANSWER_TIMEOUT_S
+            except BlockingIOError:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError("hintsd takes nothing") from None
+                self._wait(select.POLLOUT, left_s)
+                if self._is_stopping and not is_last:
+                    self._disconnect()  # half a frame is out, `close` would not be understood
+                    raise _Stopped from None
+
+    def _wait(self, events: int, timeout_s: float | None) -> bool:
+        """Until the socket is ready, somebody called `_wake`, or the time is up: is it ready?"""
+        poll = select.poll()  # not select(): a trainer may have more than 1024 files open
+        poll.register(self._wake_fd, select.POLLIN)
+        if self._socket is not None:
+            poll.register(self._socket, events)
+        ready = dict(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+        if ready.pop(self._wake_fd, 0):
+            os.eventfd_read(self._wake_fd)
+        return bool(ready)
+
+    def _pause(self, pause_s: float) -> None:
+        end_s = time.monotonic() + pause_s
+        while not self._is_stopping and (left_s := end_s - time.monotonic()) > 0:
+            self._wait(0, left_s)
+        if self._is_stopping:
+            raise _Stopped
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _by_name(values: dict[str, Any], arrays: dict[str, bytes], length_most: int) -> dict[str, Any]:
+    """`values`, its byte strings longer than `length_most` moved to `arrays` and named instead."""
+    named = dict(values)
+    for field, value in values.items():
+        if isinstance(value, bytes) and len(value) > length_most:
+            arrays[field] = value
+            named[field] = {"array": field}
+    return named
+
+
+def _array_frames(arrays: dict[str, bytes]) -> Iterator[bytes]:
+    for name, data in arrays.items():
+        for offset in range(0, len(data), ARRAY_PIECE_BYTES):
+            piece = memoryview(data)[offset : offset + ARRAY_PIECE_BYTES]
+            fields = {"name": name, "total": len(data), "offset": offset, "data": piece}
+            yield wire.encode("array", fields)
+
+
+def _leave_all() -> None:
+    for link in _links:
+        link.leave()
+    _links.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all)

@@ -1,0 +1,444 @@
+"""attach: hints for a torch DataLoader, with its order announced at the moment it is drawn.
+
+What cannot be known before (the default generator's state when an epoch begins) is read then: an
+`Announcer` takes the place of the sampler inside the loader, looks at it right before its first
+draw, hands the order to the job's thread, and lets the sampler go on. A sampler of unknown code is
+copied, the copy is read to its end, and torch's, numpy's and Python's generators are put back.
+
+INVARIANT: the loader yields exactly what it would without us, and every generator is left as it
+would be. What fails here is one warning, and the loader goes on without hints.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from hintsd.client import (
+    Job,
+    Path,
+    absolute,
+    common_root,
+    explicit_order,
+    folder_files,
+    listed_files,
+    program_name,
+)
+from hintsd.link import Description, Files, warn_once
+from hintsd.orders import OrderSpec, spec_of, to_message
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+CHECK_SAMPLES_MOST: Final = 64
+
+Ways = tuple[Callable[[], Files], ...]
+
+# INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
+_jobs: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Job, Announcer | None]]
+_jobs = weakref.WeakKeyDictionary()
+
+
+class Unreadable(Exception):
+    """This loader cannot be hinted; one line that says why."""
+
+
+def attach(
+    loader: DataLoader[Any], paths: Sequence[Path] | None = None, epochs: int | None = None
+) -> Job:
+    """Hint a DataLoader: it is watched from its next epoch on, until the job is closed or the
+    loader is gone. Its batches, their order and all random numbers are what they would be without.
+
+    `paths`: the file of each index, for a dataset that is no torchvision ImageFolder or
+    DatasetFolder (or Subset or ConcatDataset of such). `epochs`: how many there will be, counted
+    from 0. A loader that cannot be hinted is left alone, with one warning; its job `is_over`.
+
+    Attached again, a loader gives the job that it has, as long as that one works.
+    ValueError: `epochs` is not positive, or `paths` are not as many as the dataset has samples.
+    """
+    if epochs is not None and epochs < 1:
+        raise ValueError("epochs must be at least 1")
+    dataset: Any = loader.dataset
+    if paths is not None and hasattr(dataset, "__len__") and len(paths) != len(dataset):
+        raise ValueError(f"{len(paths)} paths for a dataset of {len(dataset)} samples")
+    known = _jobs.get(loader)
+    if known is not None:
+        job, announcer = known
+        if not job.is_over and announcer is not None and announcer is _seat(loader).taken_by:
+            return job
+        job.close()
+    try:
+        made = _attach(loader, paths, epochs)
+    except Unreadable as problem:
+        warn_once(f"{problem}; going on without hints")
+        made = Job(None), None
+    except Exception as error:  # a dataset or sampler that does not behave
+        warn_once(f"this DataLoader cannot be read ({error!r}); going on without hints")
+        made = Job(None), None
+    _jobs[loader] = made
+    return made[0]
+
+
+def attach_unasked(loader: DataLoader[Any]) -> None:
+    """`attach` on behalf of `hintsd run`: not in DataLoader workers, and not again what has failed
+    or was closed. Never raises."""
+    try:
+        import torch.utils.data
+
+        if torch.utils.data.get_worker_info() is not None:
+            return
+        known = _jobs.get(loader)
+        if known is None or not known[0].is_over:
+            attach(loader)
+    except Exception as error:
+        warn_once(f"this DataLoader cannot be hinted: {error!r}")
+
+
+def _attach(
+    loader: DataLoader[Any], paths: Sequence[Path] | None, epochs: int | None
+) -> tuple[Job, Announcer | None]:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        raise Unreadable("an IterableDataset has no indices that could be announced")
+    if paths is None:
+        root, ways = _files_of(loader.dataset)
+    else:
+        tidy = [absolute(path, os.getcwd()) for path in paths]
+        root = common_root(tidy)
+        ways = (listed_files(root, lambda: tidy),)
+    seat = _seat(loader)
+    source = _Source(loader, seat)
+    spec = source.stock_spec(base_seed_drawn=False)
+    is_known = spec is not None and spec.epochs_known is None
+    job = Job(
+        Description(
+            path=root,
+            files=ways,
+            order=to_message(spec) if spec is not None and is_known else None,
+            epochs=epochs,
+            start_epoch=source.epoch,
+            workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 0,
+            name=program_name(),
+        )
+    )
+    if job.is_over:
+        return job, None
+    announcer = Announcer(source, job)
+    seat.give(announcer)
+    return job, announcer
+
+
+# Where a loader keeps its sampler
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """The attribute that the loader's indices come from: `holder.attribute`.
+
+    That is the sampler in a stock BatchSampler; if there is none, whatever the loader iterates.
+    """
+
+    holder: Any
+    attribute: str
+
+    @property
+    def taken_by(self) -> Any:
+        return getattr(self.holder, self.attribute)
+
+    def give(self, announcer: Announcer) -> None:
+        object.__setattr__(self.holder, self.attribute, announcer)  # DataLoader's own refuses
+
+
+def _seat(loader: DataLoader[Any]) -> _Seat:
+    from torch.utils.data import BatchSampler
+
+    attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    outer = getattr(loader, attribute)
+    return _Seat(outer, "sampler") if type(outer) is BatchSampler else _Seat(loader, attribute)
+
+
+class Announcer:
+    """Stands for a sampler in its loader: behaves as it does, and announces each epoch's order."""
+
+    __slots__ = ("__weakref__", "_job", "_source")
+
+    def __init__(self, source: _Source, job: Job) -> None:
+        object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_job", job)
+
+    def __iter__(self) -> Iterator[Any]:
+        # INVARIANT: the sampler's `__iter__` and each `next` run at the very moment they would run
+        # without us: some samplers draw in the one, some in the other.
+        source, job = self._source, self._job
+        if job.is_over:
+            return iter(source.sampler)
+        if source.draws_at_next:
+            return self._announce(iter(source.sampler), None)
+        spec = source.spec(job)
+        return self._announce(iter(source.sampler), spec)
+
+    def _announce(self, indices: Iterator[Any], spec: OrderSpec | None) -> Iterator[Any]:
+        source, job = self._source, self._job
+        if source.draws_at_next:
+            spec = source.spec(job)
+        if spec is None:
+            yield from indices
+            return
+        epoch = spec.start_epoch
+        source.epoch = epoch + 1
+        job.announce(epoch, spec)
+        # The workers may hold as many batches as are drawn ahead: what was drawn before those has
+        # been handed out.
+        batch_items = 1 if source.yields_batches else spec.batch_size
+        ends = source.batch_ends
+        for item, index in enumerate(indices):
+            if item % batch_items == 0:
+                batch = max(0, item // batch_items - source.batches_ahead)
+                # A sampler may yield more than its length says.
+                job.step(batch if ends is None else int(ends[min(batch, len(ends) - 1)]), epoch)
+            yield index
+
+    def __len__(self) -> int:
+        return len(self._source.sampler)
+
+    def __bool__(self) -> bool:
+        return bool(self._source.sampler)
+
+    def __repr__(self) -> str:
+        return repr(self._source.sampler)
+
+    @property  # type: ignore[misc]  # isinstance shall see the sampler
+    def __class__(self) -> type:
+        return type(self._source.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source.sampler, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._source.sampler, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._source.sampler, name)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _itself, (self._source.sampler,)  # a copy is the plain sampler
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+# What order a sampler is about to draw
+
+
+class _Source:
+    """A sampler, with all of its loader that bears on the order."""
+
+    def __init__(self, loader: DataLoader[Any], seat: _Seat) -> None:
+        from torch.utils.data import BatchSampler
+
+        sampler = seat.taken_by
+        self.sampler: Any = sampler._source.sampler if type(sampler) is Announcer else sampler
+        self.batching: tuple[int, bool] | None = None
+        if type(seat.holder) is BatchSampler:
+            self.batching = seat.holder.batch_size, seat.holder.drop_last
+        self.dataset = loader.dataset
+        self.generator = loader.generator
+        self.persistent_workers = loader.persistent_workers
+        self.batches_ahead = loader.num_workers * (loader.prefetch_factor or 0)
+        self.draws_at_next = inspect.isgeneratorfunction(
+            getattr(type(self.sampler), "__iter__", None)
+        )
+        self.yields_batches = False
+        self.batch_ends: np.ndarray[Any, Any] | None = None
+        """Of a sampler with batches of several lengths: samples before each batch; the spec's
+        batches are of one sample then."""
+        self.epoch = 0
+        """The next one. A DistributedSampler's own numbers are used as long as they rise."""
+        self.epoch = self._next_epoch()
+
+    def _next_epoch(self) -> int:
+        from torch.utils.data import DistributedSampler
+
+        if type(self.sampler) is DistributedSampler:
+            return max(self.epoch, self.sampler.epoch)
+        return self.epoch
+
+    def stock_spec(self, *, base_seed_drawn: bool) -> OrderSpec | None:
+        """Of a stock sampler, read without drawing; None: of unknown code."""
+        from torch.utils.data import BatchSampler
+
+        return spec_of(
+            self.sampler,
+            None if self.batching is None else BatchSampler(self.sampler, *self.batching),
+            self.generator,
+            start_epoch=self._next_epoch(),
+            length=len(self.dataset),  # type: ignore[arg-type]  # a map-style dataset has one
+            base_seed_drawn=base_seed_drawn,
+            persistent_workers=self.persistent_workers,
+        )
+
+    def spec(self, job: Job) -> OrderSpec | None:
+        """The order of the epoch that begins now. None: there is none, and the job was closed."""
+        try:
+            return self.stock_spec(base_seed_drawn=True) or self._read_copy()
+        except Exception as error:
+            warn_once(
+                f"the order of {type(self.sampler).__name__} cannot be told ({error!r}); "
+                "going on without hints"
+            )
+            job.close(wait_s=0.0)
+            return None
+
+    def _read_copy(self) -> OrderSpec:
+        with _generators_kept(), _no_collectives():
+            twin = copy.deepcopy(self.sampler, _shared_datasets(self.sampler, self.dataset))
+            items = list(itertools.islice(iter(twin), len(self.sampler)))
+        length = len(self.dataset)  # type: ignore[arg-type]  # a map-style dataset has one
+        batch_size, drop_last = self.batching or (1, False)
+        self.batch_ends = None
+        self.yields_batches = bool(items) and hasattr(items[0], "__len__") and np.ndim(items[0]) > 0
+        if self.yields_batches:
+            sizes = np.array([len(batch) for batch in items])
+            if (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]:
+                batch_size = int(sizes[0])
+            else:
+                self.batch_ends = np.concatenate([[0], np.cumsum(sizes)])
+            items = list(itertools.chain.from_iterable(items))
+        indices = np.fromiter(map(int, items), np.int64, len(items))
+        indices[indices < 0] += length
+        return explicit_order(indices, self._next_epoch(), batch_size, drop_last, length)
+
+
+def _shared_datasets(sampler: Any, dataset: Any) -> dict[int, Any]:
+    """A memo for deepcopy that keeps it from copying datasets along with the sampler."""
+    from torch.utils.data import Dataset, Sampler
+
+    memo: dict[int, Any] = {id(dataset): dataset}
+    todo, seen = [sampler], set()
+    while todo:
+        inner = todo.pop()
+        seen.add(id(inner))
+        for value in getattr(inner, "__dict__", {}).values():
+            if isinstance(value, Dataset):
+                memo[id(value)] = value
+            elif isinstance(value, Sampler) and id(value) not in seen:
+                todo.append(value)
+    return memo
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """All global generators stand afterwards where they stood before."""
+    import torch
+
+    on_cpu, in_python = torch.get_rng_state(), random.getstate()
+    in_numpy = np.random.get_state(legacy=False)
+    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
+    on_cuda = torch.cuda.get_rng_state_all() if has_cuda else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_cpu)
+        np.random.set_state(in_numpy)
+        random.setstate(in_python)
+        if on_cuda is not None:
+            torch.cuda.set_rng_state_all(on_cuda)
+
+
+def _no_collectives() -> Any:
+    """A context in which torch.distributed refuses to communicate: another rank, without hints,
+    would not take part in what the copy of a sampler does, and all would wait for ever."""
+    import torch
+
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return nullcontext()
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.namespace == "c10d":
+                raise Unreadable("it communicates with other processes")
+            return func(*args, **(kwargs or {}))
+
+    return Refuse()  # type: ignore[no-untyped-call]  # as above
+
+
+# Which file an index means
+
+
+def _files_of(dataset: Any) -> tuple[str, Ways]:
+    """The directory of a dataset, and the ways to tell hintsd its files. Unreadable: unknown."""
+    base, here = _folder_class(), os.getcwd()
+    root = common_root([folder + "/" for folder in _roots(dataset, base, here)])
+    listed = listed_files(root, lambda: [absolute(path, here) for path in _paths(dataset, base)])
+    follows_rule = (
+        isinstance(dataset, base)
+        and dataset.extensions is not None  # else: is_valid_file decided
+        and type(dataset).find_classes is base.find_classes
+        and type(dataset).make_dataset is base.make_dataset
+    )
+    if not follows_rule:
+        return root, (listed,)
+
+    def check() -> dict[str, Any]:
+        count = len(dataset.samples)
+        some = sorted({int(i) for i in np.linspace(0, count - 1, min(count, CHECK_SAMPLES_MOST))})
+        skipped = len(root.rstrip("/")) + 1
+        named = [[i, os.fsencode(absolute(dataset.samples[i][0], here)[skipped:])] for i in some]
+        return {"count": count, "samples": named}
+
+    extensions = dataset.extensions
+    by_rule = folder_files([extensions] if isinstance(extensions, str) else list(extensions), check)
+    # Listed, when the samples are not (any more) what the rule finds.
+    return root, (by_rule, listed)
+
+
+def _folder_class() -> Any:
+    module = sys.modules.get("torchvision.datasets.folder")  # a dataset of it has imported it
+    return getattr(module, "DatasetFolder", None) or _NoFolder
+
+
+class _NoFolder:
+    """Stands for DatasetFolder where there is none: no dataset is one of these."""
+
+
+def _roots(dataset: Any, base: Any, here: str) -> list[str]:
+    from torch.utils.data import ConcatDataset, Subset
+
+    if isinstance(dataset, base):
+        return [os.path.normpath(os.path.join(here, os.fspath(dataset.root)))]
+    if type(dataset) is Subset:
+        return _roots(dataset.dataset, base, here)
+    if type(dataset) is ConcatDataset:
+        return [root for part in dataset.datasets for root in _roots(part, base, here)]
+    raise Unreadable(
+        f"which files a {type(dataset).__name__} reads is not known, give hintsd.attach their paths"
+    )
+
+
+def _paths(dataset: Any, base: Any) -> list[str]:
+    from torch.utils.data import Subset
+
+    if isinstance(dataset, base):
+        return [sample[0] for sample in dataset.samples]
+    if type(dataset) is Subset:
+        whole = _paths(dataset.dataset, base)
+        return [whole[index] for index in dataset.indices]
+    return [path for part in dataset.datasets for path in _paths(part, base)]

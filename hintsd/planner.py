@@ -1,0 +1,1141 @@
+"""From access sequences, sizes and budgets to commands for one mount: what to stage, fetch, drop
+and arm, in which order and when (pure: no I/O, no clock of its own).
+
+The rules are docs/HINTS.md's; HDMLP 3.1 is where they come from. How they are kept here:
+
+* Each job has a *window* [begin, end) of positions. A file in any window is *wanted*; `refs` counts
+  the windows' uses of each file. Windows grow, the smallest first, as long as the bytes of all
+  wanted files together stay below the budget, and shrink from their far end.
+* A file that has left the last window is *spare*: it stays in RAM until its room is needed, then it
+  is dropped (an epoch whose order is not known yet will use the same files). All that is in no
+  window is used later than all that is, so it does not matter which spare goes first.
+* A file is *held* from when it is wanted until it is dropped or cancelled; held bytes never exceed
+  the budget, counting from a command's sending, since the mount carries out commands in order.
+
+Per file: size, flags, refs. Jobs' orders: hintsd/sequence.py; positions: hintsd/progress.py.
+
+INVARIANT: held = Σ RAM bytes of HELD files ≤ window budget (after `decide`); wanted = the same over
+those with refs > 0; SENT and STAGED only on HELD files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hintsd import stall
+from hintsd.policies import Integers, Mask
+from hintsd.policies.resident import Residents
+from hintsd.progress import Progress
+from hintsd.sequence import CHUNK, Inos, Positions, Sequence
+
+COMMAND_INOS_MOST = 65_536
+STAGE_UNANSWERED_MOST = 1 << 15  # few enough that a new job's first files need not wait for long
+FETCH_UNANSWERED_MOST = 1 << 14
+EXTEND_MOST = 1 << 20  # positions that enter windows in one decide()
+WALK_MOST = 1 << 15  # positions that fetching ahead looks at in one decide()
+PAGE_BYTES = 4096
+OUTSIDE_SHARE = 10  # a tenth of the budget is left to reads outside any plan
+UNEVEN_SHARE = (
+    32  # windows are evened out when they differ by more than a 32nd of the budget, twice
+)
+SENTINELS_MOST = 2048
+SENTINELS_EVERY_S = 1.0
+ARM_MOST = 4096
+RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
+HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven
+HORIZON_WAIT_S = 60.0
+READY_MOST = 1 << 14
+STALL_SAMPLES_MOST = 1 << 16
+
+STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING = (
+    1 << bit for bit in range(10)
+)
+_UNKNOWN_SIZE = 0  # of a number that was never learned: such a file is not prefetched
+
+SEEN_MASK, SEEN_LOOKUP = 7, 1
+_LATE = ((128, "failed"), (64, "evicted"), (32, "fetching"))
+DONE_STAGED, DONE_STORED, DONE_BOTH, DONE_ERROR, DONE_GONE, DONE_NO_ROOM, DONE_NOT_PUSHED = range(
+    1, 8
+)
+
+_NO_INOS = np.empty(0, np.uint32)
+
+
+class Command(NamedTuple):
+    kind: str  # "stage" | "fetch" | "cancel" | "drop" | "arm" | "clear"
+    inos: Inos
+    store: npt.NDArray[np.uint8] | None = None
+
+
+class _Job:
+    def __init__(
+        self,
+        name: str,
+        sequence: Sequence,
+        epochs: int | None,
+        batch_size: int,
+        progress: Progress,
+    ) -> None:
+        self.name = name
+        self.sequence = sequence
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.progress = progress
+        self.opened_at = progress.confirmed_at
+        self.state = "waiting"
+        self.reason = ""
+        self.unknown: set[int] = set()
+        self.counted: set[int] = set()  # epochs whose uses are in the counts
+        self.unplaced = False
+        # window: [begin, end) is referenced, [begin, sent) has been looked at for staging
+        self.begin = self.end = self.sent = self.fetched = progress.low
+        self.window_bytes = self.sent_bytes = 0
+        self.spare: deque[Inos] = deque()
+        self.sentinels_at = -SENTINELS_EVERY_S
+        self.wired = progress.high  # wires are laid up to here
+        self.fired: set[int] = set()  # wires beyond `high` that fired in order: not laid again
+        self.misses = 0
+        self.late: Counter[str] = Counter()
+        self.unplanned: Counter[str] = Counter()
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("waiting", "running", "idle")
+
+    @property
+    def total(self) -> int | None:
+        return None if self.epochs is None else self.epochs * self.sequence.samples_per_epoch
+
+    def last(self, position: int) -> int:
+        """`position`, or the job's end if that comes first."""
+        return position if self.total is None else min(position, self.total)
+
+
+class MountPlanner:
+    """The plan of all jobs of one mount."""
+
+    def __init__(self, ram_bytes: int, ssd_room_bytes: int) -> None:
+        self._jobs: dict[str, _Job] = {}
+        self._sizes: npt.NDArray[Any] = np.zeros(0, np.uint32)
+        self._flags = np.zeros(0, np.uint16)
+        self._refs = np.zeros(0, np.uint32)
+        self._uses: npt.NDArray[np.uint16] | None = None
+        self._budget_bytes = 0
+        self._held_bytes = self._wanted_bytes = 0
+        self._residents = Residents(0)
+        self._room_bytes = 0  # what SSD can take now
+        self._storing_bytes = 0  # of it, what unanswered commands will take
+        self._short_of_bytes: int | None = None  # free room when residents did not fit
+        self._stage_unanswered = self._fetch_unanswered = 0
+        self._fetching: deque[Inos] = deque()
+        self._cancels: list[Inos] = []
+        self._drops: list[Inos] = []
+        self._again: list[Inos] = []
+        self._retry_at = 0.0
+        self._retry_s = RETRY_FIRST_S
+        self._clear = False
+        self._notices: list[tuple[str, str]] = []
+        self._origin_bytes_per_s = self._ssd_bytes_per_s = 0.0
+        self.set_budgets(ram_bytes, ssd_room_bytes)
+
+    # --- what is known of the mount
+
+    def set_budgets(self, ram_bytes: int, ssd_room_bytes: int) -> None:
+        """ram_bytes: of the mount; ssd_room_bytes: what SSD can take beyond what is stored."""
+        budget_bytes = ram_bytes - ram_bytes // OUTSIDE_SHARE
+        if budget_bytes != self._budget_bytes:
+            self._restart_windows()
+            self._budget_bytes = budget_bytes
+        self._room_bytes = self._residents.capacity_bytes = ssd_room_bytes
+        if self._short_of_bytes is not None:
+            more = self._residents.free_bytes - self._short_of_bytes
+            if more > max(ssd_room_bytes // 64, PAGE_BYTES):
+                self._short_of_bytes = None
+                for job in self._jobs.values():
+                    job.unplaced = True
+
+    def rates(self, origin_bytes_per_s: float, ssd_bytes_per_s: float) -> None:
+        self._origin_bytes_per_s, self._ssd_bytes_per_s = origin_bytes_per_s, ssd_bytes_per_s
+
+    def learn(self, inos: Inos, sizes: Integers, stored: npt.NDArray[np.uint8]) -> None:
+        """Files of a dataset; again: they have changed."""
+        if len(inos) == 0:
+            return
+        self._grow(int(inos.max()) + 1)
+        if int(sizes.max()) >= 1 << 32 and self._sizes.dtype == np.uint32:
+            self._sizes = self._sizes.astype(np.uint64)
+        for start in range(0, len(inos), CHUNK):
+            part = slice(start, start + CHUNK)
+            self._learn(inos[part], sizes[part], stored[part])
+
+    def _learn(self, inos: Inos, sizes: Integers, stored: npt.NDArray[np.uint8]) -> None:
+        flags = self._flags[inos]
+        changed = (self._sizes[inos] != sizes) & (flags & (HELD | RESIDENT | FETCHING) != 0)
+        if changed.any():
+            self._restart_windows()
+            self._let_go(inos[changed])
+            self._unsettle(inos[changed])
+            flags = self._flags[inos]
+        is_stored = stored != 0
+        settled = is_stored & (flags & RESIDENT != 0)
+        self._residents.release(int(self._sizes[inos[settled]].sum(dtype=np.int64)))
+        flags[settled] &= ~RESIDENT & 0xFFFF
+        flags &= ~(STORED | GONE | FAILED) & 0xFFFF
+        self._flags[inos] = flags | np.where(is_stored, STORED, 0).astype(np.uint16)
+        self._sizes[inos] = sizes
+
+    def _unsettle(self, inos: Inos) -> None:
+        """These are to be fetched to SSD no more (their sizes are about to change)."""
+        residents = inos[self._flags[inos] & RESIDENT != 0]
+        self._residents.release(int(self._sizes[residents].sum(dtype=np.int64)))
+        self._flags[residents] &= ~RESIDENT & 0xFFFF
+        self._cancel_fetches(inos[self._flags[inos] & FETCHING != 0])
+
+    def _grow(self, count: int) -> None:
+        if count > len(self._flags):
+            for name in ("_sizes", "_flags", "_refs", "_uses"):
+                old = getattr(self, name)
+                if old is not None:
+                    new = np.zeros(count, old.dtype)
+                    new[: len(old)] = old
+                    setattr(self, name, new)
+
+    # --- jobs
+
+    def open_job(
+        self,
+        name: str,
+        *,
+        samples_per_epoch: int,
+        epochs: int | None,
+        epoch: int,
+        index: int,
+        batch_size: int,
+        workers: int,
+        prefetch_factor: int,
+        now: float,
+    ) -> None:
+        """A job that begins at sample `index` of `epoch`."""
+        assert name not in self._jobs, "job names are unique"
+        assert samples_per_epoch > 0
+        progress = Progress(
+            samples_per_epoch,
+            start=epoch * samples_per_epoch + index,
+            batch_size=batch_size,
+            workers=workers,
+            prefetch_factor=prefetch_factor,
+            now=now,
+        )
+        self._jobs[name] = _Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress)
+
+    def wanted_epochs(self, name: str) -> list[int]:
+        """Epochs whose order is missing for planning now: the current one first, then the next,
+        then at most one of the horizon over which uses are counted.
+        """
+        job = self._jobs[name]
+        if job.state in ("wrong", "done"):
+            return []
+        current = job.sequence.epoch_of(job.begin)
+        last = current + 2 if job.epochs is None else min(current + 2, job.epochs)
+        wanted = [
+            epoch
+            for epoch in range(current, last)
+            if epoch not in job.sequence.orders and epoch not in job.unknown
+        ]
+        if not wanted and (epoch := self._horizon_epoch(job, current)) is not None:
+            wanted.append(epoch)
+        return wanted
+
+    def supply(self, name: str, epoch: int, inos: Inos) -> None:
+        """The order of one epoch; 0: a sample outside the mount. The array is kept. Again: replaces
+        what was predicted. ValueError: not samples_per_epoch long.
+        """
+        job = self._jobs[name]
+        sequence = job.sequence
+        current = sequence.epoch_of(job.begin)
+        if (
+            epoch > current + 1
+            and current in sequence.orders
+            and epoch in self._horizon(job, current)
+        ):
+            self._count(job, epoch, inos)
+            return
+        if len(inos):
+            self._grow(int(inos.max()) + 1)
+        old = sequence.orders.get(epoch)
+        if old is not None and np.array_equal(old.inos, inos) and job.state != "wrong":
+            return
+        if old is not None or job.state == "wrong" or current not in sequence.orders:
+            self._release_window(job)
+        sequence.put(epoch, inos)
+        job.unknown.discard(epoch)
+        if job.state == "wrong" or current not in sequence.orders:
+            # announced anew, or the reader is in an epoch that nobody could tell us: he begins here
+            job.progress.move(max(epoch * sequence.samples_per_epoch, 0), job.progress.confirmed_at)
+            if job.state == "wrong":
+                job.state, job.reason = "waiting", ""
+            self._restart(job)
+        job.unplaced = True
+
+    def unknown(self, name: str, epoch: int) -> None:
+        """This epoch's order cannot be known (yet)."""
+        self._jobs[name].unknown.add(epoch)
+
+    def close_job(self, name: str) -> None:
+        job = self._jobs.pop(name, None)
+        if job is not None:
+            self._retire(job)
+
+    def finished(self, name: str) -> bool:
+        return self._jobs[name].state == "done"
+
+    # --- what happens
+
+    def step(self, name: str, epoch: int, batch: int, now: float) -> None:
+        """The trainer has taken `batch` batches of this epoch."""
+        job = self._jobs[name]
+        if not job.live:
+            return
+        n = job.sequence.samples_per_epoch
+        job.progress.step(epoch * n + min(batch * job.batch_size, n), now)
+        self._woken(job)
+
+    def observe(self, inos: Inos, kinds: npt.NDArray[np.uint8], now: float) -> None:
+        """`seen` frames (docs/WIRE.md)."""
+        known = (inos > 0) & (inos < len(self._flags))
+        inos, kinds = inos[known], kinds[known]
+        for start in range(0, len(inos), 64):
+            self._observe(inos[start : start + 64], kinds[start : start + 64], now)
+
+    def _observe(self, inos: Inos, kinds: npt.NDArray[np.uint8], now: float) -> None:
+        reads = kinds & SEEN_MASK != SEEN_LOOKUP
+        self._flags[inos[~reads]] &= ~ARMED & 0xFFFF
+        jobs = [job for job in self._jobs.values() if job.state != "done" and job.sequence.orders]
+        unfired = [self._first_unfired(job) for job in jobs]
+        candidates = [job.sequence.locate(inos, job.progress.low) for job in jobs]
+        placed = [
+            np.full(len(inos), -1, np.int64)
+            if job.state == "wrong"
+            else job.progress.place(where, first)
+            for job, where, first in zip(jobs, candidates, unfired, strict=True)
+        ]
+        excused = np.zeros(len(inos), np.bool_)
+        for where in placed:
+            excused |= where >= 0
+        self._count_reads(jobs, candidates, placed, kinds, reads)
+        for job, where, here, first in zip(jobs, candidates, placed, unfired, strict=True):
+            progress = job.progress
+            progress.take(inos, where, here, reads, excused, first, now)
+            job.fired.update(self._fired(job, where[:, ~reads], first))
+            if (place := progress.jump()) is not None:
+                self._jump(job, place, now)
+            elif job.state != "wrong":
+                progress.settle(self._first_unfired(job))
+                if progress.condemned(now):
+                    self._condemn(job)
+                    continue
+            if (here >= 0).any():
+                self._woken(job)
+
+    def _count_reads(
+        self,
+        jobs: list[_Job],
+        candidates: list[Positions],
+        placed: list[Positions],
+        kinds: npt.NDArray[np.uint8],
+        reads: Mask,
+    ) -> None:
+        """Late and unplanned READs (docs/HINTS.md rule 7). One that is late for a job is not
+        unplanned for another.
+        """
+        if not reads.any():
+            return
+        live = [index for index, job in enumerate(jobs) if job.live]
+        in_window = {
+            index: (
+                (candidates[index] >= jobs[index].begin) & (candidates[index] < jobs[index].end)
+            ).any(axis=0)
+            & reads
+            for index in live
+        }
+        planned = np.zeros(len(reads), np.bool_)
+        in_dataset = np.zeros(len(reads), np.bool_)
+        for index in live:
+            planned |= in_window[index]
+            in_dataset |= (candidates[index] >= 0).any(axis=0)
+        for index in live:
+            job, late = jobs[index], in_window[index]
+            job.misses += int(np.count_nonzero(reads & (placed[index] >= 0)))
+            left = late.copy()
+            for bit, reason in _LATE:
+                now = left & (kinds & bit != 0)
+                job.late[reason] += int(np.count_nonzero(now))
+                left &= ~now
+            job.late["queued"] += int(np.count_nonzero(left))
+            mine = (candidates[index] >= 0).any(axis=0)
+            job.unplanned["not in window"] += int(np.count_nonzero(reads & mine & ~planned))
+            job.unplanned["not in dataset"] += int(np.count_nonzero(reads & ~in_dataset))
+
+    def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
+        """`done` frames (docs/WIRE.md)."""
+        known = (inos > 0) & (inos < len(self._flags))
+        inos, first = np.unique(inos[known], return_index=True)
+        results = results[known][first]
+        flags = self._flags[inos]
+        sizes = self._sizes[inos].astype(np.int64)
+        sent, fetching = flags & SENT != 0, flags & FETCHING != 0
+        self._stage_unanswered -= int(np.count_nonzero(sent))
+        self._fetch_unanswered -= int(np.count_nonzero(fetching))
+        storing = flags & STORING != 0
+        self._storing_bytes -= int(sizes[storing].sum())
+
+        no_room = results == DONE_NO_ROOM
+        staged = (results == DONE_STAGED) | (results == DONE_BOTH) | (no_room & sent)
+        stored = ((results == DONE_STORED) | (results == DONE_BOTH)) & (flags & STORED == 0)
+        failed = (results == DONE_ERROR) | (results == DONE_NOT_PUSHED) | (results == DONE_STORED)
+        gone = results == DONE_GONE
+        self._room_bytes = max(0, self._room_bytes - int(sizes[stored].sum()))
+        if no_room.any():
+            self._room_bytes = 0  # until the mount says otherwise
+        settled = (flags & RESIDENT != 0) & (stored | no_room | gone)
+        self._residents.release(int(sizes[settled].sum()))
+
+        flags &= ~(SENT | FETCHING | STORING | FAILED) & 0xFFFF
+        flags[settled] &= ~RESIDENT & 0xFFFF
+        flags[stored] |= STORED
+        flags[staged & (flags & HELD != 0)] |= STAGED
+        again = failed & sent & (flags & HELD != 0)
+        flags[again] |= FAILED
+        flags[gone] = (flags[gone] | GONE) & (~STORED & 0xFFFF)
+        self._flags[inos] = flags
+        unwanted = inos[staged & (flags & HELD == 0)]
+        if len(unwanted):  # crossed our cancel
+            self._drops.append(unwanted)
+        self._let_go(inos[gone & (flags & HELD != 0)])
+        if again.any():
+            self._again.append(inos[again])
+            self._retry_at = max(self._retry_at, now + self._retry_s)
+        elif staged.any():
+            self._retry_s = RETRY_FIRST_S
+
+    def disconnected(self) -> None:
+        """All that was sent is void: the next decide() sends the windows anew."""
+        self._restart_windows()
+        for job in self._jobs.values():
+            job.spare.clear()
+            job.fetched = job.begin
+            job.wired = job.progress.high
+            job.sentinels_at = -SENTINELS_EVERY_S
+        self._void()
+        self._cancels.clear()
+        self._drops.clear()
+        self._clear = False
+
+    def _void(self) -> None:
+        """Nothing is sent, staged or armed any more."""
+        for start in range(0, len(self._flags), CHUNK):
+            self._flags[start : start + CHUNK] &= (
+                ~(HELD | SENT | STAGED | FETCHING | FAILED | ARMED | STORING) & 0xFFFF
+            )
+        self._held_bytes = self._wanted_bytes = self._storing_bytes = 0
+        self._stage_unanswered = self._fetch_unanswered = 0
+        self._fetching.clear()
+        self._again.clear()
+
+    # --- deciding
+
+    def decide(self, now: float) -> list[Command]:
+        """What to send now, in this order. Bounded work and bounded arrays; call it again."""
+        for job in self._jobs.values():
+            self._tick(job, now)
+        for job in self._jobs.values():
+            if job.live:
+                self._follow(job)
+        self._place(now)
+        self._balance()
+        self._reclaim()
+        stages = self._stage(now)
+        fetches = self._fetch()
+        wires = self._wires(now)
+        commands = [
+            *_commands("cancel", self._cancels),
+            *_commands("drop", self._drops),
+            *([Command("clear", _NO_INOS)] if self._clear else []),
+            *stages,
+            *fetches,
+            *_commands("arm", wires),
+        ]
+        self._cancels, self._drops, self._clear = [], [], False
+        return commands
+
+    def _tick(self, job: _Job, now: float) -> None:
+        if not job.live:
+            return
+        job.progress.pace(now)
+        if job.total is not None and job.progress.finished(job.total, now):
+            job.state = "done"
+            self._retire(job)
+        elif job.state == "running" and job.progress.idle(now):
+            job.state, job.reason = "idle", "nothing has been read for a while"
+            self._notices.append((job.name, "idle: nothing has been read for a while"))
+
+    def _woken(self, job: _Job) -> None:
+        if job.live and job.progress.begun and job.state != "running":
+            job.state, job.reason = "running", ""
+
+    def _follow(self, job: _Job) -> None:
+        """The window begins at `low`, but always reaches ahead of `high`: where it is small against
+        the disorder, part of what is behind is given up.
+        """
+        progress = job.progress
+        window = job.end - job.begin
+        behind = window // (2 if progress.workers_known else 4)
+        begin = max(progress.low, progress.high - max(1, behind))
+        begin = min(begin, job.last(begin))
+        if begin > job.begin:
+            self._release(job, job.begin, min(begin, job.end))
+            job.begin = begin
+            job.end = max(job.end, begin)
+            if job.sent < begin:
+                job.sent, job.sent_bytes = begin, 0
+            epoch = job.sequence.epoch_of(begin)
+            job.sequence.forget_before(epoch)
+            job.unknown = {known for known in job.unknown if known >= epoch}
+
+    # --- windows
+
+    def _ram_bytes(self, inos: Inos) -> npt.NDArray[np.int64]:
+        """Bytes of page cache of each file; 0 for what is never staged: outside the mount, empty,
+        larger than the budget.
+        """
+        sizes = self._sizes[inos].astype(np.int64)
+        pages = (sizes + (PAGE_BYTES - 1)) & ~(PAGE_BYTES - 1)
+        pages[(pages > self._budget_bytes) | (inos == 0)] = 0
+        return pages
+
+    def _balance(self) -> None:
+        jobs = [job for job in self._jobs.values() if job.live]
+        if not jobs or self._budget_bytes <= 0:
+            return
+        uneven_bytes = self._budget_bytes // UNEVEN_SHARE
+        work = EXTEND_MOST
+        blocked: set[str] = set()
+        turns = 8 * len(jobs) * len(jobs) + 64
+        while work > 0 and turns > 0:
+            turns -= 1
+            growing = [job for job in jobs if job.name not in blocked]
+            if not growing:
+                break
+            small = min(growing, key=_standing)
+            others = [job for job in jobs if job is not small]
+            share = self._budget_bytes
+            if others and (nearest := min(others, key=_standing)).state != "idle":
+                share = max(nearest.window_bytes - small.window_bytes, 0) + uneven_bytes
+            taken = self._extend(small, share, min(work, CHUNK))
+            work -= taken
+            if taken:
+                continue
+            large = max(others, key=_standing, default=None)
+            excess = 0
+            if large is not None and _can_grow(small):
+                excess = large.window_bytes - small.window_bytes
+                if large.state == "idle" and small.state != "idle":
+                    excess = 2 * large.window_bytes
+            if large is None or excess <= 2 * uneven_bytes or not self._shrink(large, excess // 2):
+                blocked.add(small.name)
+
+    def _extend(self, job: _Job, most_bytes: int, most: int) -> int:
+        """Lets the window grow by at most so many bytes of its own; positions taken."""
+        most = min(most, job.last(job.end + most) - job.end)
+        total, step = 0, 1024  # in the steady state there is little room
+        while total < most:
+            step = min(step, most - total)
+            taken, own_bytes = self._extend_piece(job, most_bytes, step)
+            total += taken
+            most_bytes -= own_bytes
+            if (taken < step and job.end % job.sequence.samples_per_epoch) or taken == 0:
+                break
+            step *= 4
+        return total
+
+    def _extend_piece(self, job: _Job, most_bytes: int, most: int) -> tuple[int, int]:
+        """Positions taken, and their bytes."""
+        inos, repeats = job.sequence.piece(job.end, most)
+        if len(inos) == 0:
+            return 0, 0
+        own = self._ram_bytes(inos)
+        flags = self._flags[inos]
+        fresh = (self._refs[inos] == 0) & (flags & GONE == 0) & (own > 0)
+        if repeats:
+            first = np.zeros(len(inos), np.bool_)
+            first[np.unique(inos, return_index=True)[1]] = True
+            fresh &= first
+        cost, total = np.cumsum(np.where(fresh, own, 0)), np.cumsum(own)
+        taken = min(
+            int(np.searchsorted(cost, self._budget_bytes - self._wanted_bytes, "right")),
+            int(np.searchsorted(total, most_bytes, "right")),
+        )
+        if taken == 0:
+            return 0, 0
+        inos, fresh = inos[:taken], fresh[:taken]
+        if repeats:
+            np.add.at(self._refs, inos, 1)
+        else:
+            self._refs[inos] += 1
+        newly = fresh & (flags[:taken] & HELD == 0)
+        self._held_bytes += int(own[:taken][newly].sum())
+        self._wanted_bytes += int(cost[taken - 1])
+        self._flags[inos[newly]] |= HELD
+        job.end += taken
+        job.window_bytes += int(total[taken - 1])
+        return taken, int(total[taken - 1])
+
+    def _shrink(self, job: _Job, by_bytes: int) -> bool:
+        """Takes about so many bytes (at least) off the window's far end; False: it is empty."""
+        end, freed = job.end, 0
+        while freed < by_bytes and end > job.begin:
+            n = job.sequence.samples_per_epoch
+            start = max(job.begin, end - 4096, (end - 1) // n * n)
+            inos, _ = job.sequence.piece(start, end - start)
+            back = np.cumsum(self._ram_bytes(inos)[::-1])
+            count = min(int(np.searchsorted(back, by_bytes - freed)) + 1, len(back))
+            freed += int(back[count - 1])
+            end -= count
+        if end == job.end:
+            return False
+        self._release(job, end, job.end)
+        job.end = end
+        job.sent = min(job.sent, end)
+        return True
+
+    def _release(self, job: _Job, start: int, stop: int) -> None:
+        """Positions at one end of the window leave it."""
+        position = start
+        for inos, repeats in job.sequence.pieces(start, stop):
+            own = self._ram_bytes(inos)
+            total_bytes = int(own.sum())
+            job.window_bytes -= total_bytes
+            if position < job.sent:
+                looked_at = min(job.sent - position, len(inos))
+                job.sent_bytes -= int(own[:looked_at].sum())
+            position += len(inos)
+            if repeats:
+                np.subtract.at(self._refs, inos, 1)
+                inos = np.unique(inos)
+            else:
+                self._refs[inos] -= 1
+            flags = self._flags[inos]
+            left = inos[(self._refs[inos] == 0) & (flags & HELD != 0)]
+            self._wanted_bytes -= int(self._ram_bytes(left).sum())
+            is_staged = self._flags[left] & STAGED != 0
+            if is_staged.any():
+                job.spare.append(left[is_staged])
+            self._let_go(left[~is_staged])
+
+    def _let_go(self, inos: Inos) -> None:
+        """Held files that are to be held no more: cancelled if sent, dropped if perhaps staged."""
+        flags = self._flags[inos]
+        held = flags & HELD != 0
+        inos, flags = inos[held], flags[held]
+        if len(inos) == 0:
+            return
+        bytes_each = self._ram_bytes(inos)
+        self._held_bytes -= int(bytes_each.sum())
+        self._wanted_bytes -= int(bytes_each[self._refs[inos] > 0].sum())
+        sent = flags & SENT != 0
+        self._stage_unanswered -= int(np.count_nonzero(sent))
+        storing = flags & STORING != 0
+        self._storing_bytes -= int(self._sizes[inos[storing]].sum(dtype=np.int64))
+        if sent.any():
+            self._cancels.append(inos[sent])
+        out = inos[flags & (SENT | STAGED) != 0]
+        if len(out):
+            self._drops.append(out)
+        self._flags[inos] &= ~(HELD | SENT | STAGED | FAILED | STORING) & 0xFFFF
+
+    def _reclaim(self) -> None:
+        """Drops spare files until all that is held fits."""
+        for job in self._jobs.values():
+            while self._held_bytes > self._budget_bytes and job.spare:
+                spare = job.spare.popleft()
+                spare = self._still_spare(spare)
+                total = np.cumsum(self._ram_bytes(spare))
+                excess = self._held_bytes - self._budget_bytes
+                count = min(int(np.searchsorted(total, excess)) + 1, len(spare))
+                self._let_go(spare[:count])
+                if count < len(spare):
+                    job.spare.appendleft(spare[count:])
+
+    def _still_spare(self, inos: Inos) -> Inos:
+        spare: Inos = inos[(self._refs[inos] == 0) & (self._flags[inos] & HELD != 0)]
+        return spare
+
+    def _release_window(self, job: _Job) -> None:
+        """Empties the window; what is staged is spare until the next decide() has looked."""
+        self._release(job, job.begin, job.end)
+        self._restart(job)
+
+    def _restart(self, job: _Job) -> None:
+        """The window begins anew at the present position."""
+        job.begin = job.end = job.sent = job.fetched = job.last(job.progress.low)
+        job.window_bytes = job.sent_bytes = 0
+        job.wired = job.progress.high
+        job.fired.clear()
+        job.sentinels_at = -SENTINELS_EVERY_S
+
+    def _restart_windows(self) -> None:
+        for job in self._jobs.values():
+            if job.live:
+                self._release_window(job)
+
+    def _jump(self, job: _Job, place: int, now: float) -> None:
+        self._release_window(job)
+        was_wrong = job.state == "wrong"
+        job.progress.move(job.last(place), now)
+        job.progress.begun = True
+        job.state, job.reason = "running", ""
+        self._restart(job)
+        if was_wrong:
+            self._notices.append((job.name, "follows its order again; planned again"))
+
+    def _condemn(self, job: _Job) -> None:
+        progress = job.progress
+        job.reason = (
+            f"{progress.strays} of {progress.observations} reads seen were not in the hinted "
+            "order: another seed, rank or world size, or no shuffling?"
+        )
+        job.state = "wrong"
+        self._retire(job)
+        self._notices.append((job.name, f"wrong hint: {job.reason}"))
+
+    def _retire(self, job: _Job) -> None:
+        """A job that is over, or not believed any more, gives back all that no other one wants."""
+        self._release_window(job)
+        for spare in job.spare:
+            self._let_go(self._still_spare(spare))
+        job.spare.clear()
+        self._cancel_fetches(np.concatenate([_NO_INOS, *self._fetching]))
+        for other in self._jobs.values():
+            other.fetched = other.begin
+        if not any(other.live for other in self._jobs.values() if other is not job):
+            self._clear = True
+            residents = self._flags & RESIDENT != 0
+            self._flags[residents] &= ~RESIDENT & 0xFFFF
+            self._residents.held_bytes = 0
+            for start in range(0, len(self._flags), CHUNK):
+                self._flags[start : start + CHUNK] &= ~ARMED & 0xFFFF
+
+    # --- staging
+
+    def _stage(self, now: float) -> list[Command]:
+        room = STAGE_UNANSWERED_MOST - self._stage_unanswered
+        again = self._retry(now)
+        found: list[tuple[_Job, Inos, Positions, npt.NDArray[np.float64]]] = []
+        for job in self._jobs.values():
+            if job.live and job.sent < job.end and room > 0:
+                found.append(self._unsent(job, room))
+        inos = np.concatenate([again, *(part[1] for part in found)])
+        if len(found) > 1:
+            need = np.concatenate([np.zeros(len(again)), *(part[3] for part in found)])
+            inos = inos[np.argsort(need, kind="stable")]
+        if len(inos) > 1:
+            inos = inos[np.sort(np.unique(inos, return_index=True)[1])]
+        inos = inos[: max(room, 0)]
+        self._flags[inos] |= SENT
+        for job, _, _, _ in found:
+            self._advance_sent(job)
+        self._stage_unanswered += len(inos)
+        if len(inos) == 0:
+            return []
+        flags = self._flags[inos]
+        store = flags & (STORED | RESIDENT) != 0
+        sizes = self._sizes[inos].astype(np.int64)
+        storing = (flags & (RESIDENT | STORING) == RESIDENT) & (flags & STORED == 0)
+        fits = np.cumsum(np.where(storing, sizes, 0)) <= self._room_bytes - self._storing_bytes
+        store &= ~storing | fits
+        storing &= fits
+        self._storing_bytes += int(sizes[storing].sum())
+        # a file that was to be fetched ahead is staged now: one answer comes for both
+        fetching = flags & FETCHING != 0
+        self._fetch_unanswered -= int(np.count_nonzero(fetching))
+        self._flags[inos[fetching]] &= ~FETCHING & 0xFFFF
+        self._flags[inos[storing]] |= STORING
+        return _commands("stage", [inos], store.astype(np.uint8))
+
+    def _unsent(
+        self, job: _Job, most: int
+    ) -> tuple[_Job, Inos, Positions, npt.NDArray[np.float64]]:
+        """The next files of the window to be staged, where, and in how many seconds (or bytes) each
+        is needed.
+        """
+        limit = min(job.end - job.sent, max(most, 4096))
+        parts: list[Inos] = []
+        start = job.sent
+        while start < job.sent + limit:
+            inos, _ = job.sequence.piece(start, job.sent + limit - start)
+            parts.append(inos)
+            start += len(inos)
+        inos = np.concatenate(parts)
+        ahead = np.cumsum(self._ram_bytes(inos)) + job.sent_bytes
+        open_ = np.flatnonzero(self._flags[inos] & (HELD | SENT | STAGED | FAILED) == HELD)
+        open_ = open_[:most]
+        speed = job.progress.samples_per_s or 1.0
+        return job, inos[open_], open_ + job.sent, ahead[open_] / speed
+
+    def _advance_sent(self, job: _Job) -> None:
+        """Moves `sent` to the first file that is to be staged and is not sent yet."""
+        step = 1024
+        while job.sent < job.end:
+            inos, _ = job.sequence.piece(job.sent, min(step, job.end - job.sent))
+            step = min(4 * step, CHUNK)
+            open_ = np.flatnonzero(self._flags[inos] & (HELD | SENT | STAGED | FAILED) == HELD)
+            count = int(open_[0]) if len(open_) else len(inos)
+            job.sent_bytes += int(self._ram_bytes(inos[:count]).sum())
+            job.sent += count
+            if len(open_):
+                break
+
+    def _retry(self, now: float) -> Inos:
+        if not self._again or now < self._retry_at:
+            return _NO_INOS
+        inos = np.unique(np.concatenate(self._again))
+        self._again.clear()
+        failed = self._flags[inos] & (HELD | FAILED | SENT) == HELD | FAILED
+        wanted: Inos = inos[failed & (self._refs[inos] > 0)]
+        self._flags[wanted] &= ~FAILED & 0xFFFF
+        self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)
+        return wanted
+
+    # --- SSD
+
+    def _place(self, now: float) -> None:
+        """Chooses the residents among the files of orders that are new."""
+        for job in self._jobs.values():
+            if not (job.live and job.unplaced):
+                continue
+            current = job.sequence.epoch_of(job.begin)
+            waiting = now - job.opened_at < HORIZON_WAIT_S
+            if waiting and self._horizon_epoch(job, current) is not None:
+                continue
+            job.unplaced = False
+            uneven = self._uses is not None and len(job.counted) > 1
+            if uneven:
+                self._place_by_use(job)
+            else:
+                self._place_by_first_use(job)
+
+    def _missing(self, inos: Inos) -> Inos:
+        """Those that could become residents."""
+        inos = inos[self._flags[inos] & (STORED | RESIDENT | GONE) == 0]
+        found: Inos = inos[(self._sizes[inos] > 0) & (inos != 0)]
+        return found
+
+    def _place_by_first_use(self, job: _Job) -> None:
+        stop = job.last(job.sequence.known_until(job.begin))
+        for inos, repeats in job.sequence.pieces(job.begin, stop):
+            inos = self._missing(inos)
+            if repeats:
+                inos = inos[np.sort(np.unique(inos, return_index=True)[1])]
+            if not self._admit(inos, None) and len(inos):
+                self._short_of_bytes = self._residents.free_bytes
+                break
+
+    def _place_by_use(self, job: _Job) -> None:
+        assert self._uses is not None
+        stop = job.last(job.sequence.known_until(job.begin))
+        inos = np.concatenate(
+            [_NO_INOS, *(self._missing(part) for part, _ in job.sequence.pieces(job.begin, stop))]
+        )
+        inos = inos[np.sort(np.unique(inos, return_index=True)[1])]
+        if not self._admit(inos, self._uses[inos]):
+            self._short_of_bytes = self._residents.free_bytes
+
+    def _admit(self, inos: Inos, uses: Integers | None) -> bool:
+        """Makes residents of those that fit; whether all did."""
+        admitted = self._residents.admit(self._sizes[inos], uses)
+        self._flags[inos[admitted]] |= RESIDENT
+        return bool(admitted.all())
+
+    def _horizon(self, job: _Job, current: int) -> range:
+        """Epochs over which uses are counted."""
+        n = job.sequence.samples_per_epoch
+        if job.epochs is None:
+            return range(0)
+        return range(current, min(job.epochs, current + max(2, HORIZON_SAMPLES_MOST // n)))
+
+    def _horizon_epoch(self, job: _Job, current: int) -> int | None:
+        """The next epoch whose uses are worth counting: files are read unequally often, and not all
+        of them fit on SSD.
+        """
+        orders = job.sequence.orders
+        if current not in orders or current + 1 not in orders or not job.unplaced:
+            return None
+        inos = orders[current + 1].inos
+        sample = inos[:: max(1, len(inos) // 1024)]
+        if orders[current].contains(sample).mean() > 0.99:
+            return None
+        missing = sum(
+            int(self._sizes[self._missing(part)].sum(dtype=np.int64))
+            for part, _ in job.sequence.pieces(job.begin, job.sequence.known_until(job.begin))
+        )
+        if missing <= self._residents.free_bytes:
+            return None
+        for epoch, order in orders.items():
+            self._count(job, epoch, order.inos)
+        return next(
+            (
+                epoch
+                for epoch in self._horizon(job, current)
+                if epoch not in job.counted and epoch not in job.unknown
+            ),
+            None,
+        )
+
+    def _count(self, job: _Job, epoch: int, inos: Inos) -> None:
+        if epoch in job.counted:
+            return
+        if self._uses is None:
+            self._uses = np.zeros(len(self._flags), np.uint16)
+        job.counted.add(epoch)
+        inside = inos[inos < len(self._uses)]
+        uses = np.bincount(inside, minlength=len(self._uses))
+        self._uses += np.minimum(uses, 1 << 10).astype(np.uint16)
+
+    def _fetch(self) -> list[Command]:
+        """Residents that are in no window, in the order of their first use."""
+        parts: list[Inos] = []
+        walk = WALK_MOST
+        for job in self._jobs.values():
+            if not job.live:
+                continue
+            job.fetched = max(job.fetched, job.begin)
+            stop = job.last(job.sequence.known_until(job.fetched))
+            while (
+                job.fetched < stop
+                and walk > 0
+                and self._fetch_unanswered < FETCH_UNANSWERED_MOST
+                and self._residents.held_bytes > 0
+            ):
+                most = min(walk, 4096, stop - job.fetched)
+                inos, repeats = job.sequence.piece(job.fetched, most)
+                walk -= len(inos)
+                flags = self._flags[inos]
+                next_ = np.flatnonzero(
+                    flags & (RESIDENT | STORED | HELD | SENT | FETCHING | GONE) == RESIDENT
+                )
+                if repeats:
+                    next_ = next_[np.sort(np.unique(inos[next_], return_index=True)[1])]
+                sizes = np.cumsum(self._sizes[inos[next_]], dtype=np.int64)
+                fitting = int(
+                    np.searchsorted(sizes, self._room_bytes - self._storing_bytes, "right")
+                )
+                chosen = inos[next_[:fitting]]
+                job.fetched += len(inos) if fitting == len(next_) else int(next_[fitting])
+                if len(chosen):
+                    self._storing_bytes += int(sizes[len(chosen) - 1])
+                    self._flags[chosen] |= FETCHING | STORING
+                    self._fetch_unanswered += len(chosen)
+                    parts.append(chosen)
+                if fitting < len(next_):
+                    break
+        self._fetching.extend(parts)
+        if len(self._fetching) > 4096:
+            all_ = np.concatenate(list(self._fetching))
+            self._fetching = deque([all_[self._flags[all_] & FETCHING != 0]])
+        return _commands("fetch", parts)
+
+    def _cancel_fetches(self, inos: Inos) -> None:
+        inos = np.unique(inos[self._flags[inos] & FETCHING != 0])
+        if len(inos) == 0:
+            return
+        self._fetch_unanswered -= len(inos)
+        storing = inos[self._flags[inos] & STORING != 0]
+        self._storing_bytes -= int(self._sizes[storing].sum(dtype=np.int64))
+        self._flags[inos] &= ~(FETCHING | STORING) & 0xFFFF
+        self._cancels.append(inos)
+
+    # --- wires
+
+    def _grid(self, job: _Job, start: int, stop: int, spacing: int) -> Positions:
+        """Wires in [start, stop): every `spacing`-th sample and the last one of each epoch."""
+        n = job.sequence.samples_per_epoch
+        parts = []
+        for epoch in range(start // n, -(-stop // n) if stop > start else start // n):
+            base = epoch * n
+            low, high = max(start - base, 0), min(stop - base, n)
+            parts.append(np.arange(-(-low // spacing) * spacing, high, spacing) + base)
+            if low < n <= high and (n - 1) % spacing and n - 1 >= low:
+                parts.append(np.array([base + n - 1]))
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _first_unfired(self, job: _Job) -> int | None:
+        progress = job.progress
+        stop = min(progress.high + 2 * progress.spacing, job.wired)
+        where = self._grid(job, progress.low, stop, progress.spacing)
+        inos = job.sequence.inos_at(where)
+        armed = where[self._flags[inos] & ARMED != 0]
+        return int(armed[0]) if len(armed) else None
+
+    def _fired(self, job: _Job, candidates: Positions, unfired: int | None) -> list[int]:
+        """Wires of the zone among these look-ups. A file may be used twice there (at the end of one
+        epoch and the beginning of the next): which use it was is not known, the wire is gone.
+        """
+        if candidates.size == 0:
+            return []
+        progress = job.progress
+        zone = (candidates >= progress.low) & (candidates < progress.zone_end(unfired))
+        index = candidates % job.sequence.samples_per_epoch
+        last = job.sequence.samples_per_epoch - 1
+        wire = (index % progress.spacing == 0) | (index == last)
+        found: list[int] = candidates[zone & wire].tolist()
+        return found
+
+    def _wires(self, now: float) -> list[Inos]:
+        parts = []
+        for job in self._jobs.values():
+            if not (job.live and job.sequence.orders):
+                continue
+            progress = job.progress
+            n = job.sequence.samples_per_epoch
+            start = max(progress.high, progress.low)
+            stop = job.last(start + 2 * (progress.disorder + 8 * progress.spacing))
+            where = [self._grid(job, start, stop, progress.spacing)]
+            job.wired = max(job.wired, stop)
+            if now - job.sentinels_at >= SENTINELS_EVERY_S:
+                job.sentinels_at = now
+                base = progress.low // n * n
+                wide = progress.spacing * max(1, -(-n // (progress.spacing * SENTINELS_MOST)))
+                where.append(self._grid(job, stop, job.last(base + n), wide))
+                where.append(self._grid(job, base, progress.low, 4 * wide))
+            job.fired = {position for position in job.fired if position >= start}
+            laid = np.concatenate(where)
+            if job.fired:
+                laid = laid[~np.isin(laid, list(job.fired))]
+            inos = job.sequence.inos_at(laid)
+            inos = np.unique(inos[self._flags[inos] & ARMED == 0])
+            inos = inos[inos != 0][:ARM_MOST]
+            self._flags[inos] |= ARMED
+            if len(inos):
+                parts.append(inos)
+        return parts
+
+    # --- what people see
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Figures of one job; plain Python values."""
+        job = self._jobs[name]
+        progress = job.progress
+        n = job.sequence.samples_per_epoch
+        epoch, index = divmod(job.last(progress.high), n)
+        if job.total is not None and progress.high >= job.total > 0:
+            epoch, index = epoch - 1, n
+        return {
+            "state": job.state,
+            "reason": job.reason,
+            "epoch": epoch,
+            "epochs": job.epochs,
+            "index": index,
+            "samples": n,
+            "window_bytes": job.window_bytes,
+            "ahead_bytes": self._ahead_bytes(job),
+            "hits": max(0, progress.passed_samples - job.misses),
+            "late": {reason: count for reason, count in job.late.items() if count},
+            "unplanned": {reason: count for reason, count in job.unplanned.items() if count},
+            "predicted_stall_s": self._predicted_stall_s(job),
+            "samples_per_s": progress.samples_per_s,
+        }
+
+    def _ahead_bytes(self, job: _Job) -> int:
+        """Bytes that the reader finds in RAM before the first that is missing (of the next
+        READY_MOST files).
+        """
+        start = max(job.begin, job.progress.high)
+        total = 0
+        stop = min(job.end, start + READY_MOST)
+        for inos, _ in job.sequence.pieces(start, max(start, stop)):
+            sizes = self._ram_bytes(inos)
+            missing = np.flatnonzero((self._flags[inos] & STAGED == 0) & (sizes > 0))
+            if len(missing):
+                return total + int(sizes[: missing[0]].sum())
+            total += int(sizes.sum())
+        return total
+
+    def _predicted_stall_s(self, job: _Job) -> float:
+        """Of the rest of this epoch (hintsd/stall.py); of many samples every m-th stands for m."""
+        start = job.progress.high
+        n = job.sequence.samples_per_epoch
+        stop = min((start // n + 1) * n, job.sequence.known_until(start))
+        speed = job.progress.samples_per_s
+        if stop <= start or not job.live or speed <= 0:
+            return 0.0
+        every = -(-(stop - start) // STALL_SAMPLES_MOST)
+        inos = job.sequence.inos_at(np.arange(start, stop, every))
+        sizes = self._sizes[inos].astype(np.float64) * every
+        flags = self._flags[inos]
+        rates = np.where(flags & STORED != 0, self._ssd_bytes_per_s, self._origin_bytes_per_s)
+        rates[flags & STAGED != 0] = np.inf
+        consumer = float(sizes.mean()) / every * speed
+        return float(stall.stall_seconds(sizes, rates, consumer))
+
+    def notices(self) -> list[tuple[str, str]]:
+        """(job, one line): new since last asked."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def check_invariants(self) -> None:
+        """Costs a pass over all files: for tests."""
+        refs = np.zeros(len(self._refs), np.int64)
+        for job in self._jobs.values():
+            assert job.begin <= job.sent <= job.end, (job.begin, job.sent, job.end)
+            window_bytes = 0
+            for inos, _ in job.sequence.pieces(job.begin, job.end):
+                np.add.at(refs, inos, 1)
+                window_bytes += int(self._ram_bytes(inos).sum())
+            assert window_bytes == job.window_bytes
+            assert job.live or job.begin == job.end
+            job.progress.check_invariants()
+        assert (refs == self._refs).all()
+        all_ = np.arange(len(self._flags), dtype=np.uint32)
+        held = all_[self._flags & HELD != 0]
+        assert int(self._ram_bytes(held).sum()) == self._held_bytes
+        assert int(self._ram_bytes(held[self._refs[held] > 0]).sum()) == self._wanted_bytes
+        assert self._wanted_bytes <= self._budget_bytes
+        for bit in (SENT, STAGED):
+            assert not (self._flags & bit != 0)[self._flags & HELD == 0].any()
+        assert np.count_nonzero(self._flags & SENT) == self._stage_unanswered
+        assert np.count_nonzero(self._flags & FETCHING) == self._fetch_unanswered
+        storing = self._sizes[self._flags & STORING != 0]
+        assert int(storing.sum(dtype=np.int64)) == self._storing_bytes
+        residents = self._flags & RESIDENT != 0
+        assert not (self._flags[residents] & STORED).any()
+        assert int(self._sizes[residents].sum(dtype=np.int64)) == self._residents.held_bytes
+        self._residents.check_invariants()
+
+
+def _standing(job: _Job) -> tuple[bool, int]:
+    """Windows grow in this order, and shrink in the opposite one."""
+    return job.state == "idle", job.window_bytes
+
+
+def _can_grow(job: _Job) -> bool:
+    """Whether more of its sequence is known than its window covers."""
+    return job.last(job.sequence.known_until(job.end)) > job.end
+
+
+def _commands(
+    kind: str, parts: Iterable[Inos], store: npt.NDArray[np.uint8] | None = None
+) -> list[Command]:
+    inos = np.concatenate([_NO_INOS, *parts])
+    return [
+        Command(
+            kind,
+            inos[start : start + COMMAND_INOS_MOST],
+            None if store is None else store[start : start + COMMAND_INOS_MOST],
+        )
+        for start in range(0, len(inos), COMMAND_INOS_MOST)
+    ]

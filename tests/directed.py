@@ -1,0 +1,106 @@
+"""A Director in a thread of the test, for tests that read at the same time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from hintsd.director import Director, JobInfo
+from hintsd.messages import JobRequest
+from hintsd.orders import OrderSpec
+
+
+def request(path: Path, spec: OrderSpec | None, **changes: Any) -> JobRequest:
+    fields: dict[str, Any] = {
+        "path": os.fsencode(path),
+        "rule": "imagefolder",
+        "extensions": (".jpg",),
+        "allow_empty": False,
+        "paths": None,
+        "check": None,
+        "spec": spec,
+        "has_length": True,
+        "epochs": None,
+        "start_epoch": 0,
+        "start_batch": 0,
+        "workers": 1,
+        "prefetch_factor": 1,
+        "name": "",
+        "detached": False,
+        "uid": os.getuid(),
+        "pid": os.getpid(),
+        **changes,
+    }
+    return JobRequest(**fields)
+
+
+class Directed:
+    """The Director, and all that it tells."""
+
+    def __init__(self, **options: Any) -> None:
+        self.notices: list[tuple[str, str]] = []
+        self.positions: list[tuple[str, int, int]] = []
+        self.finished: list[str] = []
+        self.director = Director(
+            on_position=lambda *told: self.positions.append(told),
+            on_notice=lambda *told: self.notices.append(told),
+            on_finished=self.finished.append,
+            **options,
+        )
+        self._running = threading.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._run,))
+        self._token: trio.lowlevel.TrioToken
+        self._scope: trio.CancelScope
+
+    async def _run(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            await nursery.start(self.director.run)
+            self._running.set()
+
+    def __enter__(self) -> Directed:
+        self._thread.start()
+        assert self._running.wait(20)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def open(self, job: str, request: JobRequest, **options: Any) -> JobInfo:
+        async def open_job() -> JobInfo:
+            return await self.director.open_job(job, request, **options)
+
+        return trio.from_thread.run(open_job, trio_token=self._token)
+
+    def order(self, job: str, epoch: int, spec: OrderSpec) -> None:
+        trio.from_thread.run(self.director.order, job, epoch, spec, trio_token=self._token)
+
+    def step(self, job: str, epoch: int, batch: int) -> None:
+        trio.from_thread.run_sync(self.director.step, job, epoch, batch, trio_token=self._token)
+
+    def close(self, job: str) -> None:
+        trio.from_thread.run(self.director.close_job, job, trio_token=self._token)
+
+    def status(self) -> dict[str, Any]:
+        return trio.from_thread.run_sync(self.director.status, trio_token=self._token)
+
+    def job(self, name: str) -> dict[str, Any]:
+        return next(job for job in self.status()["jobs"] if job["name"] == name)
+
+    def mount(self) -> dict[str, Any]:
+        mount: dict[str, Any]
+        (mount,) = self.status()["mounts"]
+        return mount

@@ -1,0 +1,177 @@
+"""A hintsd in a thread of the test, with a Director that only takes notes, and its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fusecache import wire
+from hintsd import server
+from hintsd.director import JobInfo, JobRefused
+from hintsd.journal import Journal
+from hintsd.messages import JobRequest
+from hintsd.orders import OrderSpec
+from hintsd.server import Server
+
+ANSWER_TIMEOUT_S = 20.0
+
+
+class NotedDirector:
+    """A Director without mounts. What it is told comes out of `told`, in order."""
+
+    def __init__(self, **on: Any) -> None:
+        self.on = on
+        self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
+        self.requests: dict[str, JobRequest] = {}
+        self.refusal = ""
+        self.is_slow = False
+        self.asked = threading.Event()  # for its status
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+    async def open_job(
+        self, job: str, request: JobRequest, *, resume_at: tuple[int, int] | None = None
+    ) -> JobInfo:
+        self.told.put(("opening", job, resume_at))
+        if self.is_slow:
+            await trio.sleep_forever()
+        if self.refusal:
+            raise JobRefused(self.refusal)
+        if request.path == b"/broken":
+            raise ZeroDivisionError
+        self.requests[job] = request
+        return JobInfo(mountpoint="/data", samples_per_epoch=100, warnings=["old"])
+
+    async def order(self, job: str, epoch: int, spec: OrderSpec) -> None:
+        if epoch == 13:
+            raise JobRefused("no 13th epoch")
+        self.told.put(("order", job, epoch, spec.sampler))
+
+    def step(self, job: str, epoch: int, batch: int) -> None:
+        self.told.put(("step", job, epoch, batch))
+
+    async def close_job(self, job: str) -> None:
+        self.requests.pop(job, None)
+        self.told.put(("closed", job))
+
+    def status(self) -> dict[str, Any]:
+        self.asked.set()
+        return {"mounts": [], "jobs": [{"name": job, "state": "running"} for job in self.requests]}
+
+    def next(self, kind: str) -> tuple[Any, ...]:
+        """The next thing it is told of this kind."""
+        while True:
+            told = self.told.get(timeout=ANSWER_TIMEOUT_S)
+            if told[0] == kind:
+                return told[1:]
+
+
+class Daemon:
+    """A Server in a thread. `kill` leaves its journal as a SIGTERM does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory / "hintsd.sock")
+        self.jobs = directory / "jobs"
+        self.director: NotedDirector
+        self._ready = threading.Event()
+        self._journal = Journal(str(self.jobs))
+        self._thread = threading.Thread(target=trio.run, args=(self._run,))
+        self._thread.start()
+        assert self._ready.wait(ANSWER_TIMEOUT_S)
+
+    async def _run(self) -> None:
+        def open_director(**on: Any) -> Any:
+            self.director = NotedDirector(**on)
+            return self.director
+
+        self.server = Server(server.listen(self.path), self._journal, open_director)
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            self._token = trio.lowlevel.current_trio_token()
+            await nursery.start(self.server.run)
+            self._ready.set()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in the server's thread."""
+        return trio.from_thread.run_sync(
+            functools.partial(function, *arguments), trio_token=self._token
+        )
+
+    def kill(self) -> None:
+        if self._thread.is_alive():
+            self.call(self._scope.cancel)
+            self._thread.join(ANSWER_TIMEOUT_S)
+            assert not self._thread.is_alive()
+            self._journal.close()
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.jobs.iterdir()} - {"lock"}
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, path: str, *, greet: bool = True) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(ANSWER_TIMEOUT_S)
+        self.socket.connect(path)
+        self._decoder = wire.Decoder()
+        self._frames: list[wire.Frame] = []
+        if greet:
+            assert self.ask("hello", version=1)["version"] == 1
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.socket.sendall(wire.encode(kind, fields))
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self.send(kind, **fields)
+        return self.receive().fields.raw()
+
+    def receive(self) -> wire.Frame:
+        while not self._frames:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._frames += self._decoder.feed(data)
+        return self._frames.pop(0)
+
+    def rest(self) -> list[wire.Frame]:
+        """All until the daemon closes the connection."""
+        frames = []
+        with contextlib.suppress(EOFError):
+            while True:
+                frames.append(self.receive())
+        return frames
+
+    def job(self, **changes: Any) -> dict[str, Any]:
+        return self.ask("job", **{**JOB, **changes})
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+JOB: dict[str, Any] = {
+    "path": b"/data/set",
+    "files": {"rule": "imagefolder", "extensions": [".jpg"], "allow_empty": False},
+    "check": None,
+    "spec": {"sampler": "random", "seed": 0},
+    "epochs": 3,
+    "start_epoch": 0,
+    "start_batch": 0,
+    "workers": 0,
+    "prefetch_factor": 0,
+    "name": "train.py",
+    "detached": False,
+    "pid": None,
+    "resume": None,
+}

@@ -1,0 +1,223 @@
+"""The Director on a real mount: what is hinted is in the page cache before it is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hintsd.director import JobRefused
+from hintsd.orders import OrderSpec, access_sequence
+from tests.conftest import Mounting, Place
+from tests.directed import Directed, request
+from tests.mounted import Mount, eventually
+from tests.trees import random_bytes
+
+FILES = 600
+FILE_BYTES = 20_000
+PAGES_BYTES = 20_480
+TOTAL_BYTES = FILES * PAGES_BYTES
+
+
+def make_dataset(place: Place, count: int = FILES) -> list[Path]:
+    """Samples in order: (relative) paths of an ImageFolder of three classes; all old enough to be
+    kept."""
+    names = [Path(f"class{n * 3 // count}/{n:05}.jpg") for n in range(count)]
+    for name in names:
+        path = place.write(str(name), random_bytes(str(name), FILE_BYTES))
+        os.utime(path, (1e9, 1e9))
+    return names
+
+
+def shuffled(count: int = FILES, seed: int = 7) -> OrderSpec:
+    return OrderSpec("random", count, seed=seed, batch_size=4)
+
+
+class Reader:
+    """Reads samples as a trainer would, and counts the READs that reach the server."""
+
+    def __init__(self, mount: Mount, names: list[Path]) -> None:
+        self.mount, self.names = mount, names
+
+    def read(self, indices: list[int]) -> None:
+        for index in indices:
+            assert len((self.mount.path / self.names[index]).read_bytes()) == FILE_BYTES
+
+    @contextmanager
+    def asks_at_most(self, requests: int) -> Iterator[None]:
+        """READs that reach the server. Other tests on the machine may drop all caches, which gives
+        READs: then nothing can be said.
+        """
+        before, drops = self._requests(), _drops()
+        yield
+        asked = self._requests() - before
+        assert asked <= requests or _drops() != drops, asked
+
+    def _requests(self) -> int:
+        return int(self.mount.value("reads", "requests"))
+
+
+def _drops() -> str:
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return next(line for line in lines if line.startswith("drop_pagecache "))
+
+
+def order(spec: OrderSpec, epoch: int) -> list[int]:
+    return [int(index) for index in access_sequence(spec, epoch)]
+
+
+def idle(directed: Directed) -> Callable[[], bool]:
+    """Nothing is queued or under way at the mount."""
+
+    def look() -> bool:
+        mount = directed.mount()
+        return bool(
+            mount["connected"]
+            and mount["queued_stage"] + mount["queued_fetch"] + mount["in_flight"] == 0
+        )
+
+    return look
+
+
+def staged(
+    directed: Directed, job: str, at_least_bytes: int, place: tuple[int, int] = (0, 0)
+) -> None:
+    """Wait until the job is seen at `place` at least, with so much staged ahead of it."""
+
+    def look() -> bool:
+        status = directed.job(job)
+        here = status.get("epoch", 0), status.get("index", 0)
+        return here >= place and status.get("ahead_bytes", 0) >= at_least_bytes
+
+    eventually(look, 60)
+
+
+def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
+    names, spec = make_dataset(place), shuffled()
+    mount = mounting("--ram", "64M")
+    reader = Reader(mount, names)
+    with Directed() as directed:
+        info = directed.open("job", request(mount.path, spec, epochs=3))
+        assert info.mountpoint == str(mount.path)
+        assert info.samples_per_epoch == FILES
+        staged(directed, "job", TOTAL_BYTES)
+        for epoch in range(3):
+            with reader.asks_at_most(FILES // 50):
+                reader.read(order(spec, epoch))
+            directed.step("job", epoch, FILES // 4)
+        assert mount.value("prefetch", "files") <= FILES * 1.02
+        eventually(lambda: directed.finished == ["job"])
+        assert directed.job("job")["hits"] >= 3 * FILES * 0.9
+        assert directed.notices == []
+
+
+def test_window_smaller_than_the_dataset(place: Place, mounting: Mounting) -> None:
+    names, spec = make_dataset(place), shuffled()
+    budget_bytes = 4 << 20
+    mount = mounting("--ram", "16M")
+    reader = Reader(mount, names)
+    with Directed(ram_bytes=budget_bytes) as directed:
+        directed.open("job", request(mount.path, spec, epochs=2))
+        staged(directed, "job", 3 << 20)
+        for epoch in range(2):
+            sequence = order(spec, epoch)
+            for start in range(0, FILES, 100):
+                if (epoch, start) > (0, 0):
+                    staged(directed, "job", 100 * PAGES_BYTES, (epoch, start))
+                with reader.asks_at_most(10):
+                    reader.read(sequence[start : start + 100])
+                directed.step("job", epoch, (start + 100) // 4)
+                print(epoch, start, directed.job("job"), directed.mount())
+                assert mount.value("ram", "bytes") <= budget_bytes
+        assert directed.job("job")["late"] == {}
+
+
+def test_another_seed_is_noticed(place: Place, mounting: Mounting) -> None:
+    names = make_dataset(place)
+    mount = mounting("--ram", "16M")
+    reader = Reader(mount, names)
+    with Directed(ram_bytes=4 << 20) as directed:
+        directed.open("job", request(mount.path, shuffled(seed=1), epochs=3))
+        staged(directed, "job", 3 << 20)
+        reader.read(order(shuffled(seed=2), 0))
+        eventually(lambda: directed.job("job")["state"] == "wrong")
+        assert directed.job("job")["window_bytes"] == 0
+        assert [name for name, line in directed.notices if "wrong" in line] == ["job"]
+        eventually(idle(directed))
+
+
+def test_server_killed(place: Place, mounting: Mounting) -> None:
+    names, spec = make_dataset(place), shuffled()
+    mount = mounting("--ram", "64M", allow_log=[r"(?i)killed|died|signal|next server|resum"])
+    reader = Reader(mount, names)
+    with Directed() as directed:
+        directed.open("job", request(mount.path, spec, epochs=3))
+        staged(directed, "job", TOTAL_BYTES)
+        reader.read(order(spec, 0))
+        directed.step("job", 0, FILES // 4)
+        server = int(mount.status()["server_pid"])
+        os.kill(server, signal.SIGKILL)
+        eventually(lambda: int(mount.status()["server_pid"]) != server)
+        eventually(lambda: mount.value("ram", "bytes") >= FILES * FILE_BYTES)
+        with reader.asks_at_most(FILES // 50):
+            reader.read(order(spec, 1))
+        eventually(lambda: directed.job("job")["state"] == "running")
+
+
+def test_two_jobs_share_and_give_back(place: Place, mounting: Mounting) -> None:
+    names = make_dataset(place)
+    mount = mounting("--ram", "64M")
+    with Directed() as directed:
+        for number in (1, 2):
+            directed.open(f"job-{number}", request(mount.path, shuffled(seed=number), epochs=2))
+        for number in (1, 2):
+            staged(directed, f"job-{number}", TOTAL_BYTES)
+        assert mount.value("prefetch", "files") <= FILES
+        assert mount.value("ram", "bytes") >= FILES * FILE_BYTES
+        directed.close("job-1")
+        staged(directed, "job-2", TOTAL_BYTES)
+        directed.close("job-2")
+        eventually(lambda: mount.value("ram", "bytes") < TOTAL_BYTES // 10)
+        assert len(names) == FILES
+        eventually(lambda: directed.status()["mounts"] == [])
+
+
+def test_epochs_announced_one_by_one(place: Place, mounting: Mounting) -> None:
+    names = make_dataset(place, 60)
+    mount = mounting("--ram", "64M")
+    reader = Reader(mount, names)
+    with Directed() as directed:
+        info = directed.open("job", request(mount.path, None))
+        assert info.samples_per_epoch == 60
+        for epoch in range(3):
+            spec = OrderSpec(
+                "random", 60, seed=epoch, start_epoch=epoch, epochs_known=1, batch_size=4
+            )
+            directed.order("job", epoch, spec)
+            staged(directed, "job", 60 * PAGES_BYTES)
+            with reader.asks_at_most(3):
+                reader.read(order(spec, epoch))
+            directed.step("job", epoch, 15)
+        with pytest.raises(JobRefused, match="61 samples"):
+            directed.order("job", 3, OrderSpec("sequential", 61))
+
+
+def test_refusals(place: Place, mounting: Mounting, tmp_path: Path) -> None:
+    make_dataset(place, 60)
+    (place.source / "no class").mkdir()
+    mount = mounting("--ram", "64M")
+    spec = shuffled(60)
+    with Directed() as directed:
+        for path, line in (
+            (tmp_path, "is not in a fusecache mount"),
+            (mount.path / "nothing", "No such file"),
+            (mount.path / "no class", "no class directory"),
+            (mount.path, "valid extension"),
+        ):
+            with pytest.raises(JobRefused, match=line):
+                directed.open("job", request(path, spec, extensions=(".png",)))
+        assert directed.status()["jobs"] == []

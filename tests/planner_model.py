@@ -1,0 +1,181 @@
+"""A mount that carries out a planner's commands, and readers: numbers only.
+
+Model of docs/WIRE.md's plan channel: commands in order; staging and fetching take turns of `work`;
+answers and observations wait until `frames` hands them over, so they cross commands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from hintsd.planner import Command, MountPlanner
+from hintsd.sequence import Inos
+
+PAGE_BYTES = 4096
+
+
+def pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class ModelMount:
+    def __init__(self, sizes: Inos, *, ssd_bytes: int) -> None:
+        """sizes[i] belongs to inode number i + 1."""
+        self.sizes = dict(enumerate(sizes.tolist(), 1))
+        self.ssd_free_bytes = ssd_bytes
+        self.ram: set[int] = set()  # staged
+        self.ram_bytes_most = 0
+        self.ssd: set[int] = set()
+        self.armed: set[int] = set()
+        self.stage_queue: deque[tuple[int, bool]] = deque()
+        self.fetch_queue: deque[int] = deque()
+        self.origin_reads: Counter[int] = Counter()
+        self.staged_order: list[int] = []
+        self.failing: set[int] = set()
+        self._done: list[tuple[int, int]] = []
+        self._seen: list[tuple[int, int]] = []
+        self.reads = self.lookups = 0
+
+    @property
+    def ram_bytes(self) -> int:
+        return sum(pages(self.sizes[ino]) for ino in self.ram)
+
+    @property
+    def origin_bytes(self) -> int:
+        return sum(self.sizes[ino] * count for ino, count in self.origin_reads.items())
+
+    def carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            inos = command.inos.tolist()
+            if command.kind == "stage":
+                assert command.store is not None
+                self.stage_queue.extend(zip(inos, command.store.astype(bool), strict=True))
+                queued = set(inos)
+                self.fetch_queue = deque(i for i in self.fetch_queue if i not in queued)
+            elif command.kind == "fetch":
+                self.fetch_queue.extend(inos)
+            elif command.kind == "cancel":
+                out = set(inos)
+                self.stage_queue = deque(i for i in self.stage_queue if i[0] not in out)
+                self.fetch_queue = deque(i for i in self.fetch_queue if i not in out)
+            elif command.kind == "drop":
+                self.ram -= set(inos)
+            elif command.kind == "arm":
+                self.armed |= set(inos)
+            else:
+                assert command.kind == "clear"
+                self.stage_queue.clear()
+                self.fetch_queue.clear()
+                self.armed.clear()
+
+    def work(self, files: int) -> None:
+        """Stages and fetches at most so many files."""
+        for _ in range(files):
+            if self.stage_queue:
+                ino, store = self.stage_queue.popleft()
+                self._stage(ino, store)
+            elif self.fetch_queue:
+                ino = self.fetch_queue.popleft()
+                stored = self._bring(ino, store=True)
+                self._done.append((ino, stored))
+
+    def _stage(self, ino: int, store: bool) -> None:
+        self.staged_order.append(ino)
+        stored = self._bring(ino, store)
+        if stored == 4:
+            self._done.append((ino, 4))
+            return
+        self.ram.add(ino)
+        self.ram_bytes_most = max(self.ram_bytes_most, self.ram_bytes)
+        self._done.append((ino, {0: 1, 2: 3, 6: 6}[stored]))
+
+    def _bring(self, ino: int, store: bool) -> int:
+        """0: not asked to store it, 2: it is on SSD, 4: origin error, 6: no room."""
+        if ino in self.ssd:
+            return 2
+        if ino in self.failing:
+            return 4
+        self.origin_reads[ino] += 1
+        if not store:
+            return 0
+        if self.sizes[ino] > self.ssd_free_bytes:
+            return 6
+        self.ssd_free_bytes -= self.sizes[ino]
+        self.ssd.add(ino)
+        return 2
+
+    def read(self, ino: int) -> bool:
+        """A reader opens and reads the file; whether it was a READ (was not in the page cache)."""
+        if ino == 0:
+            return False
+        self.look_up(ino)
+        if ino in self.ram or self.sizes[ino] == 0:
+            return False
+        self.reads += 1
+        kind = 2
+        if ino not in self.ssd:
+            self.origin_reads[ino] += 1
+            kind = 3
+        if any(ino == queued for queued, _ in self.stage_queue):
+            kind |= 8 | 16
+        self._seen.append((ino, kind))
+        return True
+
+    def look_up(self, ino: int) -> None:
+        if ino in self.armed:
+            self.armed.remove(ino)
+            self.lookups += 1
+            self._seen.append((ino, 1))
+
+    def deliver(self, planner: MountPlanner, now: float) -> None:
+        """Hands over what the mount has to say."""
+        done, self._done = self._done, []
+        seen, self._seen = self._seen, []
+        if done:
+            inos, results = zip(*done, strict=True)
+            planner.done(np.array(inos, np.uint32), np.array(results, np.uint8), now)
+        if seen:
+            inos, kinds = zip(*seen, strict=True)
+            planner.observe(np.array(inos, np.uint32), np.array(kinds, np.uint8), now)
+
+
+def make_planner(mount: ModelMount, ram_bytes: int) -> MountPlanner:
+    """One that knows the mount's files, and has `ram_bytes` for windows."""
+    planner = MountPlanner(-(-ram_bytes * 10 // 9), mount.ssd_free_bytes)
+    count = len(mount.sizes)
+    inos = np.arange(1, count + 1, dtype=np.uint32)
+    stored = np.array([ino in mount.ssd for ino in range(1, count + 1)], np.uint8)
+    planner.learn(inos, np.array(list(mount.sizes.values()), np.uint64), stored)
+    return planner
+
+
+def loader_order(
+    order: Inos, batch_size: int, workers: int, prefetch_factor: int, rng: np.random.Generator
+) -> Iterator[int]:
+    """The samples of one epoch as a DataLoader's workers read them: each worker its batches
+    one after another, batches handed out round robin, at most workers * prefetch_factor of them ahead
+    of the oldest one that is not complete.
+    """
+    batches = [order[at : at + batch_size].tolist() for at in range(0, len(order), batch_size)]
+    if workers == 0:
+        yield from order.tolist()
+        return
+    queues: list[deque[int]] = [deque() for _ in range(workers)]
+    left = [len(batch) for batch in batches]
+    oldest = handed = 0
+    while oldest < len(batches):
+        while handed < len(batches) and handed < oldest + workers * prefetch_factor:
+            queues[handed % workers].append(handed)
+            handed += 1
+        busy = [queue for queue in queues if queue]
+        queue = busy[int(rng.integers(len(busy)))]
+        batch = queue[0]
+        yield batches[batch][len(batches[batch]) - left[batch]]
+        left[batch] -= 1
+        if left[batch] == 0:
+            queue.popleft()
+        while oldest < len(batches) and left[oldest] == 0:
+            oldest += 1

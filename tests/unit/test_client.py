@@ -1,0 +1,453 @@
+"""Jobs described by hand: what hintsd is told, and that nothing it does or fails to do is felt."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hintsd
+from fusecache import mounts, wire
+from hintsd import link
+from hintsd.folders import IMG_EXTENSIONS
+from hintsd.link import Unhinted
+from hintsd.orders import access_sequence
+from tests.fake_hintsd import FakeHintsd
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_warned", set())
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
+    """A running hintsd, which every path leads to."""
+    fake = FakeHintsd(tmp_path / "hintsd.sock")
+    monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
+    fake.start()
+    yield fake
+    fake.stop()
+    for running in list(link._links):
+        running.stop(10.0)
+        assert running.is_over
+
+
+@pytest.fixture
+def no_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def _message(**changes: Any) -> dict[str, Any]:
+    return {
+        "path": b"/data/set",
+        "files": {
+            "rule": "imagefolder",
+            "extensions": list(IMG_EXTENSIONS),
+            "allow_empty": True,
+        },
+        "check": None,
+        "epochs": None,
+        "start_epoch": 0,
+        "start_batch": 0,
+        "workers": 0,
+        "prefetch_factor": 2,
+        "name": os.path.basename(sys.argv[0]),
+        "detached": False,
+        "pid": None,
+        "resume": None,
+        **changes,
+    }
+
+
+@pytest.mark.usefixtures("no_warning")
+def test_what_shuffle_tells(daemon: FakeHintsd) -> None:
+    job = hintsd.connect("/data/set").shuffle(
+        seed=5,
+        epochs=90,
+        batch_size=256,
+        sampler="distributed",
+        world_size=8,
+        rank=3,
+        drop_last=True,
+        start_epoch=2,
+        start_batch=7,
+        workers=4,
+    )
+    daemon.wait(lambda: daemon.jobs)
+    told = daemon.jobs[0]
+    spec = {
+        "sampler": "distributed",
+        "seed": 5,
+        "world_size": 8,
+        "rank": 3,
+        "drop_last": True,
+        "batch_size": 256,
+    }
+    assert told.job == _message(spec=spec, epochs=90, start_epoch=2, start_batch=7, workers=4)
+    assert told.pid == os.getpid()
+    job.close()
+    assert told.is_closed
+    assert job.is_over
+    assert job.name is None
+
+
+def test_random_with_a_generator_is_the_loaders_order(daemon: FakeHintsd) -> None:
+    torch = pytest.importorskip("torch")
+    job = hintsd.connect("/d").shuffle(seed=11, batch_size=4, drop_last=True)
+    daemon.wait(lambda: daemon.jobs)
+    generator = torch.Generator()
+    generator.manual_seed(11)
+    loader = torch.utils.data.DataLoader(
+        range(10), batch_size=4, drop_last=True, shuffle=True, generator=generator
+    )
+    foreseen = daemon.jobs[0].foreseen(10)
+    for epoch in range(3):
+        read = torch.cat(list(loader)).tolist()
+        assert access_sequence(foreseen, epoch).tolist() == read
+    job.close()
+
+
+def test_paths_travel_as_an_array(daemon: FakeHintsd) -> None:
+    paths = ["x/1", "/data/set/x/b\udcff", "x//2", "./y/3"]
+    with hintsd.connect("/data/set").shuffle(sampler="sequential", paths=paths):
+        daemon.wait(lambda: daemon.jobs)
+        files = daemon.jobs[0].job["files"]
+    assert daemon.jobs[0].job["path"] == b"/data/set"
+    assert files == {"rule": "paths", "paths": b"x/1\0x/b\xff\0x/2\0y/3"}
+    assert daemon.jobs[0].is_closed
+
+
+def test_many_paths_travel_in_pieces(daemon: FakeHintsd) -> None:
+    paths = [f"/data/set/{'n' * 100}/{i:07}" for i in range(30_000)]
+    job = hintsd.connect("/data").shuffle(paths=paths)
+    daemon.wait(lambda: daemon.jobs)
+    got = daemon.jobs[0].job
+    assert [os.path.join(got["path"], p) for p in got["files"]["paths"].split(b"\0")] == [
+        path.encode() for path in paths
+    ]
+    job.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sampler": "shuffled"},
+        {"sampler": "distributed", "world_size": 4, "rank": 4},
+        {"sampler": "distributed", "world_size": 4, "rank": -1},
+        {"rank": 1},
+        {"batch_size": 0},
+        {"epochs": 0},
+        {"epochs": 3, "start_epoch": 3},
+        {"start_batch": -1},
+        {"seed": 2**64},
+        {"sampler": "sequential", "replacement": True},
+        {"paths": []},
+    ],
+)
+def test_arguments_without_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        hintsd.connect("/").shuffle(**wrong)
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_orders_go_one_epoch_ahead(daemon: FakeHintsd, is_function: bool) -> None:
+    generator = np.random.default_rng(1)
+    orders = [generator.permutation(100) for _ in range(4)]
+    asked: list[int] = []
+
+    def order_of(epoch: int) -> Any:
+        asked.append(epoch)
+        return orders[epoch]
+
+    job = hintsd.connect("/d").order(
+        order_of if is_function else map(order_of, range(4)), epochs=4, batch_size=10
+    )
+    assert asked == [0, 1]
+    for batch in range(10):
+        job.step(batch)
+    assert asked == [0, 1]
+    job.step(0)
+    assert asked == [0, 1, 2]
+    job.step(0, epoch=2)
+    job.step(5, epoch=3)
+    assert asked == [0, 1, 2, 3]
+    daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps[-1:] == [(3, 5)])
+    told = daemon.jobs[0]
+    # An epoch that was over before it could be told may be missing.
+    assert [epoch for epoch, _ in told.orders][-1] == 3
+    for epoch, sequence in told.sequences():
+        assert sequence.tolist() == orders[epoch].tolist()
+    assert all(spec.batch_size == 10 for _, spec in told.orders)
+
+
+def test_a_large_order(daemon: FakeHintsd) -> None:
+    order = np.random.default_rng(2).permutation(500_000)  # 4 MB, in pieces
+    job = hintsd.connect("/d").order([order])
+    daemon.wait(lambda: daemon.jobs and daemon.jobs[0].orders)
+    assert (daemon.jobs[0].sequences()[0][1] == order).all()
+    job.close()
+
+
+@pytest.mark.parametrize("order", [[], [[1, 2]], [0.5], [-1], ["a"]])
+def test_an_order_that_is_none(order: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        hintsd.connect("/d").order([order])
+
+
+def test_steps_are_coalesced_and_the_last_one_arrives(daemon: FakeHintsd) -> None:
+    job = hintsd.connect("/d").shuffle()
+    daemon.wait(lambda: daemon.jobs)
+    begun_s = time.monotonic()
+    for batch in range(20_000):
+        job.step(batch)
+    elapsed_s = time.monotonic() - begun_s
+    daemon.wait(lambda: daemon.jobs[0].steps[-1:] == [(0, 19_999)])
+    steps = daemon.jobs[0].steps
+    assert steps == sorted(steps)
+    assert len(steps) <= 2 + elapsed_s / link.STEP_INTERVAL_S
+
+
+def test_the_last_reference_ends_the_job(daemon: FakeHintsd) -> None:
+    job = hintsd.connect("/d").shuffle()
+    daemon.wait(lambda: daemon.jobs)
+    del job
+    gc.collect()
+    daemon.wait(lambda: daemon.jobs[0].is_closed)
+
+
+# Without a hintsd
+
+
+def _one_warning(pattern: str) -> None:
+    """Two jobs: one warning, no exception; nothing does anything."""
+    with pytest.warns(RuntimeWarning, match=pattern) as caught:
+        _two_jobs()
+    assert len(caught) == 1
+
+
+def _two_jobs() -> None:
+    for _ in range(2):
+        job = hintsd.connect("/data/set").shuffle(epochs=3)
+        job.step(1)
+        assert job.name is None
+        job.close()
+        job.step(2)
+        job.close()
+        assert job.is_over
+
+
+def test_a_directory_that_is_not_on_a_mount() -> None:
+    _one_warning("/data/set is not on a fusecache mount")
+
+
+def test_hints_are_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mount = mounts.Mount(1, "0:1", str(tmp_path), mounts.FILESYSTEM_TYPE, "source")
+    monkeypatch.setattr(mounts, "find", lambda path: mount)
+    _one_warning("hints are off for the mount")
+
+
+def test_the_socket_is_an_attribute_of_the_mounts_root(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mount = mounts.Mount(1, "0:1", str(tmp_path), mounts.FILESYSTEM_TYPE, "source")
+    monkeypatch.setattr(mounts, "find", lambda path: mount)
+    asked = []
+
+    def getxattr(path: str, name: str) -> bytes:
+        asked.append((path, name))
+        return b"/run/fusecache/hintsd.sock"
+
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    path = str(tmp_path / "train")
+    assert link.find_socket(path) == ("/run/fusecache/hintsd.sock", path)
+    assert asked == [(str(tmp_path), "user.fusecache.hintsd")]
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_file: bool) -> None:
+    address = tmp_path / "hintsd.sock"
+    if is_file:  # left by a dead hintsd
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(address))
+    monkeypatch.setattr(link, "find_socket", lambda path: (str(address), path))
+    _one_warning("none answers")
+
+
+def test_a_hintsd_that_comes_later(daemon: FakeHintsd) -> None:
+    daemon.stop()
+    with pytest.warns(RuntimeWarning, match="none answers"):
+        job = hintsd.connect("/d").shuffle()
+    job.step(3)
+    daemon.start()
+    daemon.wait(lambda: daemon.jobs)
+    assert daemon.jobs[0].job["start_batch"] == 3
+    job.close()
+
+
+def test_a_hintsd_that_says_nothing(daemon: FakeHintsd) -> None:
+    daemon.answers_hello = lambda connection: False
+    with pytest.warns(RuntimeWarning, match="no answer"):
+        job = hintsd.connect("/d").shuffle()
+    job.close()
+    assert job.is_over
+
+
+def test_a_hintsd_that_refuses_the_connection(daemon: FakeHintsd) -> None:
+    def refuse(connection: socket.socket) -> bool:
+        connection.sendall(wire.encode("error", {"message": "version 1 is too old"}))
+        return False
+
+    daemon.answers_hello = refuse
+    _one_warning("version 1 is too old")
+
+
+@pytest.mark.parametrize("answer", [b"\0\0\0\0", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_somebody_else_listens(daemon: FakeHintsd, answer: bytes) -> None:
+    def speak(connection: socket.socket) -> bool:
+        connection.sendall(answer)
+        return False
+
+    daemon.answers_hello = speak
+    _one_warning("not understood")
+
+
+def test_a_job_that_is_refused(daemon: FakeHintsd) -> None:
+    daemon.refuse = lambda job: "no class directories in /data/set"
+
+    def run() -> hintsd.Job:
+        job = hintsd.connect("/data/set").shuffle()
+        job._link._thread.join(10)
+        return job
+
+    with pytest.warns(RuntimeWarning, match="no class directories"):
+        job = run()
+    assert job.is_over
+
+
+def test_errors_made_of_warnings_do_not_reach_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_mount(path: str) -> tuple[str, str]:
+        raise Unhinted("not a mount")
+
+    monkeypatch.setattr(link, "find_socket", no_mount)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job = hintsd.connect("/d").shuffle()
+    assert job.is_over
+
+
+# Deaths
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_hintsd_that_dies_and_comes_back(daemon: FakeHintsd) -> None:
+    orders = [np.random.default_rng(i).permutation(50) for i in range(3)]
+    job = hintsd.connect("/d").order(orders, batch_size=5)
+    job.step(2, epoch=1)
+    daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps[-1:] == [(1, 2)])
+    told = daemon.jobs[0]
+
+    def lose_it() -> None:
+        daemon.stop()
+        told.orders.clear()
+        told.steps.clear()
+        job.step(5)
+        daemon.start()
+        daemon.wait(lambda: told.resumed and len(told.orders) >= 2 and told.steps)
+
+    with pytest.warns(RuntimeWarning, match="connection was lost") as caught:
+        lose_it()
+    assert len(caught) == 1
+    again = told.resumed[0]
+    assert (again["resume"], again["start_epoch"], again["start_batch"]) == (told.name, 1, 5)
+    assert {epoch for epoch, _ in told.orders} == {1, 2}
+    for epoch, sequence in told.sequences():
+        assert sequence.tolist() == orders[epoch].tolist()
+    assert told.steps[-1] == (1, 5)
+    lose_it()  # no second warning: it would be an error of the test
+    job.close()
+    assert told.is_closed
+
+
+def test_a_forked_child_holds_nothing_and_says_nothing(daemon: FakeHintsd) -> None:
+    job = hintsd.connect("/d").shuffle()
+    job.step(1)
+    daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps)
+    assert job.name == daemon.jobs[0].name
+    connection = job._link._socket
+    assert connection is not None
+    inode = os.readlink(f"/proc/self/fd/{connection.fileno()}")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            held = set()
+            for fd in os.listdir("/proc/self/fd"):
+                try:
+                    held.add(os.readlink(f"/proc/self/fd/{fd}"))
+                except OSError:
+                    continue  # that of the listing itself
+            job.step(9)
+            job.close()
+            del job
+            gc.collect()
+            status = 0 if inode not in held else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    job.step(3)
+    daemon.wait(lambda: daemon.jobs[0].steps == [(0, 1), (0, 3)])
+    assert not daemon.jobs[0].is_closed
+
+
+def test_leaving_the_interpreter_ends_the_job_at_once(daemon: FakeHintsd) -> None:
+    code = f"""
+import hintsd, hintsd.link
+hintsd.link.find_socket = lambda path: ({str(daemon.path)!r}, path)
+job = hintsd.connect("/d").shuffle()
+job.step(1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    daemon.wait(lambda: all(told.is_gone for told in daemon.jobs))
+
+
+def test_many_jobs_from_many_threads(daemon: FakeHintsd) -> None:
+    def run(number: int) -> None:
+        job = hintsd.connect("/d").shuffle(seed=number)
+        for batch in range(100):
+            job.step(batch)
+        daemon.wait(lambda: any(told.steps for told in daemon.jobs))
+        job.close()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(told.job["spec"].get("seed", 0) for told in daemon.jobs) == list(range(16))
+    assert all(told.is_closed for told in daemon.jobs)
+
+
+def test_importing_costs_nothing() -> None:
+    code = (
+        "import sys, hintsd; print([m for m in ('numpy', 'msgpack', 'torch') if m in sys.modules])"
+    )
+    code += "\nhintsd.connect('/'); hintsd.attach; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, text=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "False"], done.stderr

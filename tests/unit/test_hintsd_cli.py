@@ -1,0 +1,293 @@
+"""The command `hintsd` against a daemon in a thread, or against none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusecache import mounts
+from hintsd import autohint, cli, report
+from tests.hintsd_support import ANSWER_TIMEOUT_S, Client, Daemon
+
+FULL: dict[str, Any] = {
+    "version": "0.1.0",
+    "pid": 7,
+    "uptime_s": 3723.5,
+    "connections": 1,
+    "mounts": [
+        {
+            "mountpoint": "/data/\udcff",
+            "connected": True,
+            "ram_bytes": 1 << 30,
+            "ram_limit_bytes": 4 << 30,
+            "ssd_bytes": 0,
+            "ssd_limit_bytes": 1 << 40,
+            "origin_bytes_per_s": 100 << 20,
+            "depth": 16,
+            "queued_stage": 1200,
+            "queued_fetch": 3,
+        },
+        {"mountpoint": "/data/b", "connected": False, "reason": "is an older version"},
+    ],
+    "jobs": [
+        {
+            "name": "train-1",
+            "state": "wrong",
+            "reason": "the reader follows another order",
+            "epoch": 3,
+            "epochs": 90,
+            "index": 12800,
+            "samples": 1281167,
+            "window_bytes": 1 << 30,
+            "hits": 12345,
+            "late": {"queued": 10, "fetching": 2},
+            "unplanned": {},
+            "predicted_stall_s": 1.25,
+        },
+        {"name": "eval-1", "state": "waiting"},
+    ],
+}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path)
+    yield daemon
+    daemon.kill()
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """run(arguments) -> exit code, stdout, stderr."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli._run(lambda: cli.cli(list(arguments), prog_name="hintsd", standalone_mode=False))
+        output = capfd.readouterr()
+        return int(caught.value.code or 0), output.out, output.err
+
+    return command
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_status_for_machines_and_for_people(
+    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.server, "status", lambda: FULL)
+    code, out, err = run("status", "--json", "--socket", daemon.path)
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["jobs"] == FULL["jobs"]
+    code, out, err = run("status", "--socket", daemon.path)
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines == [
+        "hintsd 0.1.0, process 7, up 1 h 2 min 3 s",
+        "",
+        "mount hintsd RAM tier SSD tier origin depth queued",
+        r"/data/\udcff connected 1 GiB of 4 GiB 0 B of 1 TiB 100 MiB/s 16 1,200 + 3",
+        "/data/b NOT CONNECTED - of - - of - -/s - - + -",
+        "/data/b: is an older version",
+        "",
+        "job state epoch sample window hits late unplanned stall",
+        "train-1 wrong 3 of 90 12,800 / 1,281,167 1 GiB 12,345 12 (queued 10, fetching 2) 0 1.2 s",
+        "eval-1 waiting - - / - - - 0 0 -",
+        "train-1: the reader follows another order",
+    ]
+
+
+def test_job_line() -> None:
+    assert report.job_line(FULL["jobs"][0]) == (
+        "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 hits, "
+        "12 (queued 10, fetching 2) late, 0 unplanned, predicted stall 1.2 s, "
+        "the reader follows another order"
+    )
+
+
+def test_hint_stays_until_the_job_is_done(
+    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli, "STATUS_INTERVAL_S", 0.001)
+
+    def finish() -> None:
+        assert daemon.director.asked.wait(ANSWER_TIMEOUT_S)
+        daemon.call(daemon.director.on["on_finished"], "hint-1")
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    code, out, err = run("hint", str(tmp_path), "--socket", daemon.path)
+    thread.join()
+    assert (code, err) == (0, "hintsd: warning: old\n")
+    first, last = out.splitlines()
+    assert first == "hint-1: 100 samples an epoch"
+    assert last.startswith("hint-1: done: ")
+
+
+def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+    flags = "--sampler distributed --seed 3 --epochs 9 --batch-size 8 --world-size 2 --rank 1"
+    flags += " --drop-last --start-epoch 1 --start-batch 2 --extensions .a,.b --detach"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    code, out, _ = run("hint", str(link), *flags.split(), "--socket", daemon.path)
+    assert (code, out) == (0, "hint-1: 100 samples an epoch\n")
+    request = daemon.director.requests["hint-1"]  # it is detached
+    spec = request.spec_over(100)
+    assert spec is not None
+    assert (spec.sampler, spec.length, spec.seed) == ("distributed", 100, 3)
+    assert (spec.world_size, spec.rank, spec.drop_last) == (2, 1, True)
+    assert (spec.batch_size, spec.batch_drop_last) == (8, False)
+    assert (request.epochs, request.start_epoch, request.start_batch) == (9, 1, 2)
+    assert (request.path, request.extensions) == (os.fsencode(tmp_path), (".a", ".b"))
+    assert request.pid is None
+    assert run("end", "hint-1", "--socket", daemon.path)[0] == 0
+    assert not daemon.director.requests
+
+
+def test_hint_refused(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+    daemon.director.refusal = "is not in a fusecache mount"
+    assert run("hint", str(tmp_path), "--socket", daemon.path) == (
+        *(1, "", "hintsd: is not in a fusecache mount\n"),
+    )
+
+
+def test_interrupted_hint_ends_its_job(daemon: Daemon, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "hintsd", "hint", str(tmp_path), "--socket", daemon.path]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hint-1: 100 samples an epoch\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(ANSWER_TIMEOUT_S) == 130
+    assert daemon.director.next("closed") == ("hint-1",)
+
+
+def test_hint_goes_on_with_the_next_daemon(tmp_path: Path) -> None:
+    first = Daemon(tmp_path)
+    arguments = [sys.executable, "-m", "hintsd", "hint", str(tmp_path), "--socket", first.path]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hint-1: 100 samples an epoch\n"
+        first.kill()
+        second = Daemon(tmp_path)
+        try:
+            assert second.director.next("opening") == ("hint-1", (0, 0))
+            while not second.call(lambda: second.server._jobs["hint-1"].connection):
+                os.sched_yield()
+            with contextlib.closing(Client(second.path)) as client:
+                client.ask("end", job="hint-1")
+            assert process.stdout.read().startswith("hint-1: ")
+            assert process.wait(ANSWER_TIMEOUT_S) == 0
+        finally:
+            second.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["dance"], 2, "No such command 'dance'. (see hintsd --help)"),
+        (["end"], 2, "Missing argument 'JOB'. (see hintsd end --help)"),
+        (["run"], 2, "Missing argument 'COMMAND...'. (see hintsd run --help)"),
+        (["status", "--json", "--watch"], 2, "--json and --watch exclude each other (see hintsd"),
+        (["hint", "/", "--rank", "1"], 2, "--world-size and --rank are for --sampler distributed"),
+        (["hint", "/", "--seed", "x"], 2, "Invalid value for '--seed'"),
+        (["hint", "/", "--seed", f"{1 << 65}"], 2, "--seed must lie in"),
+        (["hint", "/", "--epochs", "0"], 2, "Invalid value for '--epochs'"),
+        (["hint", "/", "--epochs", "2", "--start-epoch", "2"], 2, "--start-epoch must lie below"),
+        (
+            ["hint", "/", "--sampler", "distributed", "--world-size", "2", "--rank", "2"],
+            2,
+            "--rank must lie in 0 … 1",
+        ),
+        (["serve", "--ram", "5x"], 2, "Invalid value for '--ram': '5x' is not a size"),
+        (["hint", "/proc"], 1, "/proc is not on a fusecache mount\n"),
+        (["status", "--socket", "/none/sock"], 1, "no hintsd answers at /none/sock (No such file"),
+        (["run", "--", "/none/such"], 127, "/none/such: command not found\n"),
+        (["run", "--", "/etc"], 126, "/etc: Permission denied\n"),
+    ],
+)
+def test_mistakes_are_one_line_and_an_exit_code(
+    run: Run, arguments: list[str], code: int, line: str
+) -> None:
+    got, out, err = run(*arguments)
+    assert (got, out) == (code, "")
+    assert err.startswith(f"hintsd: {line}")
+    assert err.count("\n") == 1
+
+
+def test_what_is_no_hintsd(run: Run, tmp_path: Path) -> None:
+    with mounts.listen(str(tmp_path), "sock", 1) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        code, _, err = run("status", "--socket", str(tmp_path / "sock"))
+        thread.join()
+    assert code == 1
+    assert err.startswith("hintsd: what answers is no hintsd: ")
+
+
+def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> None:
+    path = tmp_path / "private" / "sock"
+    log = tmp_path / "log"
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ready:
+        ready.bind(str(tmp_path / "ready"))
+        ready.settimeout(ANSWER_TIMEOUT_S)
+        flags = ["--socket", str(path), "--log-file", str(log)]
+        arguments = [sys.executable, "-m", "hintsd", "serve", *flags]
+        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "ready")}
+        with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE) as process:
+            assert ready.recv(100) == b"READY=1"
+            assert path.parent.stat().st_mode & 0o777 == 0o700
+            Client(str(path)).close()
+            second = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, check=False)
+            assert second.returncode == 1
+            assert second.stderr == (
+                f"hintsd: {path.parent}: a hintsd runs here already (process {process.pid})\n"
+            )
+            process.terminate()
+            assert process.communicate(timeout=ANSWER_TIMEOUT_S)[1] == b""
+            assert process.returncode == 0
+    assert not path.exists()
+    assert "ends with SIGTERM" in log.read_text()
+
+
+def test_run_sets_the_environment_up_and_is_replaced_by_the_command() -> None:
+    code = "import os, sys; print(os.environ['PYTHONPATH'], *sys.argv[1:]); sys.exit(7)"
+    arguments = [
+        sys.executable,
+        "-m",
+        "hintsd",
+        "run",
+        "--",
+        sys.executable,
+        "-c",
+        code,
+        "--a",
+        "-h",
+    ]
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=False)
+    expected = autohint.environment(os.environ)["PYTHONPATH"]
+    assert (done.returncode, done.stdout) == (7, f"{expected} --a -h\n")
+
+
+def test_help_is_quick() -> None:
+    code = "import sys, hintsd.cli; print({'torch', 'numpy', 'trio', 'msgpack'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"set()\n"

@@ -1,0 +1,492 @@
+"""The plan in C, as far as it needs no mount: flags, observations, RAM ring, listings, fetch pool.
+
+With a kernel behind it: tests/mount/test_plan_native.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusecache import _native
+from tests.conftest import Place
+from tests.faulty_origin import Fault, FaultyOrigin
+from tests.mounted import eventually
+
+ROOT = 1
+BLOCK = _native.BLOCK_BYTES
+SEEN_MOST = 65_536
+Fetched = tuple[int, int, bytes | None, int, int, int]
+
+
+def attach(source: Path) -> None:
+    """A table of its own over `source`, scanned."""
+    source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+    table_fd = os.memfd_create("table")
+    _native.attach(table_fd, source_fd, True)
+    _native.scan(ROOT)
+    os.close(source_fd)
+    os.close(table_fd)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for number in range(20):
+        (tmp_path / f"f{number:02}").write_bytes(bytes([number]) * (1000 + number))
+    attach(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def plan(source: Path) -> Iterator[Path]:
+    _native.plan_begin()
+    yield source
+    _native.plan_end()
+
+
+def ino_of(name: str) -> int:
+    return _native.lookup(ROOT, name.encode())
+
+
+def pack(*inos: int) -> bytes:
+    return struct.pack(f"<{len(inos)}I", *inos)
+
+
+def readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+def seen(most: int = SEEN_MOST) -> tuple[list[tuple[int, int]], int]:
+    """[(inode, kind), …] and how many were lost."""
+    inos, kinds, lost = _native.take_seen(most)
+    return list(zip(struct.unpack(f"<{len(kinds)}I", inos), kinds, strict=True)), lost
+
+
+# ---- flags ---------------------------------------------------------------------------------------
+
+
+def test_flags_are_set_and_taken_back(plan: Path) -> None:
+    two = pack(2, 3)
+    assert _native.plan_flags(two) == b"\0\0"
+    _native.plan_mark(two, _native.PLAN_WANTED | _native.PLAN_QUEUED, 0)
+    _native.plan_mark(pack(3), _native.PLAN_FLYING, _native.PLAN_QUEUED)
+    assert list(_native.plan_flags(pack(2, 3, 4))) == [
+        _native.PLAN_WANTED | _native.PLAN_QUEUED,
+        _native.PLAN_WANTED | _native.PLAN_FLYING,
+        0,
+    ]
+
+
+def test_unknown_inodes_have_no_flags(plan: Path) -> None:
+    unknown = pack(0, _native.count() + 1, 0xFFFFFFFF)
+    _native.plan_mark(unknown, 0xFF, 0)
+    assert _native.plan_flags(unknown[4:]) == bytes(2)
+    with pytest.raises(ValueError, match="four bytes"):
+        _native.plan_flags(b"abc")
+
+
+def test_no_flag_outlives_its_plan(plan: Path) -> None:
+    _native.plan_mark(pack(2), 0xFF, 0)
+    _native.plan_end()
+    assert _native.plan_flags(pack(2)) == b"\0"
+    _native.plan_mark(pack(2), 0xFF, 0)
+    _native.plan_begin()
+    assert _native.plan_flags(pack(2)) == b"\0"
+    _native.plan_mark(pack(2), 0xFF, 0)
+    _native.plan_begin()  # a plan that displaces another
+    assert _native.plan_flags(pack(2)) == b"\0"
+
+
+# ---- observations --------------------------------------------------------------------------------
+
+
+def test_reads_are_seen_with_the_flags_of_the_moment(plan: Path) -> None:
+    staged = _native.PLAN_WANTED | _native.PLAN_STAGED
+    _native.plan_mark(pack(2), staged | _native.PLAN_ARMED, 0)
+    assert not readable(_native.seen_fd())
+    _native.note_seen(2, _native.SEEN_ORIGIN)
+    _native.plan_mark(pack(2), 0, staged)
+    _native.note_seen(2, _native.SEEN_SSD)
+    assert readable(_native.seen_fd())
+    assert seen() == ([(2, _native.SEEN_ORIGIN | staged), (2, _native.SEEN_SSD)], 0)
+    assert not readable(_native.seen_fd())
+
+
+def test_a_look_up_is_seen_once_after_it_was_armed(plan: Path) -> None:
+    for _ in range(2):
+        _native.note_seen(2, _native.SEEN_LOOKUP)
+        assert seen() == ([], 0)
+        _native.plan_mark(pack(2), _native.PLAN_ARMED | _native.PLAN_FAILED, 0)
+        assert _native.note_seen(2, _native.SEEN_LOOKUP, pid=os.getpid()) is False
+        assert seen() == ([(2, _native.SEEN_LOOKUP | _native.PLAN_FAILED)], 0)
+
+
+def test_nothing_is_seen_without_a_plan(source: Path) -> None:
+    _native.note_seen(2, _native.SEEN_SSD)
+    _native.plan_begin()
+    assert seen() == ([], 0)
+    _native.note_seen(2, _native.SEEN_SSD)
+    _native.plan_end()
+    assert not readable(_native.seen_fd())
+    _native.plan_begin()
+    assert seen() == ([], 0)
+    _native.plan_end()
+
+
+def test_what_does_not_fit_is_counted(plan: Path) -> None:
+    for number in range(SEEN_MOST + 10):
+        _native.note_seen(2 + number % 20, _native.SEEN_SSD)
+    found, lost = seen(5)
+    assert found == [(2 + number, _native.SEEN_SSD) for number in range(5)]
+    assert lost == 10
+    assert readable(_native.seen_fd())  # there is more
+    _native.note_seen(7, _native.SEEN_ORIGIN)  # there is room again
+    found, lost = seen()
+    assert (len(found), found[-1], lost) == (SEEN_MOST - 4, (7, _native.SEEN_ORIGIN), 0)
+    assert not readable(_native.seen_fd())
+
+
+def test_an_observation_must_be_one(plan: Path) -> None:
+    with pytest.raises(ValueError, match="what"):
+        _native.note_seen(2, 0)
+    _native.note_seen(_native.count() + 1, _native.SEEN_SSD)
+    _native.note_seen(0, _native.SEEN_LOOKUP)
+    assert seen() == ([], 0)
+
+
+# ---- RAM ring ------------------------------------------------------------------------------------
+
+
+def test_what_is_wanted_is_spared(plan: Path) -> None:
+    for ino in range(2, 12):
+        _native.note_read(ino, 0, 1000)
+    _native.plan_mark(pack(*range(2, 8)), _native.PLAN_WANTED, 0)
+    assert [ino for ino, _, _ in _native.ram_take(6000, 100)] == [8, 9, 10, 11]
+    assert _native.ram_bytes() == 6000
+    # nothing else is left: the oldest of them, in their order
+    assert [ino for ino, _, _ in _native.ram_take(4000, 100)] == [2, 3]
+    # what is wanted no more is taken before what is, wherever it stands
+    _native.plan_mark(pack(7), 0, _native.PLAN_WANTED)
+    assert [ino for ino, _, _ in _native.ram_take(3000, 100)] == [7]
+    _native.plan_end()
+    assert [ino for ino, _, _ in _native.ram_take(0, 100)] == [4, 5, 6]
+    assert _native.ram_bytes() == 0
+
+
+def test_sparing_many_is_done_in_small_steps(tmp_path: Path) -> None:
+    blocks = 10_000
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(blocks * BLOCK)
+    (tmp_path / "small").write_bytes(bytes(1000))
+    attach(tmp_path)
+    _native.plan_begin()
+    large, small = ino_of("large"), ino_of("small")
+    _native.plan_mark(pack(large), _native.PLAN_WANTED, 0)
+    for block in range(blocks):
+        _native.note_read(large, block * BLOCK, 4096)
+    _native.note_read(small, 0, 1000)
+    assert _native.ram_take(blocks * 4096, 1) == []  # comes back before it has looked at all
+    taken = [_native.ram_take(blocks * 4096, 1) for _ in range(3)]
+    assert [ino for batch in taken for ino, _, _ in batch] == [small]
+    # and when all are wanted, each call gets somewhere
+    taken = [_native.ram_take(0, 100) for _ in range(blocks // 100 + 10)]
+    assert sorted(offset for batch in taken for _, offset, _ in batch) == [
+        block * BLOCK for block in range(blocks)
+    ]
+    _native.plan_end()
+
+
+# ---- listings ------------------------------------------------------------------------------------
+
+
+def listing(ino: int, most: int) -> list[tuple[int, int, int, int, bytes]]:
+    """[(inode, size, kind, stored, name), …] of all pages."""
+    found = []
+    after = 0
+    while True:
+        inos, sizes, kinds, stored, lengths, names, after = _native.list_directory(ino, after, most)
+        count = len(kinds)
+        assert count <= most
+        at = 0
+        ends = struct.unpack(f"<{count}H", lengths)
+        for number, (child, size) in enumerate(
+            zip(struct.unpack(f"<{count}I", inos), struct.unpack(f"<{count}Q", sizes), strict=True)
+        ):
+            name = names[at : at + ends[number]]
+            at += ends[number]
+            found.append((child, size, kinds[number], stored[number], name))
+        assert at == len(names)
+        if not after:
+            return found
+
+
+@pytest.mark.parametrize("most", [1, 7, 8, 1000])
+def test_a_listing_is_what_the_directory_holds(tmp_path: Path, most: int) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "symlink").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(bytes(12345))
+    (tmp_path / "empty").touch()
+    (tmp_path / "gone").touch()
+    os.link(tmp_path / "file", tmp_path / "same")
+    for name in (b"n" * 255, b"\xff\n"):
+        with open(os.path.join(os.fsencode(tmp_path), name), "wb") as file:
+            file.write(name)
+    attach(tmp_path)
+    (tmp_path / "gone").unlink()
+    _native.scan(ROOT)
+    kinds = {stat.S_IFREG: 1, stat.S_IFDIR: 2, stat.S_IFLNK: 3}
+    with os.scandir(os.fsencode(tmp_path)) as entries:
+        expected = sorted(
+            (
+                _native.lookup(ROOT, entry.name),
+                entry.stat(follow_symlinks=False).st_size,
+                kinds.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode), 0),
+                int(entry.name == b"empty"),
+                entry.name,
+            )
+            for entry in entries
+        )
+    assert sorted(listing(ROOT, most)) == expected
+    assert len(expected) == 8
+
+
+def test_a_listing_of_thousands(tmp_path: Path) -> None:
+    names = {f"{number:04}".encode() for number in range(5000)}
+    for name in names:
+        os.close(os.open(os.path.join(os.fsencode(tmp_path), name), os.O_CREAT))
+    attach(tmp_path)
+    for most in (2000, 65536):
+        found = [name for *_, name in listing(ROOT, most)]
+        assert len(found) == 5000
+        assert set(found) == names
+
+
+def test_a_file_is_stored_when_all_its_blocks_are(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(bytes(1000))
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(2 * BLOCK + 1)
+    attach(tmp_path)
+
+    def stored() -> dict[bytes, int]:
+        return {name: stored for _, _, _, stored, name in listing(ROOT, 10)}
+
+    assert stored() == {b"small": 0, b"large": 0}
+    small, large = ino_of("small"), ino_of("large")
+    assert _native.set_location(small, 0, 1, 4096, 512, _native.version(small))
+    for block in range(3):
+        assert stored() == {b"small": 1, b"large": 0}
+        assert _native.set_location(large, block, 2, 4096, 512, _native.version(large))
+    assert stored() == {b"small": 1, b"large": 1}
+
+
+def test_a_listing_needs_a_listed_directory(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    attach(tmp_path)
+    with pytest.raises(ValueError, match="LISTED"):
+        _native.list_directory(ino_of("directory"), 0, 10)
+    with pytest.raises(NotADirectoryError):
+        _native.list_directory(ino_of("file"), 0, 10)
+    with pytest.raises(KeyError):
+        _native.list_directory(99, 0, 10)
+    with pytest.raises(ValueError, match="at least 1"):
+        _native.list_directory(ROOT, 0, 0)
+    _native.scan(ino_of("directory"))
+    assert listing(ino_of("directory"), 10) == []
+
+
+# ---- fetch pool ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> Iterator[None]:
+    _native.fetch_start(4)
+    yield
+    _native.fetch_stop()
+    eventually(lambda: pool_threads() == 0)
+
+
+def pool_threads() -> int:
+    """Threads that are neither Python's nor its libraries'. They hold no Python state."""
+    return len(os.listdir("/proc/self/task")) - pool_threads_before
+
+
+pool_threads_before = 0
+
+
+@pytest.fixture(autouse=True)
+def count_threads() -> None:
+    global pool_threads_before
+    pool_threads_before = len(os.listdir("/proc/self/task"))
+
+
+def submit(name: str, tag: int = 0) -> None:
+    ino = ino_of(name)
+    _native.fetch_submit(ino, _native.version(ino), tag)
+
+
+def take(count: int) -> list[Fetched]:
+    """The results of `count` submitted files, in the order of their tags."""
+    taken: list[Fetched] = []
+    while len(taken) < count:
+        assert select.select([_native.fetch_fd()], [], [], 20)[0], "no answer from the pool"
+        taken += _native.fetch_take(3)
+    assert _native.fetch_pending() == 0
+    assert not readable(_native.fetch_fd())
+    return sorted(taken)
+
+
+def test_files_are_fetched_whole(pool: None, tmp_path: Path) -> None:
+    contents = {
+        "empty": b"",
+        "one": b"x",
+        "page": os.urandom(4096),
+        "odd": os.urandom(1_234_567),
+        "block": os.urandom(BLOCK),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    attach(tmp_path)
+    before_ns = time.time_ns()
+    for tag, name in enumerate(contents):
+        submit(name, tag)
+    results = take(len(contents))
+    for tag, (name, (got, ino, data, error, begun_ns, ended_ns)) in enumerate(
+        zip(contents, results, strict=True)
+    ):
+        assert (got, ino, error) == (tag, ino_of(name), 0)
+        assert data == contents[name]
+        assert before_ns <= begun_ns <= ended_ns
+
+
+def test_many_files_in_few_threads(pool: None, tmp_path: Path) -> None:
+    for number in range(1000):
+        (tmp_path / f"f{number}").write_bytes(b"%d " % number * 100)
+    attach(tmp_path)
+    for number in range(1000):
+        submit(f"f{number}", number)
+    assert _native.fetch_pending() == 1000
+    assert 0 < pool_threads() <= 4
+    for number, (tag, _, data, error, _, _) in enumerate(take(1000)):
+        assert (tag, error, data) == (number, 0, b"%d " % number * 100)
+
+
+def test_only_the_version_that_was_asked_for(pool: None, source: Path) -> None:
+    (source / "f00").write_bytes(b"another content")
+    (source / "f01").unlink()
+    os.replace(source / "f03", source / "f02")
+    (source / "f04").unlink()
+    (source / "f04").mkdir()
+    for tag in range(6):
+        submit(f"f{tag:02}", tag)
+    assert [(error, data is None) for _, _, data, error, _, _ in take(6)] == [
+        (errno.ESTALE, True),
+        (errno.ENOENT, True),
+        (errno.ESTALE, True),
+        (errno.ENOENT, True),
+        (errno.ESTALE, True),
+        (0, False),
+    ]
+
+
+def test_what_cannot_be_fetched_is_refused(source: Path) -> None:
+    version = _native.version(2)
+    with pytest.raises(RuntimeError, match="not started"):
+        _native.fetch_submit(2, version, 0)
+    for threads in (0, 257, -1):
+        with pytest.raises(ValueError, match="threads"):
+            _native.fetch_start(threads)
+    with pytest.raises(KeyError):
+        _native.fetch_submit(99, version, 0)
+    with pytest.raises(ValueError, match="larger"):
+        _native.fetch_submit(2, (version[0], BLOCK + 1, *version[2:]), 0)
+    with pytest.raises(OverflowError):
+        _native.fetch_submit(2, version, 1 << 64)
+    assert _native.fetch_pending() == 0
+
+
+def test_an_origin_that_fails(pool: None, place: Place, faulty: FaultyOrigin) -> None:
+    for name in ("short", "broken", "denied", "good"):
+        place.write(name, bytes(5000))
+    attach(faulty.mountpoint)
+    faulty.add(Fault("read", "short", short=4096))
+    faulty.add(Fault("read", "broken", error="EREMOTEIO"))
+    faulty.add(Fault("open", "denied", error="EACCES"))
+    for tag, name in enumerate(("short", "broken", "denied", "good")):
+        submit(name, tag)
+    assert [error for _, _, _, error, _, _ in take(4)] == [
+        errno.EIO,
+        errno.EREMOTEIO,
+        errno.EACCES,
+        0,
+    ]
+
+
+def test_a_file_that_changes_while_it_is_fetched(
+    pool: None, place: Place, faulty: FaultyOrigin
+) -> None:
+    place.write("file", bytes(5000))
+    attach(faulty.mountpoint)
+    faulty.add(Fault("read", "file", hang=True))
+    submit("file")
+    eventually(lambda: faulty.hanging() == 1)
+    place.write("file", bytes(5000))  # same bytes, another time of change
+    faulty.clear()
+    assert [error for _, _, _, error, _, _ in take(1)] == [errno.ESTALE]
+
+
+def test_stopping_does_not_wait_for_the_origin(
+    pool: None, place: Place, faulty: FaultyOrigin
+) -> None:
+    """Threads that hang are left alone, and what they bring back later is nobody's."""
+    for number in range(8):
+        place.write(f"f{number}", b"%d" % number * 5000)
+    attach(faulty.mountpoint)
+    faulty.add(Fault("read", "f[0-3]", hang=True))
+    for number in range(8):
+        submit(f"f{number}", number)
+    eventually(lambda: faulty.hanging() == 4)
+    assert _native.fetch_pending() == 8
+    _native.fetch_stop()
+    assert _native.fetch_pending() == 0
+    assert pool_threads() == 4
+
+    _native.fetch_start(2)
+    submit("f5", 5)
+    [(tag, _, data, error, _, _)] = take(1)
+    assert (tag, error, data) == (5, 0, b"5" * 5000)
+    _native.fetch_stop()
+    faulty.release()
+    eventually(lambda: pool_threads() == 0)
+    assert _native.fetch_take(10) == []
+    assert not readable(_native.fetch_fd())
+
+
+def test_more_threads_for_those_that_hang(pool: None, place: Place, faulty: FaultyOrigin) -> None:
+    for number in range(6):
+        place.write(f"f{number}", b"%d" % number * 5000)
+    attach(faulty.mountpoint)
+    faulty.add(Fault("read", "f[0-3]", hang=True))
+    for number in range(6):
+        submit(f"f{number}", number)
+    eventually(lambda: faulty.hanging() == 4)
+    assert not readable(_native.fetch_fd())
+    _native.fetch_start(5)  # the fifth thread does the other two
+    found: list[Fetched] = []
+    eventually(lambda: len(found.__iadd__(_native.fetch_take(10))) == 2)
+    assert [tag for tag, *_ in sorted(found)] == [4, 5]
+    faulty.clear()
+    assert [error for _, _, _, error, _, _ in [*found, *take(4)]] == [0] * 6
+    _native.fetch_start(1)  # the others end
+    eventually(lambda: pool_threads() == 1)
+    submit("f0")
+    assert [error for _, _, _, error, _, _ in take(1)] == [0]

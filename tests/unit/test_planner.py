@@ -1,0 +1,521 @@
+"""The planner and a model of a mount: HDMLP's four rules, budgets, sharing, death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hintsd.planner import MountPlanner
+from hintsd.policies.belady import origin_bytes
+from hintsd.sequence import Inos
+from tests.planner_model import ModelMount, loader_order, make_planner, pages
+
+FILE_BYTES = PAGES_BYTES = 8192
+
+
+class Scene:
+    """One mount, its planner, jobs with their orders, and a clock."""
+
+    def __init__(
+        self, sizes: Inos, *, ram_bytes: int, ssd_bytes: int = 1 << 60, seed: int = 0
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.mount = ModelMount(sizes, ssd_bytes=ssd_bytes)
+        self.planner = make_planner(self.mount, ram_bytes)
+        self.budget_bytes = ram_bytes
+        self.orders: dict[str, Callable[[int], Inos | None]] = {}
+        self.now = 0.0
+
+    def shuffled(self, count: int | None = None) -> list[Inos]:
+        """Orders of eight epochs."""
+        total = len(self.mount.sizes)
+        return [(self.rng.permutation(total)[:count] + 1).astype(np.uint32) for _ in range(8)]
+
+    def open(
+        self,
+        name: str,
+        orders: list[Inos] | Callable[[int], Inos | None],
+        *,
+        samples: int,
+        epochs: int | None = 8,
+        epoch: int = 0,
+        index: int = 0,
+        batch_size: int = 16,
+        workers: int = 1,
+    ) -> None:
+        self.orders[name] = orders if callable(orders) else orders.__getitem__
+        self.planner.open_job(
+            name,
+            samples_per_epoch=samples,
+            epochs=epochs,
+            epoch=epoch,
+            index=index,
+            batch_size=batch_size,
+            workers=workers,
+            prefetch_factor=2,
+            now=self.now,
+        )
+
+    def turn(self, work: int = 1 << 20, step_s: float = 0.01) -> None:
+        self.now += step_s
+        for name, order in self.orders.items():
+            for epoch in self.planner.wanted_epochs(name):
+                inos = order(epoch)
+                if inos is None:
+                    self.planner.unknown(name, epoch)
+                else:
+                    self.planner.supply(name, epoch, inos)
+        self.mount.carry_out(self.planner.decide(self.now))
+        self.planner.check_invariants()
+        self.mount.work(work)
+        self.mount.deliver(self.planner, self.now)
+        self.planner.check_invariants()
+        assert self.mount.ram_bytes_most <= self.budget_bytes
+
+    def settle(self) -> None:
+        for _ in range(6):
+            self.turn()
+
+    def read(self, inos: list[int], *, turn_every: int = 8, work: int = 1 << 20) -> int:
+        """READs that it took."""
+        before = self.mount.reads
+        for count, ino in enumerate(inos, 1):
+            self.mount.read(ino)
+            if count % turn_every == 0:
+                self.turn(work)
+        self.turn(work)
+        return self.mount.reads - before
+
+
+def same_sizes(count: int) -> Inos:
+    return np.full(count, FILE_BYTES, np.uint32)
+
+
+# --- HDMLP 3.1
+
+
+def test_rule_1_next_missing_sample_first() -> None:
+    scene = Scene(same_sizes(500), ram_bytes=200 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.mount.ssd = {3, 17}
+    scene.open("job", orders, samples=500)
+    scene.settle()
+    assert scene.mount.staged_order == orders[0][:200].tolist()
+    scene.read(orders[0][:100].tolist())
+    staged = scene.mount.staged_order
+    assert staged == orders[0][: len(staged)].tolist()
+    assert len(staged) > 200
+
+
+def test_rules_2_and_3_what_is_dropped_is_used_after_all_that_is_staged() -> None:
+    count = 400
+    scene = Scene(same_sizes(count), ram_bytes=100 * FILE_BYTES)
+    orders = scene.shuffled()
+    sequence = np.concatenate(orders)
+    scene.open("job", orders, samples=count)
+    scene.settle()
+    position = 0
+    for position in range(0, 3 * count, 8):
+        before = set(scene.mount.ram)
+        scene.read(sequence[position : position + 8].tolist())
+        dropped, staged = before - scene.mount.ram, scene.mount.ram - before
+
+        def next_use(ino: int, start: int = position + 8) -> int:
+            return start + int(np.argmax(sequence[start:] == ino))
+
+        if dropped and staged:
+            assert min(map(next_use, dropped)) > max(map(next_use, staged))
+
+
+def test_rule_4_no_room_is_idle_while_something_is_missing() -> None:
+    sizes = np.random.default_rng(1).integers(1, 40_000, 300).astype(np.uint32)
+    scene = Scene(sizes, ram_bytes=1_000_000)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=300)
+    scene.settle()
+    for start in range(0, 300, 10):
+        idle = scene.budget_bytes - scene.mount.ram_bytes
+        missing = next(
+            ino for ino in np.concatenate(orders[:3])[start:] if ino not in scene.mount.ram
+        )
+        assert idle < pages(scene.mount.sizes[int(missing)])
+        scene.read(orders[0][start : start + 10].tolist())
+
+
+def test_small_datasets_stay_although_the_next_order_is_unknown() -> None:
+    scene = Scene(same_sizes(200), ram_bytes=300 * FILE_BYTES)
+    orders = scene.shuffled()
+    known = 1
+    scene.open(
+        "job", lambda epoch: orders[epoch] if epoch < known else None, samples=200, epochs=None
+    )
+    scene.settle()
+    for epoch in range(4):
+        assert scene.read(orders[epoch].tolist()) == 0
+        known += 1
+        scene.planner.supply("job", epoch + 1, orders[epoch + 1])
+        scene.turn()
+    assert len(scene.mount.staged_order) == 200
+
+
+# --- the whole run
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_hinted_epochs_need_hardly_any_read(workers: int) -> None:
+    scene = Scene(same_sizes(3000), ram_bytes=900 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=3000, epochs=2, workers=workers, batch_size=16)
+    scene.settle()
+    for epoch in range(2):
+        inos = list(loader_order(orders[epoch], 16, workers, 2, scene.rng))
+        assert scene.read(inos) <= 15
+        scene.settle()
+    assert scene.planner.status("job")["epoch"] == 1
+    for _ in range(4):
+        scene.turn(step_s=1.0)
+    assert scene.planner.finished("job")
+    assert max(scene.mount.origin_reads.values()) == 1
+    scene.planner.close_job("job")
+    scene.turn()
+    assert not scene.mount.ram
+    assert not scene.mount.armed
+    assert not scene.mount.fetch_queue
+
+
+@pytest.mark.parametrize("share", [0.05, 0.35, 0.75])
+def test_origin_traffic_of_uniform_shuffles_is_belady_s(share: float) -> None:
+    count = 1000
+    scene = Scene(
+        same_sizes(count), ram_bytes=20 * FILE_BYTES, ssd_bytes=int(share * count) * FILE_BYTES
+    )
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count, epochs=4, batch_size=4)
+    fetched = []
+    for epoch in range(4):
+        before = scene.mount.origin_bytes
+        scene.read(orders[epoch].tolist(), turn_every=2)
+        fetched.append(scene.mount.origin_bytes - before)
+    best = origin_bytes(
+        [order.astype(int) - 1 for order in orders[:4]],
+        same_sizes(count),
+        int(share * count) * FILE_BYTES,
+    )
+    for epoch in (1, 2):
+        assert fetched[epoch] <= (1 - share) * count * FILE_BYTES * 1.01
+    assert sum(fetched) <= sum(best) * 1.01
+
+
+def test_without_ram_files_are_fetched_to_ssd_only() -> None:
+    scene = Scene(same_sizes(300), ram_bytes=0)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=300)
+    scene.settle()
+    assert scene.mount.ssd == set(range(1, 301))
+    assert not scene.mount.staged_order
+    assert max(scene.mount.origin_reads.values()) == 1
+
+
+def test_without_ssd_room_files_pass_to_ram() -> None:
+    scene = Scene(same_sizes(300), ram_bytes=100 * FILE_BYTES, ssd_bytes=0)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=300)
+    scene.settle()
+    assert scene.read(orders[0].tolist()) <= 3
+    assert not scene.mount.ssd
+
+
+def test_two_jobs_share_every_fetch_and_every_page() -> None:
+    scene = Scene(same_sizes(400), ram_bytes=500 * FILE_BYTES)
+    for name in ("a", "b"):
+        scene.open(name, scene.shuffled(), samples=400)
+    scene.settle()
+    assert len(scene.mount.ram) == 400
+    assert sorted(scene.mount.staged_order) == list(range(1, 401))
+    scene.planner.close_job("a")
+    del scene.orders["a"]
+    scene.settle()
+    assert len(scene.mount.ram) == 400
+    scene.planner.close_job("b")
+    scene.settle()
+    assert not scene.mount.ram
+
+
+def test_jobs_get_equal_windows_and_a_closed_one_gives_its_back() -> None:
+    scene = Scene(same_sizes(4000), ram_bytes=320 * FILE_BYTES)
+    parts = scene.rng.permutation(4000).astype(np.uint32) + 1
+    first, second = parts[:2000], parts[2000:]
+    scene.open("a", lambda _: first, samples=2000)
+    scene.settle()
+    assert scene.planner.status("a")["window_bytes"] == 320 * FILE_BYTES
+    scene.open("b", lambda _: second, samples=2000)
+    scene.settle()
+    shares = [scene.planner.status(name)["window_bytes"] // FILE_BYTES for name in "ab"]
+    assert sum(shares) == 320
+    assert min(shares) > 120
+    assert set(second[: shares[1]].tolist()) <= scene.mount.ram
+    scene.planner.close_job("a")
+    del scene.orders["a"]
+    scene.settle()
+    assert scene.mount.ram == set(second[:320].tolist())
+
+
+# --- wrong hints
+
+
+@pytest.mark.parametrize("ram_files", [500, 4000], ids=["mostly READs", "wires only"])
+@pytest.mark.parametrize("reader", ["another seed", "sequential", "another rank"])
+def test_a_wrong_hint_is_noticed_and_its_plan_dropped(reader: str, ram_files: int) -> None:
+    count = 3000
+    scene = Scene(same_sizes(count), ram_bytes=ram_files * FILE_BYTES)
+    orders = [order[: count // 2] for order in scene.shuffled()]
+    scene.open("job", orders, samples=count // 2, workers=2)
+    scene.settle()
+    reads = {
+        "another seed": scene.shuffled(count // 2)[0],
+        "sequential": np.arange(1, count, 2),
+        "another rank": np.setdiff1d(np.arange(1, count + 1), orders[0]),
+    }[reader]
+    before = scene.mount.lookups + scene.mount.reads
+    for _ in range(20):
+        for start in range(0, len(reads), 8):
+            scene.read(reads[start : start + 8].tolist())
+            if scene.planner.status("job")["state"] == "wrong":
+                break
+        else:
+            continue
+        break
+    assert scene.planner.status("job")["state"] == "wrong"
+    assert scene.mount.lookups + scene.mount.reads - before < 700
+    scene.settle()
+    assert not scene.mount.ram
+    assert not scene.mount.armed
+    assert not scene.mount.stage_queue
+    assert not scene.mount.fetch_queue
+    [(job, line)] = scene.planner.notices()
+    assert job == "job"
+    assert "not in the hinted order" in line
+
+
+def test_a_second_unhinted_reader_condemns_nobody() -> None:
+    scene = Scene(same_sizes(3000), ram_bytes=600 * FILE_BYTES)
+    orders = scene.shuffled()
+    other = scene.shuffled()
+    scene.open("job", orders, samples=3000, workers=2)
+    scene.settle()
+    for epoch in range(2):
+        both = np.stack([orders[epoch], other[epoch], other[epoch + 2]], axis=1).ravel()
+        scene.read(both.tolist())
+        assert scene.planner.status("job")["state"] == "running"
+        assert abs(scene.planner.status("job")["index"] % 3000) < 400
+
+
+def test_ls_condemns_nobody_and_moves_nothing_far() -> None:
+    scene = Scene(same_sizes(6000), ram_bytes=7000 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=6000, workers=2)
+    scene.settle()
+    scene.read(orders[0][:1000].tolist())
+    for ino in range(1, 6001):
+        scene.mount.look_up(ino)
+        if ino % 100 == 0:
+            scene.turn()
+    status = scene.planner.status("job")
+    assert status["state"] == "running"
+    assert abs(status["index"] - 1000) < 1000
+    assert scene.read(orders[0][1000:].tolist()) == 0
+    assert scene.planner.status("job")["state"] == "running"
+
+
+@pytest.mark.parametrize("place", [0, 700, 2500])
+def test_a_reader_that_jumps_is_followed(place: int) -> None:
+    scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=3000, workers=1, batch_size=8)
+    scene.settle()
+    scene.read(orders[0][:1500].tolist())
+    assert scene.read(orders[0][place:].tolist()) < 60
+    assert scene.planner.status("job")["state"] == "running"
+
+
+def test_a_trainer_that_breaks_out_of_the_epoch_is_followed() -> None:
+    scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=3000, batch_size=8)
+    scene.settle()
+    scene.read(orders[0][:1000].tolist())
+    assert scene.read(orders[1].tolist()) < 60
+    assert scene.planner.status("job")["state"] == "running"
+
+
+def test_a_wrong_verdict_heals_when_somebody_follows() -> None:
+    scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=3000, batch_size=8)
+    scene.settle()
+    scene.read(scene.shuffled()[0][:600].tolist())
+    assert scene.planner.status("job")["state"] == "wrong"
+    assert scene.read(orders[0].tolist()) < 100
+    assert scene.planner.status("job")["state"] == "running"
+
+
+# --- odd files
+
+
+def test_odd_files() -> None:
+    """Empty, larger than RAM, outside the mount, never learned, read twice."""
+    sizes = same_sizes(100)
+    sizes[4] = 0
+    sizes[9] = 1 << 20
+    scene = Scene(sizes, ram_bytes=20 * FILE_BYTES)
+    order = np.concatenate([np.arange(1, 101), [0, 5, 10, 3, 3, 200]]).astype(np.uint32)
+    scene.open("job", lambda _: order, samples=len(order), batch_size=2)
+    scene.settle()
+    readable = [ino for ino in order.tolist() if ino not in (0, 200)]
+    assert scene.read(readable, turn_every=2) <= 8
+    assert 10 in scene.mount.ssd
+    assert not {0, 5, 10, 200} & set(scene.mount.staged_order)
+
+
+def test_failed_files_are_tried_again_while_they_are_wanted() -> None:
+    scene = Scene(same_sizes(50), ram_bytes=100 * FILE_BYTES)
+    scene.mount.failing = {7}
+    scene.open("job", scene.shuffled(), samples=50)
+    scene.settle()
+    assert 7 not in scene.mount.ram
+    scene.mount.failing = set()
+    for _ in range(5):
+        scene.turn(step_s=1.0)
+    assert 7 in scene.mount.ram
+
+
+def test_after_a_disconnect_the_window_is_sent_anew() -> None:
+    scene = Scene(same_sizes(500), ram_bytes=100 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=500)
+    scene.settle()
+    scene.read(orders[0][:48].tolist())
+    scene.mount.ram.clear()
+    scene.mount.armed.clear()
+    scene.planner.disconnected()
+    scene.settle()
+    assert set(orders[0][60:120].tolist()) <= scene.mount.ram
+    assert scene.mount.armed
+
+
+def test_a_stage_that_crossed_its_cancel_is_dropped() -> None:
+    scene = Scene(same_sizes(50), ram_bytes=100 * FILE_BYTES)
+    scene.open("job", scene.shuffled(), samples=50)
+    scene.turn(work=0)
+    scene.mount.work(10)
+    assert len(scene.mount.ram) == 10
+    scene.planner.close_job("job")
+    late = scene.mount.stage_queue.popleft()[0]
+    scene.turn(work=0)
+    scene.mount.ram.add(late)
+    scene.planner.done(np.array([late], np.uint32), np.array([1], np.uint8), scene.now)
+    scene.settle()
+    assert not scene.mount.ram
+
+
+def test_steps_find_the_position_too() -> None:
+    scene = Scene(same_sizes(1000), ram_bytes=100 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=1000, batch_size=10)
+    scene.settle()
+    scene.planner.step("job", 0, 50, scene.now)
+    scene.settle()
+    assert scene.mount.ram == set(orders[0][500:600].tolist())
+    scene.planner.step("job", 7, 100, scene.now)
+    scene.turn()
+    assert scene.planner.finished("job")
+    scene.turn()
+    assert not scene.mount.ram
+
+
+def test_a_job_that_stops_reading_is_idle_and_makes_room() -> None:
+    scene = Scene(same_sizes(2000), ram_bytes=100 * FILE_BYTES)
+    a, b = scene.shuffled(), scene.shuffled()
+    scene.open("a", a, samples=2000)
+    scene.settle()
+    scene.read(a[0][:100].tolist())
+    scene.turn(step_s=100.0)
+    assert scene.planner.status("a")["state"] == "idle"
+    scene.open("b", b, samples=2000)
+    scene.settle()
+    assert set(b[0][:90].tolist()) <= scene.mount.ram
+    scene.read(a[0][100:200].tolist())
+    assert scene.planner.status("a")["state"] == "running"
+
+
+# --- anything, in any order
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_interleaving_keeps_the_budgets_and_leaves_nothing(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 120), "files")
+    seed = data.draw(st.integers(0, 1000), "seed")
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 30_000, count).astype(np.uint32)
+    scene = Scene(
+        sizes,
+        ram_bytes=data.draw(st.integers(0, 1_500_000), "ram"),
+        ssd_bytes=data.draw(st.integers(0, 3_000_000), "ssd"),
+        seed=seed,
+    )
+    open_jobs: dict[str, int] = {}
+    for turn in range(data.draw(st.integers(1, 30), "turns")):
+        match data.draw(
+            st.sampled_from(["open", "close", "read", "stray", "step", "lost", "turn"])
+        ):
+            case "open" if len(open_jobs) < 3:
+                samples = data.draw(st.integers(1, count))
+                orders = [rng.integers(0, count + 1, samples).astype(np.uint32) for _ in range(8)]
+                scene.open(
+                    f"job{turn}",
+                    orders,
+                    samples=samples,
+                    epochs=data.draw(st.sampled_from([1, 3, 8])),
+                    batch_size=data.draw(st.integers(1, 80)),
+                    workers=data.draw(st.integers(0, 3)),
+                )
+                open_jobs[f"job{turn}"] = samples
+            case "close" if open_jobs:
+                name = data.draw(st.sampled_from(sorted(open_jobs)))
+                scene.planner.close_job(name)
+                del open_jobs[name], scene.orders[name]
+            case "read" if open_jobs:
+                name = data.draw(st.sampled_from(sorted(open_jobs)))
+                status = scene.planner.status(name)
+                order = scene.orders[name](min(status["epoch"], 7))
+                assert order is not None
+                inos = order[status["index"] : status["index"] + 40]
+                scene.read(inos.tolist(), work=data.draw(st.integers(0, 60)))
+            case "stray":
+                scene.read(rng.integers(1, count + 1, 30).tolist(), work=3)
+            case "step" if open_jobs:
+                name = data.draw(st.sampled_from(sorted(open_jobs)))
+                scene.planner.step(
+                    name, data.draw(st.integers(0, 7)), data.draw(st.integers(0, 99)), scene.now
+                )
+            case "lost":
+                scene.mount.stage_queue.clear()
+                scene.mount.fetch_queue.clear()
+                scene.mount.ram.clear()
+                scene.mount.deliver(scene.planner, scene.now)
+                scene.planner.disconnected()
+            case _:
+                scene.turn(work=data.draw(st.integers(0, 100)), step_s=0.3)
+    for name in open_jobs:
+        scene.planner.close_job(name)
+    scene.orders.clear()
+    scene.settle()
+    assert not scene.mount.ram
+    assert not scene.mount.armed
+    assert not scene.mount.stage_queue
+    assert not scene.mount.fetch_queue

@@ -1,0 +1,66 @@
+"""The prefetcher's queue of arrays; all else of it is seen on real mounts (tests/mount/test_plan)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusecache import _native
+from fusecache.prefetcher import ArrayQueue
+
+PARTS = st.lists(st.lists(st.tuples(st.integers(1, 2**32 - 1), st.integers(0, 1)), max_size=20))
+
+
+def put(queue: ArrayQueue, pairs: list[tuple[int, int]]) -> None:
+    queue.put(
+        np.array([ino for ino, _ in pairs], np.uint32), np.array([f for _, f in pairs], np.uint8)
+    )
+
+
+def take(queue: ArrayQueue, most: int) -> list[tuple[int, int]]:
+    inos, flags = queue.take(most)
+    return list(zip(inos.tolist(), flags.tolist(), strict=True))
+
+
+@given(PARTS, st.integers(1, 30))
+def test_first_in_first_out(parts: list[list[tuple[int, int]]], most: int) -> None:
+    queue = ArrayQueue()
+    for part in parts:
+        put(queue, part)
+    expected = [pair for part in parts for pair in part]
+    assert queue.count == len(expected)
+    found = []
+    while queue.count:
+        taken = take(queue, most)
+        assert 1 <= len(taken) <= most
+        found += taken
+    assert found == expected
+    assert take(queue, most) == []
+
+
+def test_what_is_put_first_comes_first() -> None:
+    queue = ArrayQueue()
+    put(queue, [(1, 0), (2, 1), (3, 0)])
+    assert take(queue, 1) == [(1, 0)]
+    queue.put_first(9, 1)
+    assert queue.count == 3
+    assert take(queue, 9) + take(queue, 9) == [(9, 1), (2, 1), (3, 0)]
+
+
+def test_cancelled_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = {2, 5}
+
+    def plan_flags(inos: bytes) -> bytes:
+        array = np.frombuffer(inos, np.uint32).tolist()
+        return bytes(_native.PLAN_QUEUED if ino in live else 0 for ino in array)
+
+    monkeypatch.setattr(_native, "plan_flags", plan_flags)
+    queue = ArrayQueue()
+    put(queue, [(1, 0), (2, 1)])
+    put(queue, [(3, 0), (4, 0)])
+    put(queue, [(5, 0)])
+    queue.forget_cancelled()
+    assert queue.count == 2
+    assert take(queue, 9) + take(queue, 9) == [(2, 1), (5, 0)]

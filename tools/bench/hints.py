@@ -1,0 +1,305 @@
+"""The rows with hints: what a known order is worth, and what planning it costs.
+
+INVARIANT: hinted and unhinted readers read the same files in the same order, in the same round.
+INVARIANT: a daemon of the benchmark's own serves them; it is ended with the row.
+"""
+
+import contextlib
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hintsd
+from hintsd import orders
+from tools.bench.rows import FILE_BYTES, READER_COUNTS, Bench, Figure
+from tools.fusecache_command import FusecacheMount
+from tools.hintsd_command import HintsdCommand
+from tools.latency_origin import LatencyOrigin
+from tools.slow_origin import LoopOrigin
+
+SMALL_BYTES = 10_000
+BATCH = 64
+READERS = 4
+RAM_SHARE = 0.2
+ORIGIN_BPS, ORIGIN_IOPS = 100_000_000, 2000
+LATENCY_S = 0.005
+PACE_SHARE = 0.7
+_LOADER = Path(__file__).with_name("loader_reader.py")
+_LOADER_TIMEOUT_S = 900.0
+_ACCEPT_TIMEOUT_S = 60.0
+
+
+@contextlib.contextmanager
+def _hinted_mount(
+    source: Path, work: Path, options: tuple[str, ...] = ()
+) -> Iterator[tuple[FusecacheMount, HintsdCommand]]:
+    """A mount with an empty cache, and a hintsd that it names."""
+    cache = work / "hinted-cache"
+    with HintsdCommand(work) as daemon:
+        mount = FusecacheMount(
+            source, work / "mnt", cache, ("--hintsd", str(daemon.socket), *options)
+        )
+        try:
+            with mount:
+                yield mount, daemon
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
+
+
+def _spec(count: int, seed: int) -> orders.OrderSpec:
+    return orders.OrderSpec(
+        sampler="distributed", length=count, seed=seed, world_size=1, rank=0, batch_size=BATCH
+    )
+
+
+@contextlib.contextmanager
+def _announced(root: Path, names: Sequence[str], seed: int, epochs: int) -> Iterator[None]:
+    """A job that hintsd has accepted, until the context is left."""
+    job = hintsd.connect(root).shuffle(
+        seed=seed,
+        epochs=epochs,
+        batch_size=BATCH,
+        sampler="distributed",
+        workers=READERS,
+        prefetch_factor=1,
+        paths=names,
+    )
+    with job:
+        deadline = time.monotonic() + _ACCEPT_TIMEOUT_S
+        while job.name is None:
+            if job.is_over or time.monotonic() > deadline:
+                raise RuntimeError(f"hintsd did not take the job on {root}")
+            time.sleep(0.001)
+        yield
+
+
+def _in_order(root: Path, names: Sequence[str], seed: int, epoch: int) -> list[str]:
+    sequence = orders.access_sequence(_spec(len(names), seed), epoch)
+    return [f"{root}/{names[index]}" for index in sequence]
+
+
+def _missed(mount: FusecacheMount) -> int:
+    return int(mount.status()["reads"]["requests"])
+
+
+def hinted(bench: Bench) -> None:
+    """Row hinted: whole epochs from the SSD store with a RAM budget of a fifth of the dataset."""
+    counts = {FILE_BYTES: 8000, SMALL_BYTES: 40_000}
+    for size, full in counts.items():
+        count = full // 4 if bench.quick else full
+        with bench.folder("hinted") as work:
+            _hinted_size(bench, work, count, size)
+
+
+def _hinted_size(bench: Bench, work: Path, count: int, size: int) -> None:
+    what = f"{size // 1000} KB"
+    source, large = work / "source", work / "large"
+    source.mkdir()
+    large.mkdir()
+    bench.say(f"hinted: making {count} files of {size} bytes")
+    names = bench.readers.fill_files(source, count, size, 3)
+    whole = large / bench.readers.fill_files(large, 1, min(count * size, 1 << 30), 4)[0]
+    ram = int(count * size * RAM_SHARE)
+    with _hinted_mount(source, work, ("--ram", str(ram))) as (mount, _daemon):
+        root = mount.mountpoint
+        mount.command("warm", str(root), timeout_s=900)
+        mount.settle()
+
+        def one_round(number: int) -> list[Figure]:
+            figures: list[Figure] = []
+
+            def add(peer: str, work: str, bytes_per_s: float) -> None:
+                figures.append((work, peer, "MB/s", bytes_per_s / 1e6))
+
+            bench.drop()
+            device = bench.readers.read_direct(whole).bytes_per_s
+            for state in ("begun cold", "next epoch"):
+                add("device", f"{what}, {state}", device)
+            ways = [("native", source), ("unhinted", root), ("fusecache", root)]
+            for peer, base in ways[number % 3 :] + ways[: number % 3]:
+                bench.drop()
+                seed = number * 10 + 1
+                with contextlib.ExitStack() as stack:
+                    if peer == "fusecache":
+                        stack.enter_context(_announced(base, names, seed, 3))
+                    for epoch, state in enumerate(("begun cold", "next epoch")):
+                        if peer != "fusecache":
+                            bench.drop()
+                        before = _missed(mount)
+                        paths = _in_order(base, names, seed, epoch)
+                        done = bench.readers.read_batches(paths, READERS, BATCH)
+                        add(peer, f"{what}, {state}", done.bytes_per_s)
+                        if peer == "fusecache":
+                            missed = (_missed(mount) - before) / count
+                            figures.append((f"{what}, {state}: missed", peer, "of all", missed))
+            return figures
+
+        for number in range(bench.rounds(5)):
+            bench.undisturbed("hinted", functools.partial(one_round, number))
+            bench.say(f"hinted, {what}: round {number + 1} done")
+
+
+def hot_hinted(bench: Bench) -> None:
+    """Row hot hinted: all in RAM, tripwires armed, against the same files on ext4."""
+    count = 2000 if bench.quick else 5000
+    with bench.folder("hot-hinted") as work:
+        source = work / "source"
+        source.mkdir()
+        names = bench.readers.fill_files(source, count, FILE_BYTES, 1)
+        ram = count * FILE_BYTES * 3
+        with _hinted_mount(source, work, ("--ram", str(ram))) as (mount, _daemon):
+            root = mount.mountpoint
+            mount.command("warm", str(root), timeout_s=900)
+            mount.settle()
+
+            def one_round(number: int) -> list[Figure]:
+                figures: list[Figure] = []
+                bench.drop()
+                seed = number
+                with _announced(root, names, seed, 20):
+                    for base in (source, root):
+                        bench.readers.read_batches(_in_order(base, names, seed, 0), READERS, BATCH)
+                    for epoch, readers in enumerate(READER_COUNTS, start=1):
+                        ways = [("native", source), ("fusecache", root)]
+                        for peer, base in ways[number % 2 :] + ways[: number % 2]:
+                            paths = _in_order(base, names, seed, epoch)
+                            done = bench.readers.read_batches(paths, readers, BATCH)
+                            plural = "s" * (readers > 1)
+                            work_name = f"{readers} reader{plural}"
+                            figures.append((work_name, peer, "files/s", done.items_per_s))
+                return figures
+
+            for number in range(bench.rounds(7)):
+                bench.undisturbed("hot hinted", functools.partial(one_round, number))
+                bench.say(f"hot hinted: round {number + 1} done")
+
+
+def limited(bench: Bench) -> None:
+    """Row limited: the first epoch from an origin of 100 MB/s and 2,000 requests a second."""
+    count = 2000 if bench.quick else 8000
+    with bench.folder("limited") as work, LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device:
+        source = device.directory / "data"
+        source.mkdir()
+        names = bench.readers.fill_files(source, count, FILE_BYTES, 5)
+        device.throttle(ORIGIN_BPS, ORIGIN_IOPS)
+        for number in range(bench.rounds(3)):
+            bench.drop()
+            some = names[: count // 4]
+            paths = _in_order(source, some, number, 0)
+            done = bench.readers.read_batches(paths, READERS, BATCH)
+            bench.results.add("limited", "first epoch", "native", "MB/s", done.bytes_per_s / 1e6)
+            bench.results.add("limited", "first epoch", "limit", "MB/s", ORIGIN_BPS / 1e6)
+            for peer in ("unhinted", "fusecache"):
+                with _hinted_mount(source, work) as (mount, _daemon):
+                    bench.drop()
+                    bench.readers.list_tree(mount.mountpoint)
+                    with contextlib.ExitStack() as stack:
+                        if peer == "fusecache":
+                            stack.enter_context(_announced(mount.mountpoint, names, number, 1))
+                        paths = _in_order(mount.mountpoint, names, number, 0)
+                        done = bench.readers.read_batches(paths, READERS, BATCH)
+                    speed = done.bytes_per_s / 1e6
+                    bench.results.add("limited", "first epoch", peer, "MB/s", speed)
+            bench.say(f"limited: round {number + 1} done")
+
+
+def _load(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]:
+    """A stock DataLoader in a process of its own (loader_reader.py)."""
+    request = {
+        "root": str(root),
+        "paths": list(names),
+        "seed": 0,
+        "epochs": 1,
+        "batch": BATCH,
+        "workers": READERS,
+        "pace_bytes_per_s": 0,
+        "hints": False,
+        "drop": False,
+    } | work
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.bench.loader_reader"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=_LOADER_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{_LOADER.name}: {done.stderr.strip().splitlines()[-1:]}")
+    if "RuntimeWarning" in done.stderr:
+        raise RuntimeError(f"{_LOADER.name}: {done.stderr.strip()}")
+    results = json.loads(done.stdout)
+    assert isinstance(results, list)
+    return results
+
+
+def latency(bench: Bench) -> None:
+    """Row latency: the first epoch from an origin that takes 5 ms for each request."""
+    count = 3000 if bench.quick else 12_000
+    few = count // 6
+    with bench.folder("latency") as work:
+        behind = work / "behind"
+        behind.mkdir()
+        names = bench.readers.fill_files(behind, count, FILE_BYTES, 6)
+        with LatencyOrigin(behind, work, LATENCY_S) as origin:
+            for number in range(bench.rounds(3)):
+
+                def measure(peer: str, root: Path, some: Sequence[str], **options: Any) -> None:
+                    bench.readers.list_tree(root)
+                    (epoch,) = _load(root, some, **options)
+                    speed = epoch["samples"] / epoch["seconds"]
+                    bench.results.add("latency", "first epoch", peer, "samples/s", speed)
+
+                measure("stock", origin.directory, names[:few], seed=number)
+                for peer, some in (("unhinted", names[:few]), ("fusecache", names)):
+                    with _hinted_mount(origin.directory, work) as (mount, _daemon):
+                        hints = peer == "fusecache"
+                        measure(peer, mount.mountpoint, some, seed=number, hints=hints)
+                bench.say(f"latency: round {number + 1} done")
+
+
+def stall(bench: Bench) -> None:
+    """Row stall: a consumer with a pace; the seconds in which it had nothing to consume."""
+    count = 2000 if bench.quick else 8000
+    with bench.folder("stall") as work, LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device:
+        source, large = device.directory / "data", work / "large"
+        source.mkdir()
+        large.mkdir()
+        names = bench.readers.fill_files(source, count, FILE_BYTES, 7)
+        whole = large / bench.readers.fill_files(large, 1, min(count * FILE_BYTES, 1 << 30), 4)[0]
+        device.throttle(ORIGIN_BPS, ORIGIN_IOPS)
+        ram = int(count * FILE_BYTES * RAM_SHARE)
+        for number in range(bench.rounds(3)):
+            bench.drop()
+            pace = bench.readers.read_direct(whole).bytes_per_s * PACE_SHARE
+            options = {"seed": number, "epochs": 3, "pace_bytes_per_s": pace}
+            (first, *_) = _load(source, names, **(options | {"epochs": 1, "drop": True}))
+            results = bench.results
+            for _ in range(2):
+                results.add("stall", "later epochs", "stock", "seconds", first["stall_s"])
+            for peer in ("unhinted", "fusecache"):
+                with _hinted_mount(source, work, ("--ram", str(ram))) as (mount, _daemon):
+                    bench.drop()
+                    hints = peer == "fusecache"
+                    epochs = _load(mount.mountpoint, names, **options, hints=hints)
+                    results.add("stall", "first epoch", peer, "seconds", epochs[0]["stall_s"])
+                    for epoch in epochs[1:]:
+                        results.add("stall", "later epochs", peer, "seconds", epoch["stall_s"])
+            bench.say(f"stall: round {number + 1} done")
+    bench.results.note("stall: the consumer takes 0.7 of the device's sequential bandwidth")
+
+
+ROWS = {
+    "hinted": hinted,
+    "hot-hinted": hot_hinted,
+    "limited": limited,
+    "latency": latency,
+    "stall": stall,
+}
+COLUMNS = ("device", "limit", "stock", "unhinted")

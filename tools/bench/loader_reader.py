@@ -1,0 +1,104 @@
+"""A stock DataLoader that reads whole files, and a consumer with a pace: what a training sees.
+
+Run as a process with a JSON object on standard input: root, paths (relative to the root, in the
+order of their indices), seed, epochs, batch, workers, pace_bytes_per_s (0: as fast as it goes),
+hints (true: `hintsd.attach`), drop (true: the kernel's caches are dropped before each epoch).
+Prints a JSON list, one object an epoch: seconds, stall_s, first_s (until the first batch), samples,
+bytes, order (a digest of the indices as they came).
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+import hintsd
+from tools.slow_origin import drop_caches
+
+
+class Files(Dataset[tuple[int, int]]):
+    """(index, size) of a file whose bytes were read: the tensors of a real dataset would only add
+    the same work for every peer.
+    """
+
+    def __init__(self, root: str, paths: list[str]) -> None:
+        self._paths = [os.path.join(root, path) for path in paths]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        fd = os.open(self._paths[index], os.O_RDONLY)
+        try:
+            return index, len(os.read(fd, os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
+
+
+def _epoch(loader: DataLoader[tuple[int, int]], pace: float) -> dict[str, Any]:
+    order = hashlib.blake2b(digest_size=8)
+    samples = total = 0
+    stall_s = first_s = 0.0
+    begin = time.perf_counter()
+    batches = iter(loader)
+    while True:
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        waited = time.perf_counter() - asked
+        stall_s += waited
+        if batch is None:
+            break
+        if not samples:
+            first_s = waited
+        indices, sizes = batch
+        order.update(indices.numpy().tobytes())
+        samples += len(indices)
+        got = int(sizes.sum())
+        total += got
+        if pace:
+            left = asked + waited + got / pace - time.perf_counter()
+            time.sleep(max(0.0, left))
+    return {
+        "seconds": time.perf_counter() - begin,
+        "stall_s": stall_s,
+        "first_s": first_s,
+        "samples": samples,
+        "bytes": total,
+        "order": order.hexdigest(),
+    }
+
+
+def main() -> None:
+    work = json.load(sys.stdin)
+    torch.set_num_threads(1)
+    dataset = Files(work["root"], work["paths"])
+    sampler: DistributedSampler[tuple[int, int]] = DistributedSampler(
+        dataset, num_replicas=1, rank=0, seed=work["seed"]
+    )
+    loader = DataLoader(
+        dataset,
+        batch_size=work["batch"],
+        sampler=sampler,
+        num_workers=work["workers"],
+        persistent_workers=True,
+    )
+    if work["hints"]:
+        paths = [os.path.join(work["root"], path) for path in work["paths"]]
+        hintsd.attach(loader, paths=paths, epochs=work["epochs"])
+    results = []
+    for epoch in range(work["epochs"]):
+        sampler.set_epoch(epoch)
+        if work["drop"]:
+            drop_caches()
+        results.append(_epoch(loader, work["pace_bytes_per_s"]))
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

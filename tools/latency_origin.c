@@ -1,0 +1,219 @@
+/* A read-only view of a directory in which every request takes a given time: the latency of a network
+ * file server without its bandwidth limit.
+ *
+ * latency_origin SOURCE MICROSECONDS TRUST_SECONDS MOUNTPOINT [FUSE OPTIONS]
+ *
+ * The kernel trusts names and attributes for TRUST_SECONDS. Requests of any number wait side by side (so
+ * not libfuse's high-level interface: it forbids parallel look-ups in a directory).
+ */
+#define FUSE_USE_VERSION 312
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse3/fuse_lowlevel.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REQUESTS_MOST 512
+
+static int source;
+static useconds_t latency_us;
+static double trust_s;
+
+/* An inode is the O_PATH descriptor of its first look-up + 2; kept for good. */
+static int path_fd(fuse_ino_t ino) { return ino == FUSE_ROOT_ID ? source : (int)ino - 2; }
+
+static void wait_a_while(void) { usleep(latency_us); }
+
+static void begin(void *unused, struct fuse_conn_info *conn) {
+    (void)unused;
+    conn->want &= ~(unsigned)FUSE_CAP_READDIRPLUS_AUTO;
+    conn->max_background = REQUESTS_MOST;
+    conn->congestion_threshold = REQUESTS_MOST;
+}
+
+static int look_up(int parent, const char *name, struct fuse_entry_param *entry) {
+    int fd = openat(parent, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    memset(entry, 0, sizeof *entry);
+    if (fd < 0 || fstatat(fd, "", &entry->attr, AT_EMPTY_PATH)) return errno;
+    entry->ino = (fuse_ino_t)fd + 2;
+    entry->attr_timeout = entry->entry_timeout = trust_s;
+    return 0;
+}
+
+/* One descriptor a name: a repeated look-up must give the same inode. */
+struct known { struct known *next; fuse_ino_t parent, ino; char name[]; };
+static struct known *known[1 << 16];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int look_up_once(fuse_ino_t parent, const char *name, struct fuse_entry_param *entry) {
+    size_t hash = parent;
+    for (const char *c = name; *c; c++) hash = hash * 31 + (unsigned char)*c;
+    struct known **slot = &known[hash % (sizeof known / sizeof *known)], *at;
+    pthread_mutex_lock(&lock);
+    for (at = *slot; at && (at->parent != parent || strcmp(at->name, name)); at = at->next) {}
+    int error = 0;
+    if (at) {
+        memset(entry, 0, sizeof *entry);
+        entry->ino = at->ino;
+        entry->attr_timeout = entry->entry_timeout = trust_s;
+        error = fstatat(path_fd(at->ino), "", &entry->attr, AT_EMPTY_PATH) ? errno : 0;
+    } else if (!(error = look_up(path_fd(parent), name, entry))) {
+        at = malloc(sizeof *at + strlen(name) + 1);
+        if (!at) abort();
+        *at = (struct known){.next = *slot, .parent = parent, .ino = entry->ino};
+        strcpy(at->name, name);
+        *slot = at;
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name) {
+    struct fuse_entry_param entry;
+    wait_a_while();
+    int error = look_up_once(parent, name, &entry);
+    if (error) fuse_reply_err(req, error);
+    else fuse_reply_entry(req, &entry);
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file) {
+    struct stat st;
+    (void)file;
+    wait_a_while();
+    if (fstatat(path_fd(ino), "", &st, AT_EMPTY_PATH)) fuse_reply_err(req, errno);
+    else fuse_reply_attr(req, &st, trust_s);
+}
+
+static void op_readlink(fuse_req_t req, fuse_ino_t ino) {
+    char target[4096];
+    wait_a_while();
+    ssize_t length = readlinkat(path_fd(ino), "", target, sizeof target - 1);
+    if (length < 0) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    target[length] = 0;
+    fuse_reply_readlink(req, target);
+}
+
+static int reopen(fuse_ino_t ino, int flags) {
+    char name[64];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", path_fd(ino));
+    return open(name, flags | O_CLOEXEC);
+}
+
+static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file) {
+    wait_a_while();
+    int fd = reopen(ino, O_RDONLY | O_DIRECTORY);
+    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+    if (!directory) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    file->fh = (uintptr_t)directory;
+    fuse_reply_open(req, file);
+}
+
+static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                           struct fuse_file_info *file) {
+    DIR *directory = (DIR *)(uintptr_t)file->fh;
+    char *buffer = malloc(size);
+    struct dirent *found;
+    size_t used = 0;
+    wait_a_while();
+    if (offset) seekdir(directory, offset);
+    else rewinddir(directory);
+    while (buffer && (found = readdir(directory))) {
+        struct fuse_entry_param entry = {.ino = 0};
+        if (found->d_name[0] == '.' && (!found->d_name[1] || !strcmp(found->d_name, "..")))
+            entry.attr = (struct stat){.st_ino = found->d_ino, .st_mode = S_IFDIR};
+        else if (look_up_once(ino, found->d_name, &entry))
+            continue;
+        size_t need = fuse_add_direntry_plus(req, buffer + used, size - used, found->d_name, &entry,
+                                             found->d_off);
+        if (need > size - used) break;
+        used += need;
+    }
+    fuse_reply_buf(req, buffer, used);
+    free(buffer);
+}
+
+static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file) {
+    (void)ino;
+    closedir((DIR *)(uintptr_t)file->fh);
+    fuse_reply_err(req, 0);
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file) {
+    wait_a_while();
+    int fd = reopen(ino, O_RDONLY);
+    if (fd < 0) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    file->fh = (uint64_t)fd;
+    file->noflush = 1;
+    fuse_reply_open(req, file);
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+                    struct fuse_file_info *file) {
+    struct fuse_bufvec part = FUSE_BUFVEC_INIT(size);
+    (void)ino;
+    wait_a_while();
+    part.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+    part.buf[0].fd = (int)file->fh;
+    part.buf[0].pos = offset;
+    fuse_reply_data(req, &part, 0);
+}
+
+static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file) {
+    (void)ino;
+    close((int)file->fh);
+    fuse_reply_err(req, 0);
+}
+
+int main(int argc, char **argv) {
+    static const struct fuse_lowlevel_ops operations = {
+        .init = begin,
+        .lookup = op_lookup,
+        .getattr = op_getattr,
+        .readlink = op_readlink,
+        .opendir = op_opendir,
+        .readdirplus = op_readdirplus,
+        .releasedir = op_releasedir,
+        .open = op_open,
+        .read = op_read,
+        .release = op_release,
+    };
+    struct rlimit files;
+    if (argc < 5) return 2;
+    if (!getrlimit(RLIMIT_NOFILE, &files)) {
+        files.rlim_cur = files.rlim_max; /* a descriptor for each file that is ever looked up */
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    source = open(argv[1], O_RDONLY | O_DIRECTORY);
+    if (source < 0) return 1;
+    latency_us = (useconds_t)atoi(argv[2]);
+    trust_s = atof(argv[3]);
+    argv[3] = argv[0];
+    struct fuse_args args = FUSE_ARGS_INIT(argc - 3, argv + 3);
+    struct fuse_cmdline_opts options;
+    if (fuse_parse_cmdline(&args, &options)) return 2;
+    struct fuse_session *session = fuse_session_new(&args, &operations, sizeof operations, NULL);
+    if (!session || fuse_set_signal_handlers(session) || fuse_session_mount(session, options.mountpoint))
+        return 1;
+    struct fuse_loop_config *loop = fuse_loop_cfg_create();
+    fuse_loop_cfg_set_max_threads(loop, REQUESTS_MOST);
+    fuse_loop_cfg_set_idle_threads(loop, REQUESTS_MOST);
+    int result = fuse_session_loop_mt(session, loop);
+    fuse_session_unmount(session);
+    return result != 0;
+}
