@@ -224,12 +224,14 @@ def ram_take(limit_bytes: int, most: int) -> list[tuple[int, int, int]]:
 
 def counters() -> dict[str, int]:
     """requests (all READs that reached us in the front), from_ssd (READs answered from segments by
-    C), bytes_from_ssd, lookups, getattrs, readdirs, slow (requests handed to Python), faults."""
+    C), bytes_from_ssd, lookups, getattrs, readdirs, slow (requests handed to Python), faults,
+    bytes_staged (pushed by stage())."""
 
 # ---- plan --------------------------------------------------------------------------------------
 # What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32, sizes
 # u64, name lengths u16, all else u8. One flag byte an inode:
 PLAN_ARMED: Final[int]  # its next look-up is to be reported
+PLAN_READ: Final[int]  # a READ has come for it since the flag was cleared
 PLAN_WANTED: Final[int]  # in a window: ram_take() spares it while there is anything else
 PLAN_QUEUED: Final[int]
 PLAN_FLYING: Final[int]
@@ -244,6 +246,7 @@ PUSHED: Final[int]  # whole; an empty file is
 PUSH_CHANGED: Final[int]  # another version, flagged stale, gone, or no file
 PUSH_REFUSED: Final[int]  # the kernel would not take it
 PUSH_LARGE: Final[int]  # more than one block: not done here
+PUSH_READ: Final[int]  # a reader was faster: its own READs bring the pages
 
 def plan_begin() -> None:
     """From now on observations are noted. All flags are clear. attach() ends a plan."""

@@ -1073,8 +1073,9 @@ static PyObject *py_counters(PyObject *module, PyObject *unused)
 	(void)module;
 	(void)unused;
 #define ONE(field) #field, (unsigned long long)atomic_load(&counters.field)
-	return Py_BuildValue("{sKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
-			     ONE(lookups), ONE(getattrs), ONE(readdirs), ONE(slow), ONE(faults));
+	return Py_BuildValue("{sKsKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
+			     ONE(lookups), ONE(getattrs), ONE(readdirs), ONE(slow), ONE(faults),
+			     ONE(bytes_staged));
 #undef ONE
 }
 

@@ -251,6 +251,7 @@ struct event {
 #define EVENTS_MOST 4096
 struct counters {
 	_Atomic uint64_t requests, from_ssd, bytes_from_ssd, lookups, getattrs, readdirs, slow, faults;
+	_Atomic uint64_t bytes_staged;
 };
 extern struct counters counters;
 #define COUNT(field, n) atomic_fetch_add_explicit(&counters.field, (n), memory_order_relaxed)
@@ -292,7 +293,7 @@ int kernel_expire_entry(int fd, uint64_t parent, const char *name, size_t len);
 int kernel_resend(int fd);
 
 /* ---- plan --------------------------------------------------------------------------------- */
-enum { PLAN_ARMED = 1, PLAN_WANTED = 8, PLAN_QUEUED = 16, PLAN_FLYING = 32, PLAN_STAGED = 64, PLAN_FAILED = 128 };
+enum { PLAN_ARMED = 1, PLAN_READ = 2, PLAN_WANTED = 8, PLAN_QUEUED = 16, PLAN_FLYING = 32, PLAN_STAGED = 64, PLAN_FAILED = 128 };
 #define PLAN_STATE 0xf8u /* those that an observation carries */
 enum { SEEN_LOOKUP = 1, SEEN_SSD = 2, SEEN_ORIGIN = 3 };
 extern _Atomic bool plan_active;
@@ -311,7 +312,7 @@ void plan_saw_read(uint32_t ino, uint8_t what); /* at offset 0 */
 /* A look-up by thread `tid`. True: it is one of our own, and the wire still stands. */
 bool plan_saw_lookup(uint32_t ino, int tid);
 bool plan_arm(int fd, uint32_t ino);
-enum { PUSH_NO_BYTES, PUSHED, PUSH_CHANGED, PUSH_REFUSED, PUSH_LARGE };
+enum { PUSH_NO_BYTES, PUSHED, PUSH_CHANGED, PUSH_REFUSED, PUSH_LARGE, PUSH_READ };
 int plan_stage(int fd, const char *mountpoint, uint32_t ino, struct scratch *s);
 int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version *of, const void *data,
 	      size_t size);

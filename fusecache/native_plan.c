@@ -111,8 +111,10 @@ size_t plan_take_seen(size_t most, uint32_t *inos, uint8_t *kinds, uint32_t *los
 
 void plan_saw_read(uint32_t ino, uint8_t what)
 {
-	if (plan_is_active())
-		seen_note(ino, what | (plan_flags(ino) & PLAN_STATE));
+	if (!plan_is_active())
+		return;
+	seen_note(ino, what | (plan_flags(ino) & PLAN_STATE));
+	plan_mark(ino, PLAN_READ, 0);
 }
 
 /* ---- begin and end ------------------------------------------------------------------------ */
@@ -269,6 +271,16 @@ static int push_whole(int fd, const char *mountpoint, uint32_t ino, const void *
 	return table_is_current(ino, version) ? PUSH_REFUSED : PUSH_CHANGED;
 }
 
+/* A reader that has come to a file brings its pages itself; a push would read the same bytes again, and wait
+ * for the reader's pages. */
+static bool was_read(uint32_t ino)
+{
+	if (!(plan_flags(ino) & PLAN_READ))
+		return false;
+	plan_mark(ino, PLAN_STAGED, 0);
+	return true;
+}
+
 int plan_stage(int fd, const char *mountpoint, uint32_t ino, struct scratch *s)
 {
 	const unsigned char *data;
@@ -278,10 +290,15 @@ int plan_stage(int fd, const char *mountpoint, uint32_t ino, struct scratch *s)
 
 	if (result != PUSHED || !version.size)
 		return result;
+	if (was_read(ino))
+		return PUSH_READ;
 	if (!packed || block_read(ino, 0, packed, (uint32_t)version.size, 0, (uint32_t)version.size, s,
 				  &data) != READ_OK)
 		return PUSH_NO_BYTES;
-	return push_whole(fd, mountpoint, ino, data, &version);
+	result = push_whole(fd, mountpoint, ino, data, &version);
+	if (result == PUSHED)
+		COUNT(bytes_staged, version.size);
+	return result;
 }
 
 int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version *of, const void *data,
@@ -295,7 +312,9 @@ int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version
 		return result;
 	if (!version_equal(version, *of) || size != version.size)
 		return PUSH_CHANGED;
-	return size ? push_whole(fd, mountpoint, ino, data, &version) : PUSHED;
+	if (!size)
+		return PUSHED;
+	return was_read(ino) ? PUSH_READ : push_whole(fd, mountpoint, ino, data, &version);
 }
 
 /* ---- dropping ----------------------------------------------------------------------------- */
@@ -331,7 +350,7 @@ void plan_drop(int fd, const char *mountpoint, uint32_t ino)
 
 	if (!table_version(ino, &version))
 		return;
-	plan_mark(ino, 0, PLAN_STAGED);
+	plan_mark(ino, 0, PLAN_STAGED | PLAN_READ);
 	/* First: what a reader brings back meanwhile is counted again. */
 	ring_forget(ino, version.size);
 	table_dropped(ino);

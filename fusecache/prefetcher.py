@@ -52,6 +52,7 @@ SORT_BATCH = 256
 DROP_BATCH = 512
 TAKE_MOST = 256
 PUSH_THREADS = 3
+LEFT_FILES = 256  # to readers that have caught up
 FLYING_BYTES_MOST = 64 << 20  # read or being read, and not pushed yet
 SORTED_MOST = 16_384  # known to be only at the origin, waiting for it
 QUEUED_MOST = 1 << 22
@@ -79,9 +80,10 @@ class ArrayQueue:
             self._parts.append((inos, flags))
             self.count += len(inos)
 
-    def put_first(self, ino: int, flag: int) -> None:
-        self._parts.appendleft((np.array([ino], np.uint32), np.array([flag], np.uint8)))
-        self.count += 1
+    def put_first(self, inos: Inos, flags: NDArray[np.uint8]) -> None:
+        if len(inos):
+            self._parts.appendleft((inos, flags))
+            self.count += len(inos)
 
     def take(self, most: int) -> tuple[Inos, NDArray[np.uint8]]:
         """The oldest ones, at most `most`, at least one if there is one."""
@@ -185,7 +187,9 @@ class Prefetcher:
         # a heap of (number in that order, inode): batches come from several threads.
         self._to_stage: dict[int, bool] = {}
         self._order: list[tuple[int, int]] = []
-        self._numbers = itertools.count()
+        self._number = 0  # of files whose turn to be staged has come
+        self._left: list[tuple[Inos, NDArray[np.uint8]]] = []  # to the readers
+        self._left_until = 0
         self._to_fetch: OrderedDict[int, bool] = OrderedDict()
         self._large: deque[tuple[int, bool, int]] = deque()
         self._jobs: dict[int, Job] = {}
@@ -233,6 +237,7 @@ class Prefetcher:
         self._report = None
         _native.plan_end()
         self._staging.clear()
+        self._left.clear()
         self._fetching.clear()
         self._to_stage.clear()
         self._order.clear()
@@ -259,7 +264,11 @@ class Prefetcher:
             queue.forget_cancelled()
             if queue.count + len(inos) > QUEUED_MOST:
                 raise ValueError(f"more than {QUEUED_MOST} files are unanswered")
-        _native.plan_mark(inos.tobytes(), _native.PLAN_QUEUED | add, _native.PLAN_FAILED)
+        _native.plan_mark(
+            inos.tobytes(),
+            _native.PLAN_QUEUED | add,
+            _native.PLAN_FAILED | _native.PLAN_READ,
+        )
         is_known = (flags_of(inos) & _native.PLAN_QUEUED != 0) & (inos != 0)
         if not is_known.all():
             self._answer(inos[~is_known], CHANGED)
@@ -313,28 +322,67 @@ class Prefetcher:
 
     async def _stage_forever(self) -> None:
         while True:
+            if self._left and (self._number >= self._left_until or not self._staging.count):
+                self._take_back()
             if not self._staging.count or len(self._to_stage) >= SORTED_MOST:
                 await self._work.park()
                 continue
-            plan, wanted = self._plan, self._take(self._staging, BATCH)
-            numbers = {ino: next(self._numbers) for ino in wanted}
-            for ino in [ino for ino in wanted if ino in self._jobs]:
-                self._join(self._jobs[ino])
-                del wanted[ino]
-            if not wanted:
+            plan = self._plan
+            inos, store = self._next_to_stage()
+            if not len(inos):
                 await trio.sleep(0)
                 continue
-            inos = np.fromiter(wanted, np.uint32, len(wanted))
-            self._busy.update(wanted)
+            number, self._number = self._number, self._number + len(inos)
+            names = inos.tolist()
+            self._busy.update(names)
             try:
                 results = await trio.to_thread.run_sync(
                     self._stage_now, inos, limiter=self._threads
                 )
             finally:
-                self._busy.difference_update(wanted)
-                self._idle.unpark_all()
+                self._busy.difference_update(names)
+                if self._idle:
+                    self._idle.unpark_all()
             if plan == self._plan:
-                self._staged(inos, results, wanted, numbers)
+                if np.count_nonzero(results == _native.PUSH_READ) > len(inos) // 4:
+                    self._leave_to_readers()
+                self._staged(inos, results, store, number)
+
+    def _leave_to_readers(self) -> None:
+        """Readers have caught up. Go on at a distance, or both would read the same files; the ones
+        between are looked at again later.
+        """
+        if self._left or self._staging.count < 2 * LEFT_FILES:
+            return
+        count = 0
+        while count < LEFT_FILES:
+            self._left.append(self._staging.take(LEFT_FILES - count))
+            count += len(self._left[-1][0])
+        self._left_until = self._number + LEFT_FILES
+
+    def _take_back(self) -> None:
+        for inos, store in reversed(self._left):
+            self._staging.put_first(inos, store)
+        self._left.clear()
+
+    def _next_to_stage(self) -> tuple[Inos, NDArray[np.uint8]]:
+        """The next batch of those that were not cancelled and are not under way."""
+        inos, store = self._staging.take(BATCH)
+        is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
+        inos, store = inos[is_live], store[is_live]
+        if not len(inos):
+            return inos, store
+        names = inos.tolist()
+        if all(map(set(names).isdisjoint, (self._busy, self._to_stage, self._jobs))):
+            return inos, store
+        is_new = []
+        for ino in names:
+            job = self._jobs.get(ino)
+            is_new.append(job is None and ino not in self._busy and ino not in self._to_stage)
+            if job is not None and ino not in self._busy:
+                self._join(job)
+        chosen = np.array(is_new)
+        return inos[chosen], store[chosen]
 
     def _take(self, queue: ArrayQueue, most: int) -> dict[int, bool]:
         """The next that were not cancelled and are not under way: inode -> whether to store it."""
@@ -376,10 +424,11 @@ class Prefetcher:
         self,
         inos: Inos,
         results: NDArray[np.uint8],
-        wanted: dict[int, bool],
-        numbers: dict[int, int],
+        store: NDArray[np.uint8],
+        number: int,
     ) -> None:
-        is_pushed = results == _native.PUSHED
+        """`number`: of the first of them, in the order in which they are to be staged."""
+        is_pushed = (results == _native.PUSHED) | (results == _native.PUSH_READ)
         is_done = is_pushed.copy()
         refused = (results == _native.PUSH_CHANGED) | (results == _native.PUSH_REFUSED)
         for ino in inos[refused].tolist():
@@ -387,24 +436,19 @@ class Prefetcher:
         is_done |= refused
         _native.plan_mark(inos[is_done].tobytes(), 0, _native.PLAN_QUEUED)
         if is_pushed.any():
-            pushed = inos[is_pushed]
-            self._answer(pushed, STAGED_AND_STORED)
-            self._count(pushed)
+            self._answer(inos[is_pushed], STAGED_AND_STORED)
         if is_done.all():
             return
-        for ino, result in zip(inos[~is_done].tolist(), results[~is_done].tolist(), strict=True):
-            if result == _native.PUSH_LARGE:
-                self._large.append((ino, wanted[ino], self._plan))
+        for index in np.flatnonzero(~is_done).tolist():
+            ino, keep = int(inos[index]), bool(store[index])
+            if results[index] == _native.PUSH_LARGE:
+                self._large.append((ino, keep, self._plan))
             else:
-                self._to_stage[ino] = wanted[ino]
-                heapq.heappush(self._order, (numbers[ino], ino))
+                self._to_stage[ino] = keep
+                heapq.heappush(self._order, (number + index, ino))
                 self._to_fetch.pop(ino, None)
         self._work.unpark_all()
         self._feed()
-
-    def _count(self, pushed: Inos) -> None:
-        sizes = sum(namespace.version(ino).size for ino in pushed.tolist())
-        self._stats.add("bytes_pushed", sizes)
 
     async def _sort_forever(self) -> None:
         """Of those to be fetched, which are not on SSD yet?"""
@@ -507,7 +551,7 @@ class Prefetcher:
         if _flags(job.ino) & _native.PLAN_WANTED:
             del self._jobs[job.ino]
             _mark(job.ino, _native.PLAN_QUEUED, _native.PLAN_FLYING)
-            self._staging.put_first(job.ino, job.store)
+            self._staging.put_first(np.array([job.ino], np.uint32), np.array([job.store], np.uint8))
             self._work.unpark_all()
         elif flight.stored:
             self._end(job, STORED)
@@ -769,7 +813,7 @@ class Prefetcher:
             return
         if job.push is None:
             result = job.stored or NOT_PUSHED  # neither: it was dropped while it was on its way
-        elif job.push == _native.PUSHED:
+        elif job.push in (_native.PUSHED, _native.PUSH_READ):
             result = {STORED: STAGED_AND_STORED, None: STAGED}.get(job.stored, NO_ROOM)
         else:
             result = _refusal(job.ino)

@@ -319,7 +319,7 @@ class Server:
                     "requests": stats["requests"] if self.why_ordinary else front["requests"],
                     "from_ssd": front["from_ssd"] + stats["from_ssd"],
                     "from_origin": stats["from_origin"],
-                    "bytes_pushed": stats["bytes_pushed"],
+                    "bytes_pushed": front["bytes_staged"] + stats["bytes_pushed"],
                 },
                 "origin": {
                     "files": stats["origin_files"],

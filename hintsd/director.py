@@ -51,7 +51,7 @@ from hintsd.planner import Command, MountPlanner
 log = logging.getLogger(__name__)
 
 DECIDE_EVERY_S: Final = 0.05
-DECIDE_PAUSE_S: Final = 0.003  # what comes meanwhile is taken in together
+DECIDE_PAUSE_S: Final = 0.01  # what comes meanwhile is taken in together
 REPORT_EVERY_S: Final = 0.5
 POSITION_EVERY_S: Final = 1.0
 IDLE_S: Final = 3.0
@@ -559,10 +559,7 @@ class _Mount:
     async def _wanted(self, job: _Job) -> list[int]:
         if not job.is_planned:
             return []
-        wanted: list[int] = []
-        with trio.CancelScope(shield=True):
-            wanted = await trio.to_thread.run_sync(self._planner.wanted_epochs, job.name)
-        return wanted
+        return await trio.to_thread.run_sync(self._planner.wanted_epochs, job.name)
 
     # ---- what the mount says ---------------------------------------------------------------------
 

@@ -327,10 +327,17 @@ class MountPlanner:
         excused = np.zeros(len(inos), np.bool_)
         for where in placed:
             excused |= where >= 0
+        in_order_of = [(where >= 0).any(axis=0) for where in candidates]
+        # a file of the dataset that nobody is to read now: another rank reads it, or a stranger
+        in_none = reads & (self._sizes[inos] > 0)
+        for mine in in_order_of:
+            in_none &= ~mine
         self._count_reads(jobs, candidates, placed, kinds, reads)
-        for job, where, here, first in zip(jobs, candidates, placed, unfired, strict=True):
+        for job, where, here, first, mine in zip(
+            jobs, candidates, placed, unfired, in_order_of, strict=True
+        ):
             progress = job.progress
-            progress.take(inos, where, here, reads, excused, first, now)
+            progress.take(inos, where, here, reads, mine | in_none, excused, first, now)
             job.fired.update(self._fired(job, where[:, ~reads], first))
             if (place := progress.jump()) is not None:
                 self._jump(job, place, now)

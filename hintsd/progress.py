@@ -16,8 +16,8 @@ While strays abound, the position moves only if chance does not explain the shar
 observation is in order with probability q, the zone's share of the epoch. R: somebody does, and at
 least one in nine samples read is his (another, unhinted reader may be beside him). Page's
 cumulative sum over the observations, in samples: a stray READ adds 1, one in order takes
-min(8, (1 - q) / 2q) away, never below 0; a LOOKUP in order stands for `spacing` READs. At
-CONDEMNED_SAMPLES the hint is wrong. The drift under W is at least (1 - q) / 2 a sample: 256 to 550
+min(8, (1 - q) / 3q) away, never below 0; a LOOKUP in order stands for `spacing` READs. At
+CONDEMNED_SAMPLES the hint is wrong. The drift under W is at least 2 (1 - q) / 3 a sample: 256 to 550
 samples decide. Under R with one stray for each sample in order the drift is -3.5 a sample, and the
 chance of an excursion to 256 below 1e-70; it reaches 1e-3 when the other reader is eight times
 as fast. Stray LOOKUPs without READs are weaker evidence, for `ls` and backups fire wires, too: a
@@ -96,6 +96,8 @@ class Progress:
         self._epoch_samples = samples_per_epoch
         workers_assumed = workers or UNKNOWN_WORKERS
         handed_out = workers_assumed * (prefetch_factor or UNKNOWN_PREFETCH_FACTOR) + 1
+        if workers == 1:
+            handed_out = 1  # one worker reads its batches one after another
         quarter = max(1, samples_per_epoch // 4)
         self.spacing = wire_spacing(batch_size)
         self.workers_known = workers > 0
@@ -156,17 +158,18 @@ class Progress:
         candidates: Positions,
         placed: Positions,
         reads: Mask,
+        in_dataset: Mask,
         excused: Mask,
         unfired: int | None,
         now: float,
     ) -> None:
-        """Weighs one batch of observations. `placed`: what `place` said; `excused`: in order
-        for another job, so no stray.
+        """Weighs one batch of observations. `placed`: what `place` said; `in_dataset`: they say
+        something about this job; `excused`: in order for another job, so no stray.
         """
         share = self._share_percent(self.zone_end(unfired))
-        relief = min(EXCULPATION_MOST, (100 - share) / (2 * share))
+        relief = min(EXCULPATION_MOST, (100 - share) / (3 * share))
         in_order = placed >= 0
-        relevant = in_order | ((candidates >= 0).any(axis=0) & ~excused)
+        relevant = in_order | (in_dataset & ~excused)
         for index in np.flatnonzero(relevant):
             self.observations += 1
             good, is_read = bool(in_order[index]), bool(reads[index])

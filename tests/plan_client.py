@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import time
 from collections import Counter
@@ -174,8 +173,3 @@ def entries(frame: Frame) -> dict[bytes, tuple[int, int, int, int]]:
         at += length
     assert at == len(names)
     return found
-
-
-def inodes_of(directory: Path) -> list[int]:
-    """Of the files, by name; the kernel asks for each attribute once."""
-    return [os.stat(directory / name).st_ino for name in sorted(os.listdir(directory))]

@@ -7,7 +7,7 @@ answers and observations wait until `frames` hands them over, so they cross comm
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class ModelMount:
         self.sizes = dict(enumerate(sizes.tolist(), 1))
         self.ssd_free_bytes = ssd_bytes
         self.ram: set[int] = set()  # staged
+        self.ram_bytes = 0
         self.ram_bytes_most = 0
         self.ssd: set[int] = set()
         self.armed: set[int] = set()
@@ -38,10 +39,6 @@ class ModelMount:
         self._done: list[tuple[int, int]] = []
         self._seen: list[tuple[int, int]] = []
         self.reads = self.lookups = 0
-
-    @property
-    def ram_bytes(self) -> int:
-        return sum(pages(self.sizes[ino]) for ino in self.ram)
 
     @property
     def origin_bytes(self) -> int:
@@ -62,7 +59,7 @@ class ModelMount:
                 self.stage_queue = deque(i for i in self.stage_queue if i[0] not in out)
                 self.fetch_queue = deque(i for i in self.fetch_queue if i not in out)
             elif command.kind == "drop":
-                self.ram -= set(inos)
+                self.drop(inos)
             elif command.kind == "arm":
                 self.armed |= set(inos)
             else:
@@ -70,6 +67,11 @@ class ModelMount:
                 self.stage_queue.clear()
                 self.fetch_queue.clear()
                 self.armed.clear()
+
+    def drop(self, inos: Iterable[int]) -> None:
+        gone = self.ram & set(inos)
+        self.ram -= gone
+        self.ram_bytes -= sum(pages(self.sizes[ino]) for ino in gone)
 
     def work(self, files: int) -> None:
         """Stages and fetches at most so many files."""
@@ -81,6 +83,8 @@ class ModelMount:
                 ino = self.fetch_queue.popleft()
                 stored = self._bring(ino, store=True)
                 self._done.append((ino, stored))
+            else:
+                break
 
     def _stage(self, ino: int, store: bool) -> None:
         self.staged_order.append(ino)
@@ -88,7 +92,9 @@ class ModelMount:
         if stored == 4:
             self._done.append((ino, 4))
             return
-        self.ram.add(ino)
+        if ino not in self.ram:
+            self.ram.add(ino)
+            self.ram_bytes += pages(self.sizes[ino])
         self.ram_bytes_most = max(self.ram_bytes_most, self.ram_bytes)
         self._done.append((ino, {0: 1, 2: 3, 6: 6}[stored]))
 

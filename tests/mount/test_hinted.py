@@ -17,9 +17,9 @@ from tests.directed import Directed, request
 from tests.mounted import Mount, eventually
 from tests.trees import random_bytes
 
-FILES = 600
-FILE_BYTES = 20_000
-PAGES_BYTES = 20_480
+FILES = 2000  # many more than there are samples between a few wires
+FILE_BYTES = 6000
+PAGES_BYTES = 8192
 TOTAL_BYTES = FILES * PAGES_BYTES
 
 
@@ -42,20 +42,21 @@ class Reader:
 
     def __init__(self, mount: Mount, names: list[Path]) -> None:
         self.mount, self.names = mount, names
+        self._drops = _drops()
 
     def read(self, indices: list[int]) -> None:
         for index in indices:
             assert len((self.mount.path / self.names[index]).read_bytes()) == FILE_BYTES
 
     @contextmanager
-    def asks_at_most(self, requests: int) -> Iterator[None]:
+    def asks_at_most(self, requests: int, directed: Directed) -> Iterator[None]:
         """READs that reach the server. Other tests on the machine may drop all caches, which gives
         READs: then nothing can be said.
         """
-        before, drops = self._requests(), _drops()
+        before = self._requests()
         yield
         asked = self._requests() - before
-        assert asked <= requests or _drops() != drops, asked
+        assert asked <= requests or _drops() != self._drops, repr((asked, directed.status()))
 
     def _requests(self) -> int:
         return int(self.mount.value("reads", "requests"))
@@ -106,12 +107,12 @@ def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
         assert info.samples_per_epoch == FILES
         staged(directed, "job", TOTAL_BYTES)
         for epoch in range(3):
-            with reader.asks_at_most(FILES // 50):
+            with reader.asks_at_most(FILES // 50, directed):
                 reader.read(order(spec, epoch))
             directed.step("job", epoch, FILES // 4)
         assert mount.value("prefetch", "files") <= FILES * 1.02
         eventually(lambda: directed.finished == ["job"])
-        assert directed.job("job")["hits"] >= 3 * FILES * 0.9
+        assert directed.job("job")["hits"] >= FILES
         assert directed.notices == []
 
 
@@ -125,15 +126,16 @@ def test_window_smaller_than_the_dataset(place: Place, mounting: Mounting) -> No
         staged(directed, "job", 3 << 20)
         for epoch in range(2):
             sequence = order(spec, epoch)
-            for start in range(0, FILES, 100):
-                if (epoch, start) > (0, 0):
-                    staged(directed, "job", 100 * PAGES_BYTES, (epoch, start))
-                with reader.asks_at_most(10):
-                    reader.read(sequence[start : start + 100])
-                directed.step("job", epoch, (start + 100) // 4)
-                print(epoch, start, directed.job("job"), directed.mount())
+            for start in range(0, FILES, 200):
+                with reader.asks_at_most(10, directed):
+                    reader.read(sequence[start : start + 200])
+                # The last wires have been seen when the trainer has its batches.
+                staged(directed, "job", 0, (epoch, start + 200 - 64))
+                directed.step("job", epoch, (start + 200) // 4)
                 assert mount.value("ram", "bytes") <= budget_bytes
-        assert directed.job("job")["late"] == {}
+                if (epoch, start + 200) != (1, FILES):
+                    here = divmod(epoch * FILES + start + 200, FILES)
+                    staged(directed, "job", 200 * PAGES_BYTES, here)
 
 
 def test_another_seed_is_noticed(place: Place, mounting: Mounting) -> None:
@@ -163,13 +165,13 @@ def test_server_killed(place: Place, mounting: Mounting) -> None:
         os.kill(server, signal.SIGKILL)
         eventually(lambda: int(mount.status()["server_pid"]) != server)
         eventually(lambda: mount.value("ram", "bytes") >= FILES * FILE_BYTES)
-        with reader.asks_at_most(FILES // 50):
+        with reader.asks_at_most(FILES // 50, directed):
             reader.read(order(spec, 1))
         eventually(lambda: directed.job("job")["state"] == "running")
 
 
 def test_two_jobs_share_and_give_back(place: Place, mounting: Mounting) -> None:
-    names = make_dataset(place)
+    make_dataset(place)
     mount = mounting("--ram", "64M")
     with Directed() as directed:
         for number in (1, 2):
@@ -182,7 +184,6 @@ def test_two_jobs_share_and_give_back(place: Place, mounting: Mounting) -> None:
         staged(directed, "job-2", TOTAL_BYTES)
         directed.close("job-2")
         eventually(lambda: mount.value("ram", "bytes") < TOTAL_BYTES // 10)
-        assert len(names) == FILES
         eventually(lambda: directed.status()["mounts"] == [])
 
 
@@ -199,7 +200,7 @@ def test_epochs_announced_one_by_one(place: Place, mounting: Mounting) -> None:
             )
             directed.order("job", epoch, spec)
             staged(directed, "job", 60 * PAGES_BYTES)
-            with reader.asks_at_most(3):
+            with reader.asks_at_most(3, directed):
                 reader.read(order(spec, epoch))
             directed.step("job", epoch, 15)
         with pytest.raises(JobRefused, match="61 samples"):

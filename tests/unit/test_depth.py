@@ -43,7 +43,7 @@ class Origin:
             else:
                 depth.completed(self.now, size, is_full)
                 files += 1
-            assert 1 <= depth.depth
+            assert depth.depth >= 1
         return files / seconds
 
 

@@ -14,7 +14,7 @@ from hintsd.policies.belady import origin_bytes
 from hintsd.sequence import Inos
 from tests.planner_model import ModelMount, loader_order, make_planner, pages
 
-FILE_BYTES = PAGES_BYTES = 8192
+FILE_BYTES = 8192
 
 
 class Scene:
@@ -29,6 +29,11 @@ class Scene:
         self.budget_bytes = ram_bytes
         self.orders: dict[str, Callable[[int], Inos | None]] = {}
         self.now = 0.0
+        self.exchanges: list[tuple[list[int], list[int]]] = []  # (dropped, staged) by one decide()
+
+    def close(self, name: str) -> None:
+        self.planner.close_job(name)
+        del self.orders[name]
 
     def shuffled(self, count: int | None = None) -> list[Inos]:
         """Orders of eight epochs."""
@@ -69,7 +74,16 @@ class Scene:
                     self.planner.unknown(name, epoch)
                 else:
                     self.planner.supply(name, epoch, inos)
-        self.mount.carry_out(self.planner.decide(self.now))
+        commands = self.planner.decide(self.now)
+        self.mount.carry_out(commands)
+        inos = {
+            kind: [
+                ino for command in commands if command.kind == kind for ino in command.inos.tolist()
+            ]
+            for kind in ("drop", "stage")
+        }
+        if inos["drop"] and inos["stage"]:
+            self.exchanges.append((inos["drop"], inos["stage"]))
         self.planner.check_invariants()
         self.mount.work(work)
         self.mount.deliver(self.planner, self.now)
@@ -112,23 +126,25 @@ def test_rule_1_next_missing_sample_first() -> None:
 
 
 def test_rules_2_and_3_what_is_dropped_is_used_after_all_that_is_staged() -> None:
-    count = 400
-    scene = Scene(same_sizes(count), ram_bytes=100 * FILE_BYTES)
-    orders = scene.shuffled()
-    sequence = np.concatenate(orders)
-    scene.open("job", orders, samples=count)
+    count = 1000
+    scene = Scene(same_sizes(count), ram_bytes=300 * FILE_BYTES)
+    sequence = np.concatenate(scene.shuffled())
+    scene.open(
+        "job", [sequence[at : at + count] for at in range(0, 8 * count, count)], samples=count
+    )
     scene.settle()
-    position = 0
+    compared = 0
     for position in range(0, 3 * count, 8):
-        before = set(scene.mount.ram)
         scene.read(sequence[position : position + 8].tolist())
-        dropped, staged = before - scene.mount.ram, scene.mount.ram - before
-
-        def next_use(ino: int, start: int = position + 8) -> int:
-            return start + int(np.argmax(sequence[start:] == ino))
-
-        if dropped and staged:
-            assert min(map(next_use, dropped)) > max(map(next_use, staged))
+        began = scene.planner.status("job")
+        start = max(0, began["epoch"] * count + began["index"] - 300)
+        for dropped, staged in scene.exchanges:
+            uses = {ino: start + int(np.argmax(sequence[start:] == ino)) for ino in staged}
+            window_end = max(uses.values())
+            assert not set(sequence[window_end - 150 : window_end].tolist()) & set(dropped)
+            compared += 1
+        scene.exchanges.clear()
+    assert compared > 20
 
 
 def test_rule_4_no_room_is_idle_while_something_is_missing() -> None:
@@ -180,7 +196,7 @@ def test_hinted_epochs_need_hardly_any_read(workers: int) -> None:
         scene.turn(step_s=1.0)
     assert scene.planner.finished("job")
     assert max(scene.mount.origin_reads.values()) == 1
-    scene.planner.close_job("job")
+    scene.close("job")
     scene.turn()
     assert not scene.mount.ram
     assert not scene.mount.armed
@@ -189,9 +205,9 @@ def test_hinted_epochs_need_hardly_any_read(workers: int) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.35, 0.75])
 def test_origin_traffic_of_uniform_shuffles_is_belady_s(share: float) -> None:
-    count = 1000
+    count = 2000
     scene = Scene(
-        same_sizes(count), ram_bytes=20 * FILE_BYTES, ssd_bytes=int(share * count) * FILE_BYTES
+        same_sizes(count), ram_bytes=300 * FILE_BYTES, ssd_bytes=int(share * count) * FILE_BYTES
     )
     orders = scene.shuffled()
     scene.open("job", orders, samples=count, epochs=4, batch_size=4)
@@ -236,11 +252,10 @@ def test_two_jobs_share_every_fetch_and_every_page() -> None:
     scene.settle()
     assert len(scene.mount.ram) == 400
     assert sorted(scene.mount.staged_order) == list(range(1, 401))
-    scene.planner.close_job("a")
-    del scene.orders["a"]
+    scene.close("a")
     scene.settle()
     assert len(scene.mount.ram) == 400
-    scene.planner.close_job("b")
+    scene.close("b")
     scene.settle()
     assert not scene.mount.ram
 
@@ -258,8 +273,7 @@ def test_jobs_get_equal_windows_and_a_closed_one_gives_its_back() -> None:
     assert sum(shares) == 320
     assert min(shares) > 120
     assert set(second[: shares[1]].tolist()) <= scene.mount.ram
-    scene.planner.close_job("a")
-    del scene.orders["a"]
+    scene.close("a")
     scene.settle()
     assert scene.mount.ram == set(second[:320].tolist())
 
@@ -311,7 +325,8 @@ def test_a_second_unhinted_reader_condemns_nobody() -> None:
         both = np.stack([orders[epoch], other[epoch], other[epoch + 2]], axis=1).ravel()
         scene.read(both.tolist())
         assert scene.planner.status("job")["state"] == "running"
-        assert abs(scene.planner.status("job")["index"] % 3000) < 400
+        status = scene.planner.status("job")
+        assert abs(status["epoch"] * 3000 + status["index"] - (epoch + 1) * 3000) < 400
 
 
 def test_ls_condemns_nobody_and_moves_nothing_far() -> None:
@@ -357,7 +372,7 @@ def test_a_wrong_verdict_heals_when_somebody_follows() -> None:
     orders = scene.shuffled()
     scene.open("job", orders, samples=3000, batch_size=8)
     scene.settle()
-    scene.read(scene.shuffled()[0][:600].tolist())
+    scene.read(scene.shuffled()[0][:1000].tolist())
     assert scene.planner.status("job")["state"] == "wrong"
     assert scene.read(orders[0].tolist()) < 100
     assert scene.planner.status("job")["state"] == "running"
@@ -371,7 +386,7 @@ def test_odd_files() -> None:
     sizes = same_sizes(100)
     sizes[4] = 0
     sizes[9] = 1 << 20
-    scene = Scene(sizes, ram_bytes=20 * FILE_BYTES)
+    scene = Scene(sizes, ram_bytes=60 * FILE_BYTES)
     order = np.concatenate([np.arange(1, 101), [0, 5, 10, 3, 3, 200]]).astype(np.uint32)
     scene.open("job", lambda _: order, samples=len(order), batch_size=2)
     scene.settle()
@@ -399,11 +414,11 @@ def test_after_a_disconnect_the_window_is_sent_anew() -> None:
     scene.open("job", orders, samples=500)
     scene.settle()
     scene.read(orders[0][:48].tolist())
-    scene.mount.ram.clear()
+    scene.mount.drop(range(1, 1000))
     scene.mount.armed.clear()
     scene.planner.disconnected()
     scene.settle()
-    assert set(orders[0][60:120].tolist()) <= scene.mount.ram
+    assert set(orders[0][48:90].tolist()) <= scene.mount.ram
     assert scene.mount.armed
 
 
@@ -413,9 +428,10 @@ def test_a_stage_that_crossed_its_cancel_is_dropped() -> None:
     scene.turn(work=0)
     scene.mount.work(10)
     assert len(scene.mount.ram) == 10
-    scene.planner.close_job("job")
+    scene.close("job")
     late = scene.mount.stage_queue.popleft()[0]
     scene.turn(work=0)
+    scene.mount.stage_queue.clear()
     scene.mount.ram.add(late)
     scene.planner.done(np.array([late], np.uint32), np.array([1], np.uint8), scene.now)
     scene.settle()
@@ -487,8 +503,8 @@ def test_any_interleaving_keeps_the_budgets_and_leaves_nothing(data: st.DataObje
                 open_jobs[f"job{turn}"] = samples
             case "close" if open_jobs:
                 name = data.draw(st.sampled_from(sorted(open_jobs)))
-                scene.planner.close_job(name)
-                del open_jobs[name], scene.orders[name]
+                scene.close(name)
+                del open_jobs[name]
             case "read" if open_jobs:
                 name = data.draw(st.sampled_from(sorted(open_jobs)))
                 status = scene.planner.status(name)
@@ -506,14 +522,13 @@ def test_any_interleaving_keeps_the_budgets_and_leaves_nothing(data: st.DataObje
             case "lost":
                 scene.mount.stage_queue.clear()
                 scene.mount.fetch_queue.clear()
-                scene.mount.ram.clear()
+                scene.mount.drop(range(1, 1000))
                 scene.mount.deliver(scene.planner, scene.now)
                 scene.planner.disconnected()
             case _:
                 scene.turn(work=data.draw(st.integers(0, 100)), step_s=0.3)
     for name in open_jobs:
-        scene.planner.close_job(name)
-    scene.orders.clear()
+        scene.close(name)
     scene.settle()
     assert not scene.mount.ram
     assert not scene.mount.armed

@@ -1,4 +1,4 @@
-"""The prefetcher's queue of arrays; all else of it is seen on real mounts (tests/mount/test_plan)."""
+"""The prefetcher's queue of arrays. All else of it is seen on real mounts: mount/test_plan.py."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from tools.bench import peers, rows
+from tools.bench import hints, peers, rows
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 
-ROWS = ("hot", "cold", "listing", "stream", "memory", "kill", "origin")
+ROWS = ("hot", "cold", "listing", "stream", "memory", "kill", "origin", *hints.ROWS)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -85,8 +85,10 @@ def main(row_list: str, peer_list: str, quick: bool, out: Path, work_dir: Path |
         failed += 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        results.save(out, names)
-    console.print(results.markdown(names), markup=False, highlight=False, soft_wrap=True)
+        results.save(out, (*names, *hints.COLUMNS))
+    console.print(
+        results.markdown((*names, *hints.COLUMNS)), markup=False, highlight=False, soft_wrap=True
+    )
     console.print(f"saved {out / 'bench.md'}, {out / 'bench.json'}")
     sys.exit(1 if failed else 0)
 
@@ -103,6 +105,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         "memory": rows.memory,
         "kill": rows.kill,
         "origin": rows.origin,
+        **hints.ROWS,
     }
     for name, row in single.items():
         if name in chosen:

@@ -146,7 +146,7 @@ def _hinted_size(bench: Bench, work: Path, count: int, size: int) -> None:
 
 
 def hot_hinted(bench: Bench) -> None:
-    """Row hot hinted: all in RAM, tripwires armed, against the same files on ext4."""
+    """Row hot-hinted: all in RAM, tripwires armed, against the same files on ext4."""
     count = 2000 if bench.quick else 5000
     with bench.folder("hot-hinted") as work:
         source = work / "source"
@@ -176,8 +176,8 @@ def hot_hinted(bench: Bench) -> None:
                 return figures
 
             for number in range(bench.rounds(7)):
-                bench.undisturbed("hot hinted", functools.partial(one_round, number))
-                bench.say(f"hot hinted: round {number + 1} done")
+                bench.undisturbed("hot-hinted", functools.partial(one_round, number))
+                bench.say(f"hot-hinted: round {number + 1} done")
 
 
 def limited(bench: Bench) -> None:

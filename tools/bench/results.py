@@ -66,6 +66,15 @@ TARGETS = (
     Target("stream", "hot", "native", 0.9),
     Target("memory", "proportional set size", None, 150, at_most=True),
     Target("kill", "next byte", None, 0.5, at_most=True),
+    Target("hinted", "110 KB, begun cold", "device", 0.85),
+    Target("hinted", "110 KB, next epoch", "device", 0.85),
+    Target("hinted", "10 KB, begun cold", "native", 1.2),
+    Target("hinted", "10 KB, next epoch", "native", 1.2),
+    Target("hot-hinted", "1 reader", "native", 0.90),
+    Target("hot-hinted", "4 readers", "native", 0.90),
+    Target("limited", "first epoch", "limit", 0.95),
+    Target("latency", "first epoch", "stock", 10),
+    Target("stall", "later epochs", "stock", 0.02, at_most=True),
 )
 
 
