@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -150,8 +151,20 @@ def serve(
         raise Failure(str(error)) from None
 
 
+def _import_torch() -> None:
+    import logging
+
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        logging.getLogger(__name__).warning(
+            "no order can be computed: %s (pip install 'fusecache[hints]')", error
+        )
+
+
 def _ready() -> None:
-    """sd_notify(3), for Type=notify units."""
+    """sd_notify(3), for Type=notify units. Orders will need torch, whose import takes seconds."""
+    threading.Thread(target=_import_torch, daemon=True).start()
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -98,7 +98,8 @@ class _Job:
         self.spare: deque[Inos] = deque()
         self.sentinels_at = -SENTINELS_EVERY_S
         self.wired = progress.high  # wires are laid up to here
-        self.fired: set[int] = set()  # wires beyond `high` that fired in order: not laid again
+        # wires beyond `high` that fired in order: not laid again; whether it was surely this use
+        self.fired: dict[int, bool] = {}
         self.misses = 0
         self.late: Counter[str] = Counter()
         self.unplanned: Counter[str] = Counter()
@@ -338,7 +339,9 @@ class MountPlanner:
         ):
             progress = job.progress
             progress.take(inos, where, here, reads, mine | in_none, excused, first, now)
-            job.fired.update(self._fired(job, where[:, ~reads], first))
+            if fired := self._fired(job, where[:, ~reads], first):
+                job.fired.update(fired)
+                progress.reach(self._fired_in_turn(job), now)
             if (place := progress.jump()) is not None:
                 self._jump(job, place, now)
             elif job.state != "wrong":
@@ -550,9 +553,10 @@ class MountPlanner:
             large = max(others, key=_standing, default=None)
             excess = 0
             if large is not None and _can_grow(small):
-                excess = large.window_bytes - small.window_bytes
-                if large.state == "idle" and small.state != "idle":
+                if large.state == "idle" != small.state:
                     excess = 2 * large.window_bytes
+                elif large.state == "idle" or small.state != "idle":
+                    excess = large.window_bytes - small.window_bytes
             if large is None or excess <= 2 * uneven_bytes or not self._shrink(large, excess // 2):
                 blocked.add(small.name)
 
@@ -594,6 +598,7 @@ class MountPlanner:
             np.add.at(self._refs, inos, 1)
         else:
             self._refs[inos] += 1
+        self._refs[0] = 0  # stands for all samples outside the mount
         newly = fresh & (flags[:taken] & HELD == 0)
         self._held_bytes += int(own[:taken][newly].sum())
         self._wanted_bytes += int(cost[taken - 1])
@@ -636,6 +641,7 @@ class MountPlanner:
                 inos = np.unique(inos)
             else:
                 self._refs[inos] -= 1
+            self._refs[0] = 0
             flags = self._flags[inos]
             left = inos[(self._refs[inos] == 0) & (flags & HELD != 0)]
             self._wanted_bytes -= int(self._ram_bytes(left).sum())
@@ -988,19 +994,31 @@ class MountPlanner:
         armed = where[self._flags[inos] & ARMED != 0]
         return int(armed[0]) if len(armed) else None
 
-    def _fired(self, job: _Job, candidates: Positions, unfired: int | None) -> list[int]:
+    def _fired(self, job: _Job, candidates: Positions, unfired: int | None) -> dict[int, bool]:
         """Wires of the zone among these look-ups. A file may be used twice there (at the end of one
-        epoch and the beginning of the next): which use it was is not known, the wire is gone.
+        epoch and the beginning of the next): which use it was is not sure, but the wire is gone.
         """
         if candidates.size == 0:
-            return []
+            return {}
         progress = job.progress
         zone = (candidates >= progress.low) & (candidates < progress.zone_end(unfired))
+        sure = np.broadcast_to(zone.sum(axis=0) == 1, zone.shape)
         index = candidates % job.sequence.samples_per_epoch
         last = job.sequence.samples_per_epoch - 1
-        wire = (index % progress.spacing == 0) | (index == last)
-        found: list[int] = candidates[zone & wire].tolist()
-        return found
+        wire = zone & ((index % progress.spacing == 0) | (index == last))
+        return dict(zip(candidates[wire].tolist(), sure[wire].tolist(), strict=True))
+
+    def _fired_in_turn(self, job: _Job) -> int:
+        """End of the wires from `high` on that have fired without a gap."""
+        progress = job.progress
+        end = progress.high
+        where = self._grid(job, end, progress.zone_end(None), progress.spacing)
+        for position, ino in zip(where, job.sequence.inos_at(where), strict=True):
+            if ino and int(position) not in job.fired:
+                break
+            if job.fired.get(int(position)):
+                end = int(position) + 1
+        return end
 
     def _wires(self, now: float) -> list[Inos]:
         parts = []
@@ -1019,7 +1037,7 @@ class MountPlanner:
                 wide = progress.spacing * max(1, -(-n // (progress.spacing * SENTINELS_MOST)))
                 where.append(self._grid(job, stop, job.last(base + n), wide))
                 where.append(self._grid(job, base, progress.low, 4 * wide))
-            job.fired = {position for position in job.fired if position >= start}
+            job.fired = {wire: sure for wire, sure in job.fired.items() if wire >= start}
             laid = np.concatenate(where)
             if job.fired:
                 laid = laid[~np.isin(laid, list(job.fired))]
@@ -1106,6 +1124,7 @@ class MountPlanner:
             assert window_bytes == job.window_bytes
             assert job.live or job.begin == job.end
             job.progress.check_invariants()
+        refs[:1] = 0
         assert (refs == self._refs).all()
         all_ = np.arange(len(self._flags), dtype=np.uint32)
         held = all_[self._flags & HELD != 0]

@@ -17,9 +17,9 @@ observation is in order with probability q, the zone's share of the epoch. R: so
 least one in nine samples read is his (another, unhinted reader may be beside him). Page's
 cumulative sum over the observations, in samples: a stray READ adds 1, one in order takes
 min(8, (1 - q) / 3q) away, never below 0; a LOOKUP in order stands for `spacing` READs. At
-CONDEMNED_SAMPLES the hint is wrong. The drift under W is at least 2 (1 - q) / 3 a sample: 256 to 550
-samples decide. Under R with one stray for each sample in order the drift is -3.5 a sample, and the
-chance of an excursion to 256 below 1e-70; it reaches 1e-3 when the other reader is eight times
+CONDEMNED_SAMPLES the hint is wrong. The drift under W is at least 2 (1 - q) / 3 a sample: 256 to
+550 samples decide. Under R with one stray for each sample in order the drift is -3.5 a sample, and
+the chance of an excursion to 256 below 1e-70; it reaches 1e-3 when the other reader is eight times
 as fast. Stray LOOKUPs without READs are weaker evidence, for `ls` and backups fire wires, too: a
 LOOKUP adds twice the spacing when its inode number is smaller than that of the one before (half of
 them, in a shuffled order) and 1 otherwise, and LOOKUPs alone condemn only when they have gone on
@@ -166,7 +166,8 @@ class Progress:
         """Weighs one batch of observations. `placed`: what `place` said; `in_dataset`: they say
         something about this job; `excused`: in order for another job, so no stray.
         """
-        share = self._share_percent(self.zone_end(unfired))
+        zone_end = self.zone_end(unfired)
+        share = self._share_percent(zone_end)
         relief = min(EXCULPATION_MOST, (100 - share) / (3 * share))
         in_order = placed >= 0
         relevant = in_order | (in_dataset & ~excused)
@@ -175,11 +176,13 @@ class Progress:
             good, is_read = bool(in_order[index]), bool(reads[index])
             self._recent.append(good)
             if good:
-                self._confirm(int(placed[index]), is_read, relief, share, now)
+                self._confirm(int(placed[index]), is_read, relief, share, zone_end, now)
             else:
                 self._stray(int(inos[index]), candidates[:, index], is_read, now)
 
-    def _confirm(self, position: int, is_read: bool, relief: float, share: int, now: float) -> None:
+    def _confirm(
+        self, position: int, is_read: bool, relief: float, share: int, zone_end: int, now: float
+    ) -> None:
         relief *= 1 if is_read else self.spacing
         self._lookup_evidence -= relief
         if self._lookup_evidence <= 0:
@@ -189,11 +192,20 @@ class Progress:
         strays = len(self._recent) - sum(self._recent)
         if strays >= STRAYS_ABOUND:
             hits = len(self._recent) - strays
+            if position >= zone_end - 3 * self.spacing:
+                return  # beyond the disorder: it would push `low` past the one who follows
             if chance(hits, len(self._recent), share) > CHANCE_ERROR:
                 return
         self.begun = True
         self.confirmed_at = now
         self.high = max(self.high, position + 1)
+
+    def reach(self, position: int, now: float) -> None:
+        """All wires before `position` have fired: chance cannot do that."""
+        if position > self.high:
+            self.begun = True
+            self.confirmed_at = now
+            self.high = position
 
     def _stray(self, ino: int, candidates: Positions, is_read: bool, now: float) -> None:
         self.strays += 1

@@ -150,7 +150,7 @@ class ModelMount:
 
 def make_planner(mount: ModelMount, ram_bytes: int) -> MountPlanner:
     """One that knows the mount's files, and has `ram_bytes` for windows."""
-    planner = MountPlanner(-(-ram_bytes * 10 // 9), mount.ssd_free_bytes)
+    planner = MountPlanner(ram_bytes * 10 // 9, mount.ssd_free_bytes)
     count = len(mount.sizes)
     inos = np.arange(1, count + 1, dtype=np.uint32)
     stored = np.array([ino in mount.ssd for ino in range(1, count + 1)], np.uint8)
@@ -162,8 +162,8 @@ def loader_order(
     order: Inos, batch_size: int, workers: int, prefetch_factor: int, rng: np.random.Generator
 ) -> Iterator[int]:
     """The samples of one epoch as a DataLoader's workers read them: each worker its batches
-    one after another, batches handed out round robin, at most workers * prefetch_factor of them ahead
-    of the oldest one that is not complete.
+    one after another, batches handed out round robin, at most workers * prefetch_factor of them
+    ahead of the oldest one that is not complete.
     """
     batches = [order[at : at + batch_size].tolist() for at in range(0, len(order), batch_size)]
     if workers == 0:

@@ -59,6 +59,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     daemon.kill()
 
 
+@pytest.mark.claim("P10")
 def test_killed_hintsd_is_followed_by_one_that_goes_on(
     place: Place, mounting: Mounting, daemon: Daemon
 ) -> None:
@@ -80,6 +81,7 @@ def test_killed_hintsd_is_followed_by_one_that_goes_on(
             daemon.kill()
 
 
+@pytest.mark.claim("P12")
 def test_killed_trainer_frees_its_job(place: Place, mounting: Mounting, daemon: Daemon) -> None:
     make_files(place.source / "set", 10, lambda index: 5000 + index)
     mount = mounting()

@@ -97,6 +97,7 @@ def staged(
     eventually(look, 60)
 
 
+@pytest.mark.claim("P6")
 def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
     names, spec = make_dataset(place), shuffled()
     mount = mounting("--ram", "64M")
@@ -116,6 +117,7 @@ def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
         assert directed.notices == []
 
 
+@pytest.mark.claim("P6")
 def test_window_smaller_than_the_dataset(place: Place, mounting: Mounting) -> None:
     names, spec = make_dataset(place), shuffled()
     budget_bytes = 4 << 20
@@ -138,6 +140,7 @@ def test_window_smaller_than_the_dataset(place: Place, mounting: Mounting) -> No
                     staged(directed, "job", 200 * PAGES_BYTES, here)
 
 
+@pytest.mark.claim("P9")
 def test_another_seed_is_noticed(place: Place, mounting: Mounting) -> None:
     names = make_dataset(place)
     mount = mounting("--ram", "16M")
@@ -152,6 +155,7 @@ def test_another_seed_is_noticed(place: Place, mounting: Mounting) -> None:
         eventually(idle(directed))
 
 
+@pytest.mark.claim("P11")
 def test_server_killed(place: Place, mounting: Mounting) -> None:
     names, spec = make_dataset(place), shuffled()
     mount = mounting("--ram", "64M", allow_log=[r"(?i)killed|died|signal|next server|resum"])
@@ -170,6 +174,7 @@ def test_server_killed(place: Place, mounting: Mounting) -> None:
         eventually(lambda: directed.job("job")["state"] == "running")
 
 
+@pytest.mark.claim("P8", "P12")
 def test_two_jobs_share_and_give_back(place: Place, mounting: Mounting) -> None:
     make_dataset(place)
     mount = mounting("--ram", "64M")

@@ -146,6 +146,7 @@ def test_listings_say_what_is_stored(place: Place, mounting: Mounting) -> None:
         } == stored
 
 
+@pytest.mark.claim("P6")
 def test_staged_files_are_read_without_a_request(
     place: Place, mounting: Mounting, no_request: NoRequest
 ) -> None:
@@ -304,6 +305,7 @@ def test_unknown_inodes_are_gone(place: Place, mounting: Mounting) -> None:
         assert set(client.stage_all([directory])) <= {CHANGED, ORIGIN_ERROR, NOT_PUSHED}
 
 
+@pytest.mark.claim("P1")
 def test_a_changed_file_is_staged_as_it_is_now(
     place: Place, mounting: Mounting, no_request: NoRequest
 ) -> None:
@@ -357,6 +359,7 @@ def test_cancelled_files_are_not_fetched(
         assert faulty.count("open", "d/0002") == 0
 
 
+@pytest.mark.claim("P7")
 def test_a_reader_joins_the_flight(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     names = write_files(place, 2)
     mount = mounting(source=faulty.mountpoint)
@@ -375,6 +378,7 @@ def test_a_reader_joins_the_flight(place: Place, faulty: FaultyOrigin, mounting:
         assert faulty.count("bytes", names[1]) == len((place.source / names[1]).read_bytes())
 
 
+@pytest.mark.claim("P7")
 def test_a_readers_flight_is_joined(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     names = write_files(place, 2)
     mount = mounting(source=faulty.mountpoint)
@@ -392,6 +396,7 @@ def test_a_readers_flight_is_joined(place: Place, faulty: FaultyOrigin, mounting
         assert faulty.count("open", names[1]) == 1
 
 
+@pytest.mark.claim("P1")
 def test_origin_errors_are_told_and_harm_no_reader(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -427,6 +432,7 @@ def test_a_reader_that_joined_a_failing_flight_tries_itself(
         client.until(lambda: client.results.get(inos[1]) == [ORIGIN_ERROR])
 
 
+@pytest.mark.claim("P1", "P7")
 def test_an_origin_that_hangs(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     names = write_files(place, 12)
     mount = mounting("--origin-timeout", "1", source=faulty.mountpoint, allow_log=[AWAY])
@@ -444,6 +450,7 @@ def test_an_origin_that_hangs(place: Place, faulty: FaultyOrigin, mounting: Moun
 # ---- channels that end ---------------------------------------------------------------------------
 
 
+@pytest.mark.claim("P10")
 def test_a_closed_channel_leaves_nothing_behind(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -465,6 +472,7 @@ def test_a_closed_channel_leaves_nothing_behind(
         assert not any(kind & (QUEUED | STAGED) for _, kind in client.seen)
 
 
+@pytest.mark.claim("P10")
 def test_a_second_channel_displaces_the_first(place: Place, mounting: Mounting) -> None:
     names = write_files(place, 6)
     mount = mounting()
@@ -478,6 +486,7 @@ def test_a_second_channel_displaces_the_first(place: Place, mounting: Mounting) 
         eventually(lambda: mount.value("prefetch", "connected") is False)
 
 
+@pytest.mark.claim("P11")
 def test_the_next_server_takes_a_plan(
     place: Place, mounting: Mounting, no_request: NoRequest
 ) -> None:
@@ -496,6 +505,7 @@ def test_the_next_server_takes_a_plan(
         no_request(mount)
 
 
+@pytest.mark.claim("P1")
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -546,6 +556,7 @@ def test_the_socket_of_hintsd_is_an_attribute_of_the_root(place: Place, mounting
     assert os.listxattr(mount.path) == []
 
 
+@pytest.mark.claim("P7", "P8")
 def test_the_bandwidth_limit_holds(place: Place, mounting: Mounting) -> None:
     for number in range(20):
         place.write(f"d/{number:02}", random_bytes(str(number), 100_000))
@@ -561,6 +572,7 @@ def test_the_bandwidth_limit_holds(place: Place, mounting: Mounting) -> None:
         check(place, mount, [f"d/{number:02}" for number in range(21)])
 
 
+@pytest.mark.claim("P1")
 @pytest.mark.parametrize("seed", range(2))
 def test_any_commands_in_any_order_harm_no_reader(
     place: Place, mounting: Mounting, seed: int

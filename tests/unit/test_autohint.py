@@ -114,6 +114,7 @@ def test_the_environment() -> None:
     ]
 
 
+@pytest.mark.claim("P3")
 def test_a_script_is_hinted_and_prints_the_same(
     daemon: FakeHintsd, root: str, train: Path, printed: str, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_script_is_hinted_and_prints_the_same(
     assert daemon.jobs[0].orders
 
 
+@pytest.mark.claim("P2")
 def test_without_a_mount_a_script_gets_one_warning(train: Path, printed: str) -> None:
     hinted = _python(str(train))
     assert (hinted.returncode, hinted.stdout) == (0, printed)

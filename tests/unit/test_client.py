@@ -250,10 +250,12 @@ def _two_jobs() -> None:
         assert job.is_over
 
 
+@pytest.mark.claim("P2")
 def test_a_directory_that_is_not_on_a_mount() -> None:
     _one_warning("/data/set is not on a fusecache mount")
 
 
+@pytest.mark.claim("P2")
 def test_hints_are_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mount = mounts.Mount(1, "0:1", str(tmp_path), mounts.FILESYSTEM_TYPE, "source")
     monkeypatch.setattr(mounts, "find", lambda path: mount)
@@ -277,6 +279,7 @@ def test_the_socket_is_an_attribute_of_the_mounts_root(
     assert asked == [(str(tmp_path), "user.fusecache.hintsd")]
 
 
+@pytest.mark.claim("P2")
 @pytest.mark.parametrize("is_file", [False, True])
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_file: bool) -> None:
     address = tmp_path / "hintsd.sock"
@@ -287,6 +290,7 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_file
     _one_warning("none answers")
 
 
+@pytest.mark.claim("P2")
 def test_a_hintsd_that_comes_later(daemon: FakeHintsd) -> None:
     daemon.stop()
     with pytest.warns(RuntimeWarning, match="none answers"):

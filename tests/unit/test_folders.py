@@ -107,6 +107,7 @@ def pairs(samples: Samples) -> tuple[list[int], list[int]]:
     return samples.inos.tolist(), samples.sizes.tolist()
 
 
+@pytest.mark.claim("P4")
 @pytest.mark.parametrize("python_sorts", [False, True])
 @pytest.mark.parametrize("seed", range(60))
 def test_the_samples_are_those_of_image_folder(

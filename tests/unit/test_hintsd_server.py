@@ -153,6 +153,7 @@ def test_warnings_reach_the_client(daemon: Daemon, client: Client) -> None:
 # ---- how jobs end --------------------------------------------------------------------------------
 
 
+@pytest.mark.claim("P12")
 def test_job_ends_with_the_trainer_though_its_workers_hold_the_socket(daemon: Daemon) -> None:
     """A fork of the trainer keeps the connection open, as a DataLoader worker does."""
     code = """if True:
@@ -248,6 +249,7 @@ def test_trainer_that_dies_while_its_job_is_opened(
 # ---- restarts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.claim("P10")
 def test_next_daemon_takes_the_jobs_up_where_they_were(
     start: Starting, trainer: subprocess.Popen[bytes]
 ) -> None:
@@ -348,6 +350,7 @@ def test_is_allowed(peer: int, own: int, allowed: bool) -> None:
     assert is_allowed(peer, own) is allowed
 
 
+@pytest.mark.claim("P5")
 def test_another_user_is_refused(tmp_path: Path, ordinary_user: OrdinaryUser) -> None:
     directory = ordinary_user.directory("hints")
     daemon = Daemon(directory)
@@ -368,6 +371,7 @@ def test_another_user_is_refused(tmp_path: Path, ordinary_user: OrdinaryUser) ->
         daemon.kill()
 
 
+@pytest.mark.claim("P5")
 def test_process_of_another_user_cannot_be_named(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, trainer: subprocess.Popen[bytes]
 ) -> None:

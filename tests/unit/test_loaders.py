@@ -212,6 +212,7 @@ def _run(
     return read, states
 
 
+@pytest.mark.claim("P3")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("key", KINDS)
 @pytest.mark.parametrize(
@@ -449,6 +450,7 @@ def test_an_unknown_dataset_leaves_the_loader_untouched() -> None:
     assert type(_inner_sampler(loader)) is RandomSampler
 
 
+@pytest.mark.claim("P2")
 def test_a_directory_that_is_no_mount(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(link, "_warned", set())

@@ -104,6 +104,7 @@ def random_sampler(source: random.Random, generator: torch.Generator | None) -> 
             )
 
 
+@pytest.mark.claim("P4")
 @pytest.mark.parametrize("seed", range(200))
 def test_every_stock_sampler_is_followed_from_epoch_to_epoch(seed: int) -> None:
     """Bare or in a BatchSampler, with a generator of its own; the spec travels as a message."""

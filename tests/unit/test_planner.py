@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hintsd.planner import MountPlanner
 from hintsd.policies.belady import origin_bytes
 from hintsd.sequence import Inos
 from tests.planner_model import ModelMount, loader_order, make_planner, pages
@@ -76,14 +77,12 @@ class Scene:
                     self.planner.supply(name, epoch, inos)
         commands = self.planner.decide(self.now)
         self.mount.carry_out(commands)
-        inos = {
-            kind: [
-                ino for command in commands if command.kind == kind for ino in command.inos.tolist()
-            ]
+        changes = {
+            kind: [int(i) for command in commands if command.kind == kind for i in command.inos]
             for kind in ("drop", "stage")
         }
-        if inos["drop"] and inos["stage"]:
-            self.exchanges.append((inos["drop"], inos["stage"]))
+        if changes["drop"] and changes["stage"]:
+            self.exchanges.append((changes["drop"], changes["stage"]))
         self.planner.check_invariants()
         self.mount.work(work)
         self.mount.deliver(self.planner, self.now)
@@ -160,6 +159,7 @@ def test_rule_4_no_room_is_idle_while_something_is_missing() -> None:
         )
         assert idle < pages(scene.mount.sizes[int(missing)])
         scene.read(orders[0][start : start + 10].tolist())
+        scene.turn()
 
 
 def test_small_datasets_stay_although_the_next_order_is_unknown() -> None:
@@ -289,11 +289,12 @@ def test_a_wrong_hint_is_noticed_and_its_plan_dropped(reader: str, ram_files: in
     orders = [order[: count // 2] for order in scene.shuffled()]
     scene.open("job", orders, samples=count // 2, workers=2)
     scene.settle()
-    reads = {
+    readers: dict[str, npt.NDArray[Any]] = {
         "another seed": scene.shuffled(count // 2)[0],
         "sequential": np.arange(1, count, 2),
         "another rank": np.setdiff1d(np.arange(1, count + 1), orders[0]),
-    }[reader]
+    }
+    reads = readers[reader]
     before = scene.mount.lookups + scene.mount.reads
     for _ in range(20):
         for start in range(0, len(reads), 8):
@@ -522,6 +523,7 @@ def test_any_interleaving_keeps_the_budgets_and_leaves_nothing(data: st.DataObje
             case "lost":
                 scene.mount.stage_queue.clear()
                 scene.mount.fetch_queue.clear()
+                scene.mount.armed.clear()
                 scene.mount.drop(range(1, 1000))
                 scene.mount.deliver(scene.planner, scene.now)
                 scene.planner.disconnected()

@@ -33,23 +33,29 @@ PACE_SHARE = 0.7
 _LOADER = Path(__file__).with_name("loader_reader.py")
 _LOADER_TIMEOUT_S = 900.0
 _ACCEPT_TIMEOUT_S = 60.0
+_TORCH_IMPORT_S = 6.0  # hintsd imports torch when it starts
+
+
+@contextlib.contextmanager
+def _daemon(work: Path) -> Iterator[HintsdCommand]:
+    """A hintsd that has finished starting: it runs since the machine was booted, not since now."""
+    with HintsdCommand(work) as daemon:
+        time.sleep(_TORCH_IMPORT_S)
+        yield daemon
 
 
 @contextlib.contextmanager
 def _hinted_mount(
-    source: Path, work: Path, options: tuple[str, ...] = ()
-) -> Iterator[tuple[FusecacheMount, HintsdCommand]]:
-    """A mount with an empty cache, and a hintsd that it names."""
+    daemon: HintsdCommand, source: Path, work: Path, options: tuple[str, ...] = ()
+) -> Iterator[FusecacheMount]:
+    """A mount with an empty cache that names the daemon."""
     cache = work / "hinted-cache"
-    with HintsdCommand(work) as daemon:
-        mount = FusecacheMount(
-            source, work / "mnt", cache, ("--hintsd", str(daemon.socket), *options)
-        )
-        try:
-            with mount:
-                yield mount, daemon
-        finally:
-            shutil.rmtree(cache, ignore_errors=True)
+    mount = FusecacheMount(source, work / "mnt", cache, ("--hintsd", str(daemon.socket), *options))
+    try:
+        with mount:
+            yield mount
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
 
 
 def _spec(count: int, seed: int) -> orders.OrderSpec:
@@ -106,7 +112,8 @@ def _hinted_size(bench: Bench, work: Path, count: int, size: int) -> None:
     names = bench.readers.fill_files(source, count, size, 3)
     whole = large / bench.readers.fill_files(large, 1, min(count * size, 1 << 30), 4)[0]
     ram = int(count * size * RAM_SHARE)
-    with _hinted_mount(source, work, ("--ram", str(ram))) as (mount, _daemon):
+    options = ("--ram", str(ram))
+    with _daemon(work) as daemon, _hinted_mount(daemon, source, work, options) as mount:
         root = mount.mountpoint
         mount.command("warm", str(root), timeout_s=900)
         mount.settle()
@@ -153,7 +160,8 @@ def hot_hinted(bench: Bench) -> None:
         source.mkdir()
         names = bench.readers.fill_files(source, count, FILE_BYTES, 1)
         ram = count * FILE_BYTES * 3
-        with _hinted_mount(source, work, ("--ram", str(ram))) as (mount, _daemon):
+        options = ("--ram", str(ram))
+        with _daemon(work) as daemon, _hinted_mount(daemon, source, work, options) as mount:
             root = mount.mountpoint
             mount.command("warm", str(root), timeout_s=900)
             mount.settle()
@@ -183,7 +191,11 @@ def hot_hinted(bench: Bench) -> None:
 def limited(bench: Bench) -> None:
     """Row limited: the first epoch from an origin of 100 MB/s and 2,000 requests a second."""
     count = 2000 if bench.quick else 8000
-    with bench.folder("limited") as work, LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device:
+    with (
+        bench.folder("limited") as work,
+        LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device,
+        _daemon(work) as daemon,
+    ):
         source = device.directory / "data"
         source.mkdir()
         names = bench.readers.fill_files(source, count, FILE_BYTES, 5)
@@ -196,7 +208,7 @@ def limited(bench: Bench) -> None:
             bench.results.add("limited", "first epoch", "native", "MB/s", done.bytes_per_s / 1e6)
             bench.results.add("limited", "first epoch", "limit", "MB/s", ORIGIN_BPS / 1e6)
             for peer in ("unhinted", "fusecache"):
-                with _hinted_mount(source, work) as (mount, _daemon):
+                with _hinted_mount(daemon, source, work) as mount:
                     bench.drop()
                     bench.readers.list_tree(mount.mountpoint)
                     with contextlib.ExitStack() as stack:
@@ -247,7 +259,7 @@ def latency(bench: Bench) -> None:
         behind = work / "behind"
         behind.mkdir()
         names = bench.readers.fill_files(behind, count, FILE_BYTES, 6)
-        with LatencyOrigin(behind, work, LATENCY_S) as origin:
+        with LatencyOrigin(behind, work, LATENCY_S) as origin, _daemon(work) as daemon:
             for number in range(bench.rounds(3)):
 
                 def measure(peer: str, root: Path, some: Sequence[str], **options: Any) -> None:
@@ -258,7 +270,7 @@ def latency(bench: Bench) -> None:
 
                 measure("stock", origin.directory, names[:few], seed=number)
                 for peer, some in (("unhinted", names[:few]), ("fusecache", names)):
-                    with _hinted_mount(origin.directory, work) as (mount, _daemon):
+                    with _hinted_mount(daemon, origin.directory, work) as mount:
                         hints = peer == "fusecache"
                         measure(peer, mount.mountpoint, some, seed=number, hints=hints)
                 bench.say(f"latency: round {number + 1} done")
@@ -267,7 +279,11 @@ def latency(bench: Bench) -> None:
 def stall(bench: Bench) -> None:
     """Row stall: a consumer with a pace; the seconds in which it had nothing to consume."""
     count = 2000 if bench.quick else 8000
-    with bench.folder("stall") as work, LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device:
+    with (
+        bench.folder("stall") as work,
+        LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device,
+        _daemon(work) as daemon,
+    ):
         source, large = device.directory / "data", work / "large"
         source.mkdir()
         large.mkdir()
@@ -284,7 +300,7 @@ def stall(bench: Bench) -> None:
             for _ in range(2):
                 results.add("stall", "later epochs", "stock", "seconds", first["stall_s"])
             for peer in ("unhinted", "fusecache"):
-                with _hinted_mount(source, work, ("--ram", str(ram))) as (mount, _daemon):
+                with _hinted_mount(daemon, source, work, ("--ram", str(ram))) as mount:
                     bench.drop()
                     hints = peer == "fusecache"
                     epochs = _load(mount.mountpoint, names, **options, hints=hints)
