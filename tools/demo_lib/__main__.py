@@ -220,7 +220,7 @@ class _Counted:
 
 def _late(status: dict[str, Any]) -> int:
     """Late reads of all jobs, by what `hintsd status --json` says."""
-    return sum(sum(job["late"].values()) for job in status["jobs"])
+    return sum(sum(job.get("late", {}).values()) for job in status["jobs"])
 
 
 def _served_from(fetched: int | None, ssd_requests: int, files: training.Files) -> str:
