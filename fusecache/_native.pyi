@@ -231,7 +231,7 @@ def counters() -> dict[str, int]:
 # What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32, sizes
 # u64, name lengths u16, all else u8. One flag byte an inode:
 PLAN_ARMED: Final[int]  # its next look-up is to be reported
-PLAN_READ: Final[int]  # a READ has come for it since the flag was cleared
+PLAN_READ: Final[int]  # a READ has come for it while it was QUEUED or FLYING
 PLAN_WANTED: Final[int]  # in a window: ram_take() spares it while there is anything else
 PLAN_QUEUED: Final[int]
 PLAN_FLYING: Final[int]

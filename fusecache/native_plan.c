@@ -111,10 +111,14 @@ size_t plan_take_seen(size_t most, uint32_t *inos, uint8_t *kinds, uint32_t *los
 
 void plan_saw_read(uint32_t ino, uint8_t what)
 {
+	uint8_t standing;
+
 	if (!plan_is_active())
 		return;
-	seen_note(ino, what | (plan_flags(ino) & PLAN_STATE));
-	plan_mark(ino, PLAN_READ, 0);
+	standing = plan_flags(ino);
+	seen_note(ino, what | (standing & PLAN_STATE));
+	if (standing & (PLAN_QUEUED | PLAN_FLYING))
+		plan_mark(ino, PLAN_READ, 0);
 }
 
 /* ---- begin and end ------------------------------------------------------------------------ */

@@ -373,14 +373,16 @@ class Prefetcher:
         if not len(inos):
             return inos, store
         names = inos.tolist()
-        if all(map(set(names).isdisjoint, (self._busy, self._to_stage, self._jobs))):
+        unique = set(names)
+        under_way = (self._busy, self._to_stage, self._jobs)
+        if len(unique) == len(names) and all(map(unique.isdisjoint, under_way)):
             return inos, store
         is_new = []
         for ino in names:
-            job = self._jobs.get(ino)
-            is_new.append(job is None and ino not in self._busy and ino not in self._to_stage)
-            if job is not None and ino not in self._busy:
-                self._join(job)
+            is_new.append(ino in unique and not any(ino in some for some in under_way))
+            unique.discard(ino)
+            if ino in self._jobs and ino not in self._busy:
+                self._join(self._jobs[ino])
         chosen = np.array(is_new)
         return inos[chosen], store[chosen]
 

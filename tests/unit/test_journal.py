@@ -97,6 +97,7 @@ def test_a_process_is_named_by_its_start() -> None:
         msgpack.packb({**dataclasses.asdict(ENTRY), "version": 1, "epoch": -1}),
         msgpack.packb({**dataclasses.asdict(ENTRY), "version": 1})[:-1],
     ],
+    ids=["empty", "no msgpack", "no map", "version", "name", "message", "epoch", "cut off"],
 )
 def test_what_cannot_be_read_is_removed_with_a_warning(
     journal: Journal, directory: Path, damage: bytes, caplog: pytest.LogCaptureFixture

@@ -281,6 +281,7 @@ def test_jobs_get_equal_windows_and_a_closed_one_gives_its_back() -> None:
 # --- wrong hints
 
 
+@pytest.mark.claim("P9")
 @pytest.mark.parametrize("ram_files", [500, 4000], ids=["mostly READs", "wires only"])
 @pytest.mark.parametrize("reader", ["another seed", "sequential", "another rank"])
 def test_a_wrong_hint_is_noticed_and_its_plan_dropped(reader: str, ram_files: int) -> None:

@@ -44,7 +44,7 @@ def test_what_is_put_first_comes_first() -> None:
     queue = ArrayQueue()
     put(queue, [(1, 0), (2, 1), (3, 0)])
     assert take(queue, 1) == [(1, 0)]
-    queue.put_first(9, 1)
+    queue.put_first(np.array([9], np.uint32), np.array([1], np.uint8))
     assert queue.count == 3
     assert take(queue, 9) + take(queue, 9) == [(9, 1), (2, 1), (3, 0)]
 
