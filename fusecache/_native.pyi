@@ -228,8 +228,8 @@ def counters() -> dict[str, int]:
     bytes_staged (pushed by stage())."""
 
 # ---- plan --------------------------------------------------------------------------------------
-# What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32, sizes
-# u64, name lengths u16, all else u8. One flag byte an inode:
+# What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32,
+# sizes u64, name lengths u16, all else u8. One flag byte an inode:
 PLAN_ARMED: Final[int]  # its next look-up is to be reported
 PLAN_READ: Final[int]  # a READ has come for it while it was QUEUED or FLYING
 PLAN_WANTED: Final[int]  # in a window: ram_take() spares it while there is anything else

@@ -111,10 +111,8 @@ class Operations(pyfuse3.Operations):
                 if error.errno == errno.ENOENT:
                     return self._negative()
                 raise
-        entry = self._entry(ino)
-        if _native.note_seen(ino, _native.SEEN_LOOKUP, ctx.pid):
-            entry.entry_timeout = 0  # our own look-up: the tripwire stays armed
-        return entry
+        _native.note_seen(ino, _native.SEEN_LOOKUP, ctx.pid)
+        return self._entry(ino)
 
     @answers
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -198,6 +196,8 @@ class Operations(pyfuse3.Operations):
         entry.entry_timeout = entry.attr_timeout = (
             FOREVER_S if self._is_watched(ino) else self._expiry_s()
         )
+        if _native.plan_flags(ino.to_bytes(4, "little"))[0] & _native.PLAN_ARMED:
+            entry.entry_timeout = 0  # the tripwire stands: a reader's next look-up must come here
         return entry
 
     def _expiry_s(self) -> float:

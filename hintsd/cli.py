@@ -154,12 +154,13 @@ def serve(
 def _import_torch() -> None:
     import logging
 
+    log = logging.getLogger(__name__)
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
-        logging.getLogger(__name__).warning(
-            "no order can be computed: %s (pip install 'fusecache[hints]')", error
-        )
+        log.warning("no order can be computed: %s; install torch beside hintsd", error)
+    else:
+        log.info("torch %s computes the orders", torch.__version__)
 
 
 def _ready() -> None:

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -535,6 +536,10 @@ def test_fuzz(tmp_path: Path) -> None:
     reading = threading.Thread(target=log.extend, args=(process.stderr,))
     reading.start()
     try:
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while not any("computes the orders" in line for line in log):
+            assert time.monotonic() < deadline, log
+            time.sleep(0.05)
         send_random_frames(path, draw, 1000)
         resident_before = resident_bytes(process.pid)
         assert send_random_frames(path, draw, 3000) > 32 << 20
