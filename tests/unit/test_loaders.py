@@ -213,7 +213,7 @@ def _run(
 
 
 @pytest.mark.claim("P3")
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
 @pytest.mark.parametrize("key", KINDS)
 @pytest.mark.parametrize(
     "settings",

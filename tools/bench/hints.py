@@ -311,11 +311,32 @@ def stall(bench: Bench) -> None:
     bench.results.note("stall: the consumer takes 0.7 of the device's sequential bandwidth")
 
 
+def plan(bench: Bench) -> None:
+    """Row plan: 14,000,000 samples, until the first window is decided (plan_cost.py)."""
+    directories, files = (100, 14_000) if bench.quick else (1000, 14_000)
+    for _ in range(bench.rounds(3)):
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.bench.plan_cost", str(directories), str(files)],
+            capture_output=True,
+            text=True,
+            timeout=_LOADER_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"plan_cost.py: {done.stderr.strip().splitlines()[-1:]}")
+        seconds, size_bytes = done.stdout.split()
+        bench.results.add("plan", "until the first window", "fusecache", "seconds", float(seconds))
+        memory = float(size_bytes) / 1e9
+        bench.results.add("plan", "memory of hintsd's process", "fusecache", "GB", memory)
+    bench.results.note(f"plan: {directories * files:,} samples in {directories} directories")
+
+
 ROWS = {
     "hinted": hinted,
     "hot-hinted": hot_hinted,
     "limited": limited,
     "latency": latency,
     "stall": stall,
+    "plan": plan,
 }
 COLUMNS = ("device", "limit", "stock", "unhinted")

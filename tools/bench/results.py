@@ -75,6 +75,8 @@ TARGETS = (
     Target("limited", "first epoch", "limit", 0.95),
     Target("latency", "first epoch", "stock", 10),
     Target("stall", "later epochs", "stock", 0.02, at_most=True),
+    Target("plan", "until the first window", None, 15, at_most=True),
+    Target("plan", "memory of hintsd's process", None, 1, at_most=True),
 )
 
 
