@@ -213,7 +213,8 @@ class Prefetcher:
 
     @property
     def queued_stage(self) -> int:
-        return self._staging.count + len(self._to_stage)
+        left = sum(len(inos) for inos, _ in self._left)
+        return self._staging.count + left + len(self._to_stage)
 
     @property
     def queued_fetch(self) -> int:

@@ -166,6 +166,23 @@ def test_dropping_leaves_other_files_and_open_readers_alone(stored: Door) -> Non
     assert stored.reads() == before
 
 
+def test_what_a_reader_was_faster_with_is_left_to_it(stored: Door) -> None:
+    """Only a READ that comes while the file waits for its turn counts."""
+    names = ["small", "photo"]
+    read_all(stored, "small")
+    stored.call("plan_mark", stored.inos(*names), _native.PLAN_QUEUED, _native.PLAN_READ)
+    read_all(stored, "photo")
+    before = stored.counter("bytes_staged")
+    assert stored.stage(*names) == [_native.PUSHED, _native.PUSH_READ]
+    assert stored.counter("bytes_staged") - before == SIZES["small"]
+    assert stored.flags("photo") & _native.PLAN_STAGED
+    stored.drop("photo")
+    assert stored.stage("photo") == [_native.PUSHED]
+    reads = stored.reads()
+    read_all(stored, *names)
+    assert stored.reads() == reads
+
+
 def test_what_cannot_be_staged(place: Place, start: Callable[..., Door]) -> None:
     with open(place.write("large", b""), "wb") as file:
         file.truncate((4 << 20) + 1)

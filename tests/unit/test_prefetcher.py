@@ -1,6 +1,8 @@
-"""The prefetcher's queue of arrays. All else of it is seen on real mounts: mount/test_plan.py."""
+"""The prefetcher's queues. All else of it is seen on real mounts: mount/test_plan.py."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache import _native
-from fusecache.prefetcher import ArrayQueue
+from fusecache.prefetcher import LEFT_FILES, ArrayQueue, Prefetcher
 
 PARTS = st.lists(st.lists(st.tuples(st.integers(1, 2**32 - 1), st.integers(0, 1)), max_size=20))
 
@@ -64,3 +66,45 @@ def test_cancelled_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     queue.forget_cancelled()
     assert queue.count == 2
     assert take(queue, 9) + take(queue, 9) == [(2, 1), (5, 0)]
+
+
+def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "plan_mark", lambda inos, add, remove: None)
+    queued = bytes([_native.PLAN_QUEUED])
+    monkeypatch.setattr(_native, "plan_flags", lambda inos: queued * (len(inos) // 4))
+    stub: Any = None
+    prefetcher = Prefetcher(
+        fetcher=stub,
+        reader=stub,
+        origin=stub,
+        kernel=stub,
+        stats=stub,
+        room_bytes=lambda: 0,
+        mountpoint=b"/nowhere",
+        depth_most=1,
+        bytes_per_s=None,
+    )
+    count = 3 * LEFT_FILES
+    for start in range(1, count + 1, 100):  # in several parts
+        inos = np.arange(start, min(start + 100, count + 1), dtype=np.uint32)
+        prefetcher.stage(inos, np.ones(len(inos), np.uint8))
+
+    def next_ones() -> list[int]:
+        inos, store = prefetcher._next_to_stage()
+        assert store.all()
+        found: list[int] = inos.tolist()
+        return found
+
+    first = next_ones()
+    assert first == list(range(1, len(first) + 1))
+    prefetcher._leave_to_readers()
+    prefetcher._leave_to_readers()  # once at a time
+    assert prefetcher.queued_stage == count - len(first)
+    beyond = next_ones()
+    assert beyond[0] == len(first) + LEFT_FILES + 1
+    prefetcher._take_back()
+    rest: list[int] = []
+    while prefetcher.queued_stage:
+        rest += next_ones()
+    assert rest[:LEFT_FILES] == list(range(len(first) + 1, len(first) + LEFT_FILES + 1))
+    assert sorted(first + beyond + rest) == list(range(1, count + 1))
