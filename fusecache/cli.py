@@ -331,7 +331,7 @@ def _duration(seconds: float) -> str:
 def _prefetch(part: dict[str, Any]) -> str:
     if not part.get("connected"):
         done = format_bytes(part.get("bytes", 0))
-        return f"no hintsd is connected; {part.get('files', 0):,} files, {done} until now"
+        return f"no job has hints now; {part.get('files', 0):,} files, {done} until now"
     return (
         f"{part['queued_stage']:,} to stage and {part['queued_fetch']:,} to fetch, "
         f"{part['in_flight']:,} of {part['depth']:,} in flight; "

@@ -50,6 +50,8 @@ from hintsd.planner import Command, MountPlanner
 
 log = logging.getLogger(__name__)
 
+EPOCH_SAMPLES_LEAST: Final = 1 << 24  # an epoch may always be so long, and longer ...
+EPOCH_REPEATS_MOST: Final = 4  # ... as long as each file comes so often on average
 DECIDE_EVERY_S: Final = 0.05
 DECIDE_PAUSE_S: Final = 0.01  # what comes meanwhile is taken in together
 REPORT_EVERY_S: Final = 0.5
@@ -376,6 +378,10 @@ class _Mount:
         count = samples_per_epoch(spec)
         if count == 0:
             raise JobRefused("the order has no samples: a batch is larger than the dataset")
+        if count > max(EPOCH_SAMPLES_LEAST, EPOCH_REPEATS_MOST * job.samples):
+            raise JobRefused(
+                f"an epoch of {count} samples of {job.samples} files is too long to plan"
+            )
         return count
 
     def _tidy_place(self, job: _Job) -> tuple[int, int]:
@@ -450,7 +456,8 @@ class _Mount:
         with trio.CancelScope(shield=True):
             async with self._planning:
                 job = self.jobs.pop(name)
-                if job.is_planned:
+                is_planned, job.is_planned = job.is_planned, False
+                if is_planned:
                     await trio.to_thread.run_sync(self._planner.close_job, name)
         self._wake()
 
@@ -533,7 +540,7 @@ class _Mount:
             if job is None or not job.is_planned:
                 return
             async with self._planning:
-                wanted = await self._wanted(job)
+                wanted = await self._wanted(job)  # none, if it was closed meanwhile
             if not wanted:
                 return
             epoch, order, inos = wanted[0], job.order, None

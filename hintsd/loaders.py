@@ -46,6 +46,8 @@ CHECK_SAMPLES_MOST: Final = 64
 Ways = tuple[Callable[[], Files], ...]
 
 # INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
+COPIED_MOST: Final = 1 << 27  # indices of a sampler that is copied: as a list, 1 GiB
+
 _jobs: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Job, Announcer | None]]
 _jobs = weakref.WeakKeyDictionary()
 
@@ -55,7 +57,11 @@ class Unreadable(Exception):
 
 
 def attach(
-    loader: DataLoader[Any], paths: Sequence[Path] | None = None, epochs: int | None = None
+    loader: DataLoader[Any],
+    paths: Sequence[Path] | None = None,
+    epochs: int | None = None,
+    *,
+    copy_sampler: bool = False,
 ) -> Job:
     """Hint a DataLoader: it is watched from its next epoch on, until the job is closed or the
     loader is gone. Its batches, their order and all random numbers are what they would be without.
@@ -63,6 +69,9 @@ def attach(
     `paths`: the file of each index, for a dataset that is no torchvision ImageFolder or
     DatasetFolder (or Subset or ConcatDataset of such). `epochs`: how many there will be, counted
     from 0. A loader that cannot be hinted is left alone, with one warning; its job `is_over`.
+    `copy_sampler`: a sampler that is not torch's own may be copied, and the copy be read to its end
+    when an epoch begins. torch's, numpy's and Python's global generators are put back after that;
+    a sampler that changes anything else outside of itself would give another order.
 
     Attached again, a loader gives the job that it has, as long as that one works.
     ValueError: `epochs` is not positive, or `paths` are not as many as the dataset has samples.
@@ -79,7 +88,7 @@ def attach(
             return job
         job.close()
     try:
-        made = _attach(loader, paths, epochs)
+        made = _attach(loader, paths, epochs, copy_sampler)
     except Unreadable as problem:
         warn_once(f"{problem}; going on without hints")
         made = Job(None), None
@@ -106,7 +115,10 @@ def attach_unasked(loader: DataLoader[Any]) -> None:
 
 
 def _attach(
-    loader: DataLoader[Any], paths: Sequence[Path] | None, epochs: int | None
+    loader: DataLoader[Any],
+    paths: Sequence[Path] | None,
+    epochs: int | None,
+    copy_sampler: bool,
 ) -> tuple[Job, Announcer | None]:
     from torch.utils.data import IterableDataset
 
@@ -121,6 +133,11 @@ def _attach(
     seat = _seat(loader)
     source = _Source(loader, seat)
     spec = source.stock_spec(base_seed_drawn=False)
+    if spec is None and not copy_sampler and type(source.sampler) not in (list, tuple, range):
+        raise Unreadable(
+            f"the order of {type(source.sampler).__name__} cannot be told without reading it: "
+            "attach(loader, copy_sampler=True) if a copy of it may be read"
+        )
     is_known = spec is not None and spec.epochs_known is None
     job = Job(
         Description(
@@ -304,6 +321,8 @@ class _Source:
             return None
 
     def _read_copy(self) -> OrderSpec:
+        if len(self.sampler) > COPIED_MOST:
+            raise ValueError(f"it is longer than {COPIED_MOST}")
         with _generators_kept(), _no_collectives():
             twin = copy.deepcopy(self.sampler, _shared_datasets(self.sampler, self.dataset))
             items = list(itertools.islice(iter(twin), len(self.sampler)))

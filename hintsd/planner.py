@@ -328,6 +328,7 @@ class MountPlanner:
         excused = np.zeros(len(inos), np.bool_)
         for where in placed:
             excused |= where >= 0
+        _give_to_nearest(jobs, placed)
         in_order_of = [(where >= 0).any(axis=0) for where in candidates]
         # a file of the dataset that nobody is to read now: another rank reads it, or a stranger
         in_none = reads & (self._sizes[inos] > 0)
@@ -338,8 +339,12 @@ class MountPlanner:
             jobs, candidates, placed, unfired, in_order_of, strict=True
         ):
             progress = job.progress
-            progress.take(inos, where, here, reads, mine | in_none, excused, first, now)
-            if fired := self._fired(job, where[:, ~reads], first):
+            others = excused.copy()  # what another live job reads somewhere is no stray of this one
+            for other, theirs in zip(jobs, in_order_of, strict=True):
+                if other is not job and other.live:
+                    others |= theirs
+            progress.take(inos, where, here, reads, mine | in_none, others, first, now)
+            if fired := self._fired(job, where[:, ~reads], here[~reads] >= 0, first):
                 job.fired.update(fired)
                 progress.reach(self._fired_in_turn(job), now)
             if (place := progress.jump()) is not None:
@@ -737,6 +742,7 @@ class MountPlanner:
             other.fetched = other.begin
         if not any(other.live for other in self._jobs.values() if other is not job):
             self._clear = True
+            self._drops.clear()  # nobody needs the room: pages stay, under the mount's own budget
             residents = self._flags & RESIDENT != 0
             self._flags[residents] &= ~RESIDENT & 0xFFFF
             self._residents.held_bytes = 0
@@ -994,15 +1000,18 @@ class MountPlanner:
         armed = where[self._flags[inos] & ARMED != 0]
         return int(armed[0]) if len(armed) else None
 
-    def _fired(self, job: _Job, candidates: Positions, unfired: int | None) -> dict[int, bool]:
-        """Wires of the zone among these look-ups. A file may be used twice there (at the end of one
-        epoch and the beginning of the next): which use it was is not sure, but the wire is gone.
+    def _fired(
+        self, job: _Job, candidates: Positions, own: Mask, unfired: int | None
+    ) -> dict[int, bool]:
+        """Wires of the zone among these look-ups; whether it was surely this use. A file may be
+        used twice there (at the end of one epoch and the beginning of the next), and by another
+        job (not `own`), but the wire is gone.
         """
         if candidates.size == 0:
             return {}
         progress = job.progress
         zone = (candidates >= progress.low) & (candidates < progress.zone_end(unfired))
-        sure = np.broadcast_to(zone.sum(axis=0) == 1, zone.shape)
+        sure = np.broadcast_to((zone.sum(axis=0) == 1) & own, zone.shape)
         index = candidates % job.sequence.samples_per_epoch
         last = job.sequence.samples_per_epoch - 1
         wire = zone & ((index % progress.spacing == 0) | (index == last))
@@ -1141,6 +1150,23 @@ class MountPlanner:
         assert not (self._flags[residents] & STORED).any()
         assert int(self._sizes[residents].sum(dtype=np.int64)) == self._residents.held_bytes
         self._residents.check_invariants()
+
+
+def _give_to_nearest(jobs: list[_Job], placed: list[Positions]) -> None:
+    """An observation in order for several jobs is evidence for the nearest reader alone: ranks of
+    one dataset read each other's files of the next epoch.
+    """
+    if len(jobs) < 2:
+        return
+    away = np.array(
+        [
+            np.where(where >= 0, abs(where - job.progress.high), np.iinfo(np.int64).max)
+            for job, where in zip(jobs, placed, strict=True)
+        ]
+    )
+    nearest = away.min(axis=0)
+    for where, distance in zip(placed, away, strict=True):
+        where[distance > nearest] = -1
 
 
 def _standing(job: _Job) -> tuple[bool, int]:

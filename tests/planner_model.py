@@ -67,6 +67,8 @@ class ModelMount:
                 self.stage_queue.clear()
                 self.fetch_queue.clear()
                 self.armed.clear()
+                self.ram_bytes = 0
+                self.ram.clear()  # pages stay, but as any reader's: under the mount's own budget
 
     def drop(self, inos: Iterable[int]) -> None:
         gone = self.ram & set(inos)

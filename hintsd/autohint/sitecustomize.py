@@ -11,7 +11,15 @@ def _begin() -> None:
         from hintsd import autohint
 
         autohint.install()
-    except Exception:  # this interpreter has no hintsd: it goes on without hints
+    except ImportError:
+        from importlib.util import find_spec
+
+        if find_spec("torch") is not None:
+            sys.stderr.write(
+                f"hintsd run: {sys.executable} has no hintsd (pip install it there); "
+                "going on without hints\n"
+            )
+    except Exception:  # a fault of ours must not become the script's
         pass
 
     from importlib.machinery import PathFinder

@@ -181,7 +181,9 @@ def test_an_interpreter_without_hintsd_runs_on(tmp_path: Path) -> None:
     (broken / "hintsd").mkdir(parents=True)
     (broken / "hintsd" / "__init__.py").write_text("raise ImportError('not for this Python')")
     done = _python("-c", "print('ran')", path=(broken,))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "has no hintsd" in done.stderr  # it has torch, so it may be meant
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_torch_is_not_imported_for_it() -> None:

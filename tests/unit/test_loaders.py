@@ -196,7 +196,7 @@ def _run(
     arguments = kind(data)
     loader: DataLoader[Any] = DataLoader(data, **arguments, **settings)
     if daemon is not None:
-        hintsd.attach(loader, paths=data.paths, epochs=EPOCHS)
+        hintsd.attach(loader, paths=data.paths, epochs=EPOCHS, copy_sampler=True)
     read, states = [], []
     for epoch in range(EPOCHS):
         if isinstance(loader.sampler, DistributedSampler):
@@ -273,7 +273,7 @@ def test_steps_of_uneven_batches_are_samples(daemon: FakeHintsd) -> None:
     data = Numbers()
     random.seed(5)
     loader = DataLoader(data, batch_sampler=Buckets(data))
-    hintsd.attach(loader, paths=data.paths)
+    hintsd.attach(loader, paths=data.paths, copy_sampler=True)
     sizes = [len(batch) for batch in loader]
     last = (0, sum(sizes[:-1]))
     daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps[-1:] == [last])
@@ -370,7 +370,7 @@ def test_a_closed_job_leaves_the_loader_alone(daemon: FakeHintsd) -> None:
 def test_the_loaders_end_is_the_jobs(daemon: FakeHintsd) -> None:
     data = Numbers()
     loader = DataLoader(data, batch_size=None, sampler=Lazy(data))  # the loader holds the stand-in
-    hintsd.attach(loader, paths=data.paths)
+    hintsd.attach(loader, paths=data.paths, copy_sampler=True)
     daemon.wait(lambda: daemon.jobs)
     del loader
     gc.collect()
@@ -478,9 +478,34 @@ def test_a_sampler_that_communicates(tmp_path: Path) -> None:
     )
     try:
         loader = DataLoader(data, sampler=_Collective(data))
-        _only_warning(loader, "communicates with other processes", paths=data.paths)
+        _only_warning(
+            loader, "communicates with other processes", paths=data.paths, copy_sampler=True
+        )
     finally:
         torch.distributed.destroy_process_group()
+
+
+class _Outside(Sampler[int]):
+    """Its order depends on what no copy of it has: how often anybody has iterated it."""
+
+    passes = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        _Outside.passes += 1
+        return iter(np.random.default_rng(_Outside.passes).permutation(LENGTH).tolist())
+
+
+@pytest.mark.claim("P3")
+def test_a_sampler_of_unknown_code_is_not_run_unasked(daemon: FakeHintsd) -> None:
+    data = Numbers()
+    _Outside.passes = 0
+    loader = DataLoader(data, sampler=_Outside())
+    _only_warning(loader, "cannot be told without reading it", paths=data.paths)
+    assert _Outside.passes == 1
+    assert not daemon.jobs
 
 
 @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"paths": ["/a"]}])

@@ -331,6 +331,39 @@ def test_a_second_unhinted_reader_condemns_nobody() -> None:
         assert abs(status["epoch"] * 3000 + status["index"] - (epoch + 1) * 3000) < 400
 
 
+@pytest.mark.parametrize("ram_files", [200, 2000])
+def test_ranks_of_one_dataset_leave_each_other_alone(ram_files: int) -> None:
+    """Each epoch deals the samples out anew: a rank reads what another one reads later."""
+    scene = Scene(same_sizes(1000), ram_bytes=ram_files * FILE_BYTES)
+    whole = scene.shuffled()
+    ranks = {f"rank{rank}": [epoch[rank::2] for epoch in whole] for rank in range(2)}
+    for name, orders in ranks.items():
+        scene.open(name, orders, samples=500, epochs=4, workers=2, batch_size=32)
+    scene.settle()
+    for epoch in range(4):
+        scene.read(np.stack([orders[epoch] for orders in ranks.values()], axis=1).ravel().tolist())
+        for name in ranks:
+            status = scene.planner.status(name)
+            assert status["state"] in ("running", "done"), status
+            assert abs(status["epoch"] * 500 + status["index"] - (epoch + 1) * 500) < 200
+    assert not [line for _, line in scene.planner.notices() if "wrong" in line]
+
+
+def test_two_seeds_over_one_dataset_leave_each_other_alone() -> None:
+    scene = Scene(same_sizes(1000), ram_bytes=300 * FILE_BYTES)
+    jobs = {f"job{number}": scene.shuffled() for number in range(2)}
+    for name, orders in jobs.items():
+        scene.open(name, orders, samples=1000, epochs=4, workers=2, batch_size=32)
+    scene.settle()
+    for epoch in range(4):
+        scene.read(np.stack([orders[epoch] for orders in jobs.values()], axis=1).ravel().tolist())
+        for name in jobs:
+            status = scene.planner.status(name)
+            assert status["state"] in ("running", "done"), status
+            assert abs(status["epoch"] * 1000 + status["index"] - (epoch + 1) * 1000) < 400
+    assert not [line for _, line in scene.planner.notices() if "wrong" in line]
+
+
 def test_ls_condemns_nobody_and_moves_nothing_far() -> None:
     scene = Scene(same_sizes(6000), ram_bytes=7000 * FILE_BYTES)
     orders = scene.shuffled()
