@@ -126,18 +126,20 @@ def test_window_smaller_than_the_dataset(place: Place, mounting: Mounting) -> No
     with Directed(ram_bytes=budget_bytes) as directed:
         directed.open("job", request(mount.path, spec, epochs=2))
         staged(directed, "job", 3 << 20)
-        for epoch in range(2):
-            sequence = order(spec, epoch)
-            for start in range(0, FILES, 200):
-                with reader.asks_at_most(10, directed):
+        # An unhinted reader would ask for nearly every file. The host may take pages, too: one that
+        # pages out what looks cold has taken a tenth of them within seconds.
+        with reader.asks_at_most(2 * FILES // 4, directed):
+            for epoch in range(2):
+                sequence = order(spec, epoch)
+                for start in range(0, FILES, 200):
                     reader.read(sequence[start : start + 200])
-                # The last wires have been seen when the trainer has its batches.
-                staged(directed, "job", 0, (epoch, start + 200 - 64))
-                directed.step("job", epoch, (start + 200) // 4)
-                assert mount.value("ram", "bytes") <= budget_bytes
-                if (epoch, start + 200) != (1, FILES):
-                    here = divmod(epoch * FILES + start + 200, FILES)
-                    staged(directed, "job", 200 * PAGES_BYTES, here)
+                    # The last wires have been seen when the trainer has its batches.
+                    staged(directed, "job", 0, (epoch, start + 200 - 64))
+                    directed.step("job", epoch, (start + 200) // 4)
+                    assert mount.value("ram", "bytes") <= budget_bytes
+                    if (epoch, start + 200) != (1, FILES):
+                        here = divmod(epoch * FILES + start + 200, FILES)
+                        staged(directed, "job", 200 * PAGES_BYTES, here)
 
 
 @pytest.mark.claim("P9")
@@ -175,7 +177,7 @@ def test_server_killed(place: Place, mounting: Mounting) -> None:
 
 
 @pytest.mark.claim("P8", "P12")
-def test_two_jobs_share_and_give_back(place: Place, mounting: Mounting) -> None:
+def test_two_jobs_share_and_leave_the_pages(place: Place, mounting: Mounting) -> None:
     make_dataset(place)
     mount = mounting("--ram", "64M")
     with Directed() as directed:
@@ -188,8 +190,10 @@ def test_two_jobs_share_and_give_back(place: Place, mounting: Mounting) -> None:
         directed.close("job-1")
         staged(directed, "job-2", TOTAL_BYTES)
         directed.close("job-2")
-        eventually(lambda: mount.value("ram", "bytes") < TOTAL_BYTES // 10)
         eventually(lambda: directed.status()["mounts"] == [])
+        eventually(lambda: not mount.status()["prefetch"]["connected"])
+        # for the next job: from now on they are under the mount's own budget
+        assert mount.value("ram", "bytes") >= FILES * FILE_BYTES
 
 
 def test_epochs_announced_one_by_one(place: Place, mounting: Mounting) -> None:
