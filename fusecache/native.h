@@ -6,12 +6,13 @@
  *   native_store.c   segment reads with verification
  *   native_watch.c   counters, events, stream detection, RAM ring
  *   native_front.c   libfuse interposer, front threads, kernel notifications
+ *   native_deep.c    reads of many records at a time
  *   native_plan.c    a hintsd's plan: flags, observations, tripwires, staging, dropping
  *   native_fetch.c   threads that read whole small files from the origin
  *
  * Only the first two know Python (native_py.h). Everything else runs without the GIL and reports
  * errors as negative errno values. Locks, outermost first: table.lock, then any one of the leaf
- * locks (segments, events, streams, ring, queue, seen, pool); nobody waits for the GIL while
+ * locks (segments, deep, events, streams, ring, queue, seen, pool); nobody waits for the GIL while
  * holding one.
  */
 #ifndef FUSECACHE_NATIVE_H
@@ -232,6 +233,12 @@ enum { READ_OK, READ_MISS, READ_FAULT };
 int segment_add(uint32_t segno, int fd);
 void segment_drop(uint32_t segno);
 bool segment_known(uint32_t segno);
+struct segment;
+struct segment *segment_take(uint32_t segno); /* until it is released; NULL: not known */
+int segment_fd(const struct segment *segment);
+void segment_release(struct segment *segment);
+/* `raw`: all of a record, header and payload. NULL: it is not the one that `at` says, or damaged. */
+const unsigned char *record_payload(unsigned char *raw, struct location at, uint32_t payload_len);
 int record_read_fd(int fd, struct location at, uint32_t payload_len, struct scratch *s,
 		   const unsigned char **data);
 /* Bytes [from, from+len) of one block, verified; `data` points into the scratch buffer. Faults are
@@ -241,6 +248,18 @@ int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_l
 /* A range of a file; `size` is clipped. *data is in s or in `joined` (when it spans blocks). */
 int file_read(uint32_t ino, uint64_t offset, size_t *size, struct scratch *s, struct scratch **joined,
 	      const unsigned char **data);
+
+/* ---- many records at a time --------------------------------------------------------------- */
+#define DEEP_SLOTS 16
+struct deep; /* of one thread at a time */
+struct deep *deep_get(void); /* NULL: no asynchronous I/O here, or no memory */
+void deep_put(struct deep *d); /* after deep_take said -1 */
+bool deep_has_room(const struct deep *d);
+/* The record of a whole block is to be read: its slot, below DEEP_SLOTS. -1: it is for block_read. */
+int deep_add(struct deep *d, uint64_t packed, uint32_t payload_len);
+/* The next slot that was read, -1: there is none. The payload stays until the next call; NULL: the record
+ * is for block_read. */
+int deep_take(struct deep *d, const unsigned char **data);
 
 /* ---- watch -------------------------------------------------------------------------------- */
 enum { EVENT_FAULT = 1, EVENT_STREAM = 2 };
@@ -313,7 +332,9 @@ void plan_saw_read(uint32_t ino, uint8_t what); /* at offset 0 */
 bool plan_saw_lookup(uint32_t ino, int tid);
 bool plan_arm(int fd, uint32_t ino);
 enum { PUSH_NO_BYTES, PUSHED, PUSH_CHANGED, PUSH_REFUSED, PUSH_LARGE, PUSH_READ };
-int plan_stage(int fd, const char *mountpoint, uint32_t ino, struct scratch *s);
+/* results: PUSH* of each. */
+void plan_stage(int fd, const char *mountpoint, const uint32_t *inos, size_t count, uint8_t *results,
+		struct scratch *s);
 int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version *of, const void *data,
 	      size_t size);
 void plan_drop(int fd, const char *mountpoint, uint32_t ino);

@@ -285,24 +285,67 @@ static bool was_read(uint32_t ino)
 	return true;
 }
 
-int plan_stage(int fd, const char *mountpoint, uint32_t ino, struct scratch *s)
-{
-	const unsigned char *data;
+struct staging {
 	struct version version;
 	uint64_t packed;
-	int result = may_push(&ino, &version, &packed);
+	uint32_t ino;
+	size_t number; /* in its batch */
+};
 
-	if (result != PUSHED || !version.size)
-		return result;
-	if (was_read(ino))
+/* May its bytes be read? Else *result is why not. */
+static bool stage_begin(struct staging *file, uint8_t *result)
+{
+	*result = (uint8_t)may_push(&file->ino, &file->version, &file->packed);
+	if (*result != PUSHED || !file->version.size)
+		return false;
+	*result = was_read(file->ino) ? PUSH_READ : file->packed ? PUSHED : PUSH_NO_BYTES;
+	return *result == PUSHED;
+}
+
+/* data: NULL: not read yet, or in vain. */
+static uint8_t stage_end(int fd, const char *mountpoint, const struct staging *file,
+			 const unsigned char *data, struct scratch *s)
+{
+	const uint32_t size = (uint32_t)file->version.size;
+	int result;
+
+	if (was_read(file->ino)) /* by now */
 		return PUSH_READ;
-	if (!packed || block_read(ino, 0, packed, (uint32_t)version.size, 0, (uint32_t)version.size, s,
-				  &data) != READ_OK)
+	if (!data && block_read(file->ino, 0, file->packed, size, 0, size, s, &data) != READ_OK)
 		return PUSH_NO_BYTES;
-	result = push_whole(fd, mountpoint, ino, data, &version);
+	result = push_whole(fd, mountpoint, file->ino, data, &file->version);
 	if (result == PUSHED)
-		COUNT(bytes_staged, version.size);
-	return result;
+		COUNT(bytes_staged, size);
+	return (uint8_t)result;
+}
+
+void plan_stage(int fd, const char *mountpoint, const uint32_t *inos, size_t count, uint8_t *results,
+		struct scratch *s)
+{
+	struct staging flying[DEEP_SLOTS];
+	struct deep *deep = deep_get();
+	const unsigned char *data;
+	size_t next = 0;
+	int slot;
+
+	do {
+		while (next < count && (!deep || deep_has_room(deep))) {
+			struct staging file = {.ino = inos[next], .number = next};
+
+			if (stage_begin(&file, &results[next])) {
+				slot = deep ? deep_add(deep, file.packed, (uint32_t)file.version.size) : -1;
+				if (slot < 0)
+					results[next] = stage_end(fd, mountpoint, &file, NULL, s);
+				else
+					flying[slot] = file;
+			}
+			next++;
+		}
+		slot = deep ? deep_take(deep, &data) : -1;
+		if (slot >= 0)
+			results[flying[slot].number] = stage_end(fd, mountpoint, &flying[slot], data, s);
+	} while (slot >= 0);
+	deep_put(deep);
 }
 
 int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version *of, const void *data,

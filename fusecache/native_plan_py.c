@@ -156,7 +156,7 @@ static PyObject *py_stage(PyObject *module, PyObject *args, PyObject *kwargs)
 	PyObject *out = NULL;
 	const char *mountpoint;
 	Py_buffer inos;
-	char *results;
+	uint32_t *numbers;
 	int fd;
 
 	(void)module;
@@ -165,17 +165,19 @@ static PyObject *py_stage(PyObject *module, PyObject *args, PyObject *kwargs)
 	    !are_inos(&inos))
 		return NULL;
 	scratch = scratch_get();
-	if (scratch)
+	numbers = malloc((size_t)inos.len + 1);
+	if (scratch && numbers)
 		out = PyBytes_FromStringAndSize(NULL, inos.len / 4);
 	else
 		PyErr_NoMemory();
 	if (out) {
-		results = PyBytes_AS_STRING(out);
+		memcpy(numbers, inos.buf, (size_t)inos.len);
 		Py_BEGIN_ALLOW_THREADS
-		for (Py_ssize_t i = 0; i < inos.len / 4; i++)
-			results[i] = (char)plan_stage(fd, mountpoint, ino_at(&inos, i), scratch);
+		plan_stage(fd, mountpoint, numbers, (size_t)inos.len / 4,
+			   (uint8_t *)PyBytes_AS_STRING(out), scratch);
 		Py_END_ALLOW_THREADS
 	}
+	free(numbers);
 	scratch_put(scratch);
 	PyBuffer_Release(&inos);
 	return out;

@@ -7,7 +7,6 @@
  */
 #include "native.h"
 
-#define XXH_INLINE_ALL
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +16,11 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h> /* the widest vectors that this processor has */
+#else
 #include <xxhash.h>
+#endif
 
 #define PAGE 4096u
 #define RECORD_MAGIC 0x31424346u /* "FCB1" */
@@ -26,7 +29,7 @@
 
 /* A whole block, the largest header, and alignment at both ends. */
 #define SCRATCH_BYTES (BLOCK_BYTES + LOCATION_HEADER_MOST + 3 * PAGE)
-#define SCRATCH_KEPT 4
+#define SCRATCH_KEPT 16 /* new ones are paid for page by page */
 
 static uint16_t get16(const unsigned char *p)
 {
@@ -177,7 +180,7 @@ int segment_add(uint32_t segno, int fd)
 	return err == -EEXIST ? 0 : err;
 }
 
-static struct segment *segment_take(uint32_t segno)
+struct segment *segment_take(uint32_t segno)
 {
 	struct segment *segment = NULL;
 	uint64_t found;
@@ -194,7 +197,9 @@ static struct segment *segment_take(uint32_t segno)
 	return segment;
 }
 
-static void segment_release(struct segment *segment) { atomic_fetch_sub(&segment->reading, 1); }
+int segment_fd(const struct segment *segment) { return segment->fd; }
+
+void segment_release(struct segment *segment) { atomic_fetch_sub(&segment->reading, 1); }
 
 void segment_drop(uint32_t segno)
 {
@@ -289,6 +294,19 @@ static ssize_t aligned_read(int fd, uint64_t from, uint64_t to, struct scratch *
 	return done > from - start ? (ssize_t)(done - (from - start)) : 0;
 }
 
+/* Bytes [start, end) of a payload: whole chunks. */
+static bool chunks_verify(const unsigned char *bytes, uint32_t start, uint32_t end,
+			  const struct record_head *head)
+{
+	for (uint32_t at = start; at < end; at += CHUNK_BYTES) {
+		uint32_t size = end - at < CHUNK_BYTES ? end - at : CHUNK_BYTES;
+
+		if (XXH3_64bits(bytes + (at - start), size) != head->sums[at / CHUNK_BYTES])
+			return false;
+	}
+	return true;
+}
+
 /* Chunks are verified whole; the range asked for lies inside. */
 static int record_read(int fd, bool remember, struct location at, uint32_t payload_len, uint32_t from,
 		       uint32_t len, struct scratch *s, const unsigned char **data)
@@ -338,15 +356,20 @@ static int record_read(int fd, bool remember, struct location at, uint32_t paylo
 		if (got < (ssize_t)(end - start))
 			return READ_FAULT;
 	}
-	for (uint32_t chunk = first; chunk <= last; chunk++) {
-		uint32_t begin = chunk * CHUNK_BYTES;
-		uint32_t size = end - begin < CHUNK_BYTES ? end - begin : CHUNK_BYTES;
-
-		if (XXH3_64bits(raw + (begin - start), size) != head->sums[chunk])
-			return READ_FAULT;
-	}
+	if (!chunks_verify(raw, start, end, head))
+		return READ_FAULT;
 	*data = raw + (from - start);
 	return READ_OK;
+}
+
+const unsigned char *record_payload(unsigned char *raw, struct location at, uint32_t payload_len)
+{
+	struct record_head head;
+
+	if (at.header_len % 8 || at.header_len < RECORD_FIXED || !head_verify(raw, at, payload_len, &head))
+		return NULL;
+	raw += at.header_len;
+	return chunks_verify(raw, 0, payload_len, &head) ? raw : NULL;
 }
 
 int record_read_fd(int fd, struct location at, uint32_t payload_len, struct scratch *s,
