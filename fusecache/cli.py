@@ -1,7 +1,6 @@
 """The commands: what a person or a script calls. Parses, asks, prints; does none of the work.
 
-A mistake is one line on stderr ("fusecache: …") and an exit code of `config.EXIT_*`, never a
-traceback.
+A mistake is one line on stderr and an exit code: `command.run`.
 `mount.fusecache` is the same package as a helper of mount(8): see `mount_helper`.
 It imports nothing that mounts or serves; keeper and server import nothing from here.
 """
@@ -33,18 +32,20 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fusecache import __version__, config, control_client, keeper, mounts
-from fusecache.config import (
+from fusecache import __version__, command, config, control_client, keeper, mounts
+from fusecache.command import Commands, console, printable
+from fusecache.config import Config
+from fusecache.errors import (
     EXIT_BUSY,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_NOT_A_MOUNT,
     EXIT_OK,
     EXIT_USAGE,
-    Config,
+    ConfigError,
+    UserError,
 )
-from fusecache.errors import ConfigError, UserError
-from fusecache.units import format_bytes
+from fusecache.units import format_bytes, format_duration
 
 HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")
 HELPER_DIRECTORY = "/sbin"
@@ -61,9 +62,7 @@ Exit codes:
 
 
 def _complain(line: str) -> None:
-    text = f"fusecache: {line}\n"
-    sys.stderr.buffer.write(os.fsencode(text.encode("utf-8", "surrogateescape")))
-    sys.stderr.flush()
+    command.complain("fusecache", line)
 
 
 def _say(line: str) -> None:
@@ -76,7 +75,7 @@ def _say(line: str) -> None:
 # ---- flags ---------------------------------------------------------------------------------------
 
 
-def _settings_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+def _settings_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     """The flags of `mount` and `restart`: each is a setting of the same name in TOML."""
     flags = [
         click.option("--config", "config_file", metavar="FILE", help="TOML with these same names."),
@@ -113,8 +112,8 @@ def _settings_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--log-file", metavar="FILE", help="[in the runtime directory]"),
     ]
     for flag in reversed(flags):
-        command = flag(command)
-    return command
+        function = flag(function)
+    return function
 
 
 def _collect(
@@ -130,13 +129,8 @@ def _collect(
     return settings
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of use
-
-
 @click.group(
-    cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, prog_name="fusecache")
 def cli() -> None:
@@ -196,7 +190,7 @@ def _mount(wanted: Config) -> None:
     sys.stdout.flush()
     if wanted.foreground:
         for line in warnings:
-            _complain(f"warning: {_printable(line)}")
+            _complain(f"warning: {line}")
         os.execve(sys.executable, arguments, environment)
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     process = subprocess.Popen(
@@ -210,7 +204,7 @@ def _mount(wanted: Config) -> None:
     report = _read_report(ours, process, wanted)
     if report.get("ready"):
         for line in warnings:
-            _complain(f"warning: {_printable(line)}")
+            _complain(f"warning: {line}")
     for line in report.get("warnings") or []:
         _complain(f"warning: {line}")
     if not report.get("ready"):
@@ -301,31 +295,13 @@ def status(path: str, as_json: bool) -> None:
     if as_json:
         _say(json.dumps(answer, indent=2))
     else:
-        _console().print(_status_table(answer))
-
-
-def _console() -> Console:
-    # A script gets whole lines: nothing is cut or folded that does not go to a terminal.
-    width = None if sys.stdout.isatty() else 10_000
-    return Console(highlight=False, markup=False, width=width)
-
-
-def _printable(value: object) -> str:
-    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        console().print(_status_table(answer))
 
 
 def _of(part: dict[str, Any]) -> str:
     bytes_, limit = part["bytes"], part["limit_bytes"]
     share = f" ({bytes_ / limit:.0%})" if limit else ""
     return f"{format_bytes(bytes_)} of {format_bytes(limit)}{share}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
 
 
 def _prefetch(part: dict[str, Any]) -> str:
@@ -349,7 +325,7 @@ def _status_table(answer: dict[str, Any]) -> Table:
     rows = [
         ("mount point", answer["mountpoint"]),
         ("source", answer["source"]),
-        ("up", f"{_duration(answer['uptime_s'])}, {mode}, server restarted {restarts} times"),
+        ("up", f"{format_duration(answer['uptime_s'])}, {mode}, server restarted {restarts} times"),
         ("processes", f"keeper {answer['keeper_pid']}, server {answer['server_pid']}"),
         ("RAM tier", _of(answer["ram"]) + " at most"),
         ("SSD tier", f"{_of(answer['ssd'])}, {answer['ssd']['blocks']:,} blocks"),
@@ -376,7 +352,7 @@ def _status_table(answer: dict[str, Any]) -> Table:
     if faults:
         rows.append(("cache faults", ", ".join(f"{name}: {n:,}" for name, n in faults.items())))
     for name, value in rows:
-        table.add_row(name, _printable(value))
+        table.add_row(name, printable(value))
     return table
 
 
@@ -403,9 +379,9 @@ def list_mounts(as_json: bool) -> None:
     for title in ("mount point", "source", "user", "keeper", "log"):
         table.add_column(title, overflow="fold")
     for row in found:
-        table.add_row(*(_printable("-" if value is None else value) for value in row.values()))
+        table.add_row(*(printable("-" if value is None else value) for value in row.values()))
     if found:
-        _console().print(table)
+        console().print(table)
 
 
 # ---- warm, verify --------------------------------------------------------------------------------
@@ -467,7 +443,7 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
         sys.exit(EXIT_INTERRUPTED)
     errors = list(result.get("errors") or [])
     for line in errors[:20]:
-        _complain(_printable(line))
+        _complain(line)
     if len(errors) > 20:
         _complain(f"… and {len(errors) - 20:,} more")
     already, skipped = result.get("already", 0), result.get("skipped", 0)
@@ -478,7 +454,7 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
     )
     unmatched = result.get("unmatched") or []
     if unmatched:
-        _complain(f"warning: no file matches {_printable(' '.join(unmatched))}")
+        _complain(f"warning: no file matches {' '.join(unmatched)}")
     unfitting = result.get("unfitting", 0)
     if unfitting:
         limit = format_bytes(result["limit_bytes"])
@@ -504,7 +480,7 @@ def _warm_request(mountpoint: str, path: str, globs: tuple[str, ...]) -> dict[st
         if base is not None:
             glob = glob[len(base) :].strip("/") or "**"
         elif mounts.is_below(glob, mountpoint):
-            raise ConfigError(f"{_printable(glob)} is not below {_printable(path)}")
+            raise ConfigError(f"{glob} is not below {path}")
         relative.append(glob)
     request: dict[str, Any] = {"op": "warm", "globs": relative}
     prefix = place[len(mountpoint) :].strip("/") if mounts.is_below(place, mountpoint) else ""
@@ -682,7 +658,7 @@ def mount_helper() -> NoReturn:
 
     The interface is mount(8)'s. -s, -n, -v, -r and -w change nothing here; -f only checks.
     """
-    _run(lambda: _help_mount(sys.argv[1:]))
+    command.run("fusecache", lambda: _help_mount(sys.argv[1:]))
 
 
 def _help_mount(arguments: list[str]) -> None:
@@ -717,32 +693,8 @@ def _help_mount(arguments: list[str]) -> None:
 # ---- entry ---------------------------------------------------------------------------------------
 
 
-def _run(command: Callable[[], None]) -> NoReturn:
-    """One line and an exit code for every mistake."""
-    try:
-        command()
-    except UserError as error:
-        _complain(str(error))
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        hint = f" (see {context.command_path} --help)" if context is not None else ""
-        _complain(f"{error.format_message()}{hint}")
-        sys.exit(EXIT_USAGE)
-    except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(EXIT_FAILED)
-    except OSError as error:
-        _complain(str(error))
-        sys.exit(EXIT_FAILED)
-    sys.exit(EXIT_OK)
-
-
 def main() -> NoReturn:
-    _run(lambda: cli(prog_name="fusecache", standalone_mode=False))
+    command.run("fusecache", lambda: cli(prog_name="fusecache", standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -26,10 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusecache import mounts
-from fusecache.errors import ConfigError, UserError
+from fusecache.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
 from fusecache.units import format_bytes, parse_bytes
-
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_A_MOUNT, EXIT_BUSY, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 SSD_BYTES_MIN = 16 << 20
 RAM_BYTES_MIN = 16 << 20

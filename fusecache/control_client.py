@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusecache import mounts
-from fusecache.config import EXIT_FAILED, EXIT_NOT_A_MOUNT
-from fusecache.errors import UserError
+from fusecache.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, UserError
 
 ANSWER_TIMEOUT_S = 30.0  # silence of a server, or of a keeper that umounts
 RESTART_TIMEOUT_S = 900.0

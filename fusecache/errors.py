@@ -13,6 +13,14 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Final
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NOT_A_MOUNT: Final = 3
+EXIT_BUSY: Final = 4
+EXIT_INTERRUPTED: Final = 130
 
 
 class FusecacheError(Exception):
@@ -22,7 +30,7 @@ class FusecacheError(Exception):
 class UserError(FusecacheError):
     """One line that says what is wrong and what to do; `exit_code` is the process's."""
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
@@ -31,7 +39,7 @@ class ConfigError(UserError):
     """A flag or configuration key that cannot be used; the message names it."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, exit_code=2)
+        super().__init__(message, exit_code=EXIT_USAGE)
 
 
 class OriginError(FusecacheError):

@@ -1,4 +1,4 @@
-"""Sizes in bytes, for people: "500G", "64GiB", "1.5T" <-> int."""
+"""Sizes in bytes and durations, for people: "500G", "64GiB", "1.5T" <-> int; "1 h 2 min 3 s"."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} B" if not prefix else f"{_digits(count)} {prefix}B"
         count /= 1024
     return f"{_digits(count)} PiB"
+
+
+def format_duration(seconds: float) -> str:
+    """1 h 2 min 3 s"""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
 
 
 def _digits(count: float) -> str:

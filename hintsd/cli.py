@@ -1,6 +1,6 @@
 """The command `hintsd`: parses, asks the daemon, prints; `serve` is the daemon itself.
 
-A mistake is one line on stderr ("hintsd: …") and an exit code, never a traceback.
+A mistake is one line on stderr and an exit code: fusecache's `command.run`.
 INVARIANT: importing it is quick: trio, numpy and torch come with the commands that need them.
 """
 
@@ -17,10 +17,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
-from rich.console import Console
 from rich.live import Live
 
-from fusecache import __version__, mounts, units
+from fusecache import __version__, command, mounts, units
+from fusecache.command import Commands, console
+from fusecache.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_A_MOUNT,
+    EXIT_OK,
+    EXIT_USAGE,
+    UserError,
+)
 from hintsd import report
 
 if TYPE_CHECKING:
@@ -33,48 +41,25 @@ RESTART_TIMEOUT_S: Final = 10.0
 RECONNECT_INTERVAL_S: Final = 0.1
 RECEIVE_BYTES: Final = 1 << 18
 
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 EXIT_NOT_EXECUTABLE: Final = 126
 EXIT_NOT_FOUND: Final = 127
-EXIT_INTERRUPTED: Final = 130
 
 EXIT_CODES: Final = f"""\b
 Exit codes:
   {EXIT_OK}    done
   {EXIT_FAILED}    failed, or refused by the daemon
   {EXIT_USAGE}    a flag cannot be used
+  {EXIT_NOT_A_MOUNT}    hint: the path is on no fusecache mount, or hints are off for it
   {EXIT_INTERRUPTED}  interrupted with Ctrl-C
   run: the command's own, or {EXIT_NOT_FOUND}: not found, {EXIT_NOT_EXECUTABLE}: not executable"""
 
 
-class Failure(Exception):
-    """One line for the user, and the exit code."""
-
-    def __init__(self, line: str, exit_code: int = EXIT_FAILED) -> None:
-        super().__init__(line)
-        self.exit_code = exit_code
-
-
-class Unreachable(Failure):
+class Unreachable(UserError):
     """No daemon listens."""
 
 
 def _complain(line: str) -> None:
-    sys.stderr.write(f"hintsd: {report.printable(line)}\n")
-    sys.stderr.flush()
-
-
-def _console() -> Console:
-    # A script gets whole lines: nothing is cut or folded that does not go to a terminal.
-    width = None if sys.stdout.isatty() else 10_000
-    return Console(highlight=False, markup=False, width=width)
-
-
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of use
+    command.complain("hintsd", line)
 
 
 def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -90,7 +75,7 @@ _socket_flag = click.option(
 
 
 @click.group(
-    cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, prog_name="hintsd")
 def cli() -> None:
@@ -125,7 +110,7 @@ def serve(
 
     \b
     hintsd serve
-    hintsd serve --socket /run/user/1000/hints/sock --log-file hintsd.log
+    hintsd serve --socket ~/hints/sock --log-file hintsd.log       ~/hints exists, mode 0700
     """
     import logging
 
@@ -140,15 +125,9 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.captureWarnings(True)
-    try:
-        server.serve(
-            os.path.abspath(socket_path),
-            ram_bytes=ram,
-            until_unmounted=until_unmounted,
-            ready=_ready,
-        )
-    except server.CannotServe as error:
-        raise Failure(str(error)) from None
+    server.serve(
+        os.path.abspath(socket_path), ram_bytes=ram, until_unmounted=until_unmounted, ready=_ready
+    )
 
 
 def _import_torch() -> None:
@@ -203,7 +182,7 @@ class _Channel:
     def ask(
         self, kind: str, fields: dict[str, Any], timeout_s: float | None = ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
-        """The fields of the answer. Failure: the daemon refuses."""
+        """The fields of the answer. UserError: the daemon refuses."""
         self._socket.settimeout(timeout_s)
         # What it said before it hung up is still to be read.
         with contextlib.suppress(BrokenPipeError):
@@ -211,7 +190,7 @@ class _Channel:
         while True:
             frame = self._receive()
             if frame.type in ("error", "rejected"):
-                raise Failure(str(frame.fields.raw().get("message")))
+                raise UserError(str(frame.fields.raw().get("message")))
             if frame.type != "warning":
                 return frame.fields.raw()
             _complain(str(frame.fields.raw().get("message")))
@@ -221,13 +200,13 @@ class _Channel:
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
             except TimeoutError:
-                raise Failure("hintsd does not answer") from None
+                raise UserError("hintsd does not answer in time; see its log") from None
             if not data:
                 raise ConnectionResetError("hintsd closed the connection")
             try:
                 self._frames += self._decoder.feed(data)
             except self._wire.WireError as error:
-                raise Failure(f"what answers is no hintsd: {error}") from None
+                raise UserError(f"what answers is no hintsd: {error}") from None
         return self._frames.pop(0)
 
     def close(self) -> None:
@@ -257,12 +236,14 @@ def _channel_again(socket_path: str) -> Iterator[_Channel]:
 
 
 @contextlib.contextmanager
-def _display() -> Iterator[Callable[[Any], None]]:
-    """Shows what it is given in the place of what it was given before; nothing in a script."""
+def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
+    """On a terminal: shows what it is given in the place of what it was given before. In a script:
+    `elsewhere`.
+    """
     if not sys.stdout.isatty():
-        yield lambda _: None
+        yield elsewhere
         return
-    with Live(console=_console(), auto_refresh=False) as live:
+    with Live(console=console(), auto_refresh=False) as live:
         yield lambda shown: live.update(shown, refresh=True)
 
 
@@ -281,9 +262,31 @@ def _display() -> Iterator[Callable[[Any], None]]:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler's generator.")
 @click.option("--epochs", type=click.IntRange(1), metavar="N", help="In all. [until it is ended]")
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, metavar="N")
-@click.option("--world-size", type=click.IntRange(1), default=1, metavar="N", help="Distributed.")
-@click.option("--rank", type=click.IntRange(0), default=0, metavar="N", help="Distributed.")
+@click.option("--world-size", type=click.IntRange(1), metavar="N", help="Distributed: needed.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Distributed: needed.")
 @click.option("--drop-last", is_flag=True, help="The sampler's if distributed, else the loader's.")
+@click.option(
+    "--num-samples", type=click.IntRange(1), metavar="N", help="Random: an epoch. [the files]"
+)
+@click.option("--replacement", is_flag=True, help="Random: the sampler's.")
+@click.option(
+    "--loader-draws",
+    type=click.Choice(["every", "first", "never"]),
+    default="every",
+    show_default=True,
+    help="Random: the DataLoader has the sampler's generator, too (with persistent workers: "
+    "first), or not (never).",
+)
+@click.option(
+    "--workers", type=click.IntRange(0), default=0, metavar="N", help="The loader's. [unknown]"
+)
+@click.option(
+    "--prefetch-factor",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="The loader's. [unknown]",
+)
 @click.option("--start-epoch", type=click.IntRange(0), default=0, metavar="N")
 @click.option("--start-batch", type=click.IntRange(0), default=0, metavar="N")
 @click.option("--extensions", metavar="A,B", help="Of the files. [ImageFolder's: .jpg,.png,…]")
@@ -293,9 +296,10 @@ def _display() -> Iterator[Callable[[Any], None]]:
 def hint(
     path: str,
     epochs: int | None,
-    batch_size: int,
     start_epoch: int,
     start_batch: int,
+    workers: int,
+    prefetch_factor: int,
     extensions: str | None,
     pid: int | None,
     detach: bool,
@@ -312,7 +316,7 @@ def hint(
     """
     from hintsd.folders import IMG_EXTENSIONS
 
-    spec = _order(batch_size=batch_size, **order)
+    spec = _order(order)
     if epochs is not None and start_epoch >= epochs:
         raise click.UsageError("--start-epoch must lie below --epochs")
     socket_path, path = _place(path, socket_path)
@@ -328,8 +332,8 @@ def hint(
         "epochs": epochs,
         "start_epoch": start_epoch,
         "start_batch": start_batch,
-        "workers": 0,
-        "prefetch_factor": 0,
+        "workers": workers,
+        "prefetch_factor": prefetch_factor,
         "name": "hint",
         "detached": detach,
         "pid": pid,
@@ -357,59 +361,44 @@ def _announce(accepted: dict[str, Any]) -> None:
     click.echo(f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch")
 
 
-def _order(
-    *, sampler: str, seed: int, world_size: int, rank: int, drop_last: bool, batch_size: int
-) -> dict[str, Any]:
-    """The `spec` of a job message; its length is what hintsd finds."""
-    from hintsd.orders import LENGTH_MOST, OrderSpec, to_message
+def _order(flags: dict[str, Any]) -> dict[str, Any]:
+    from hintsd.client import stock_order
 
-    is_distributed = sampler == "distributed"
-    if not is_distributed and (world_size, rank) != (1, 0):
-        raise click.UsageError("--world-size and --rank are for --sampler distributed")
     try:
-        spec = OrderSpec(
-            sampler=sampler,  # type: ignore[arg-type]  # click has checked it
-            length=LENGTH_MOST,
-            seed=None if sampler == "sequential" else seed,
-            loader_draws="every" if sampler == "random" else "never",
-            world_size=world_size,
-            rank=rank,
-            drop_last=drop_last and is_distributed,
-            batch_size=batch_size,
-            batch_drop_last=drop_last and not is_distributed,
-        )
+        return stock_order(**flags)
     except ValueError as error:
-        raise click.UsageError("--" + str(error).replace("_", "-", 1)) from None
-    message = to_message(spec)
-    del message["length"]
-    return message
+        name, _, fault = str(error).partition(" ")
+        raise click.UsageError(f"--{name.replace('_', '-')} {fault}") from None
 
 
 def _place(path: str, socket_path: str | None) -> tuple[str, str]:
     """The daemon's socket, and the dataset's path without links."""
     from hintsd.link import Unhinted, find_socket
 
+    path = os.path.abspath(path)
     if socket_path is not None:
         return socket_path, mounts.resolve(path)
     try:
         return find_socket(path)
     except Unhinted as error:
-        raise Failure(error.args[0].removesuffix("; going on without hints")) from None
+        line = error.args[0].partition("; going on without")[0]
+        raise UserError(line, EXIT_NOT_A_MOUNT) from None
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
+        raise UserError(f"{path}: {error.strerror}") from None
 
 
 def _follow(channel: _Channel, name: str) -> None:
     """Show the job until it has ended; Ctrl-C ends it. ConnectionError: the daemon is gone."""
     line = f"{name}: has ended"
     try:
-        with _display() as show:
+        with _display(lambda _: None) as show:
             while True:
-                jobs = channel.ask("status", {})["jobs"]
-                job = next((job for job in jobs if job["name"] == name), None)
+                status = channel.ask("status", {})
+                known = (job for job in (*status["jobs"], *status["ended"]) if job["name"] == name)
+                job = next(known, None)
                 if job is not None:
                     line = f"{name}: {report.job_line(job)}"
-                if job is None or job["state"] == "done":
+                if job is None or "why_ended" in job:
                     break
                 show(line)
                 time.sleep(STATUS_INTERVAL_S)
@@ -424,14 +413,35 @@ def _follow(channel: _Channel, name: str) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--watch", is_flag=True, help="Again each second, until Ctrl-C.")
+@click.option(
+    "--watch", is_flag=True, help="Again each second, until Ctrl-C; in a script one after another."
+)
 @_socket_flag
 def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
-    """Show the jobs: where their readers are, what they found in RAM, and what came late.
+    """Show the mounts that have jobs, the jobs, and the last jobs that have ended.
 
     \b
-    late: a read that hintsd had planned, and that came before its bytes; unplanned: any other
-    read that was not answered from RAM. stall: what the reader will wait in the rest of its epoch.
+    state     waiting: nothing of it was read yet; running; idle: nothing for a while;
+              wrong: the reader follows another order (the reason stands below), nothing is
+              planned; done: all epochs are read; ended: before that
+    epoch, sample
+              the furthest position that is known of the reader, counted from 0. It lags: by a
+              few batches, at an epoch's end by what the workers hold
+    window    bytes that are kept in RAM ahead of the reader, or are on their way
+    not late  samples that the position has passed without a read that reached the mount: they
+              were in RAM, or nobody read them (an epoch left early, time without a daemon)
+    late      reads of files in the window that were not in RAM. queued: their turn had not
+              come; fetching: under way; failed: the origin gave an error; evicted: they were
+              in RAM, and the kernel let go of them
+    unplanned other reads that were not answered from RAM. not in window: files of the dataset
+              elsewhere in the order, so the reader is not where it is thought to be, or there
+              is another one; not in dataset: other files of the mount
+    stall     what the reader will wait in the rest of its epoch, as predicted
+    when, why of the last jobs that have ended
+
+    \b
+    mount     RAM tier, SSD tier: used, of the limit; origin: bytes read from it now; depth:
+              fetches at a time; queued: files to be put into RAM + files to be put on SSD
     """
     if as_json and watch:
         raise click.UsageError("--json and --watch exclude each other")
@@ -440,13 +450,18 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
         if as_json:
             click.echo(json.dumps(answer, indent=2))
         elif not watch:
-            _console().print(report.tables(answer))
+            console().print(report.tables(answer))
         else:
-            with contextlib.suppress(KeyboardInterrupt), _display() as show:
+            with contextlib.suppress(KeyboardInterrupt), _display(_print_and_part) as show:
                 while True:
                     show(report.tables(answer))
                     time.sleep(STATUS_INTERVAL_S)
                     answer = channel.ask("status", {})
+
+
+def _print_and_part(shown: Any) -> None:
+    console().print(shown, "")
+    sys.stdout.flush()
 
 
 @cli.command()
@@ -462,8 +477,8 @@ def end(job: str, socket_path: str | None) -> None:
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
-def run(command: tuple[str, ...]) -> NoReturn:
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+def run(words: tuple[str, ...]) -> NoReturn:
     """Run COMMAND with its DataLoaders announcing their order by themselves.
 
     \b
@@ -475,42 +490,18 @@ def run(command: tuple[str, ...]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvpe(command[0], command, environment(os.environ))
+        os.execvpe(words[0], words, environment(os.environ))
     except FileNotFoundError:
-        raise Failure(f"{command[0]}: command not found", EXIT_NOT_FOUND) from None
+        raise UserError(f"{words[0]}: command not found", EXIT_NOT_FOUND) from None
     except OSError as error:
-        raise Failure(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE) from None
+        raise UserError(f"{words[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE) from None
 
 
 # ---- entry ---------------------------------------------------------------------------------------
 
 
-def _run(command: Callable[[], object]) -> NoReturn:
-    """One line and an exit code for every mistake."""
-    try:
-        command()
-    except Failure as error:
-        _complain(str(error))
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        hint = f" (see {context.command_path} --help)" if context is not None else ""
-        _complain(f"{error.format_message()}{hint}")
-        sys.exit(EXIT_USAGE)
-    except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(EXIT_FAILED)
-    except OSError as error:
-        _complain(str(error))
-        sys.exit(EXIT_FAILED)
-    sys.exit(EXIT_OK)
-
-
 def main() -> NoReturn:
-    _run(lambda: cli(prog_name="hintsd", standalone_mode=False))
+    command.run("hintsd", lambda: cli(prog_name="hintsd", standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.folders import IMG_EXTENSIONS
-from hintsd.link import Description, Files, Link, Unhinted
+from hintsd.link import Description, Files, Link, State, Unhinted
 from hintsd.orders import LENGTH_MOST, LoaderDraws, OrderSpec, to_message
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -61,6 +61,16 @@ class Job:
     def is_over(self) -> bool:
         """Whether it has ended, or will never be hinted (see the warning)."""
         return self._link.is_over
+
+    @property
+    def state(self) -> State:
+        """`waiting`: no hintsd has taken it on, or it was lost and is looked for again; `hinted`;
+        `over`: see `is_over`. Costs nothing, from any thread.
+        """
+        return self._link.state
+
+    def __repr__(self) -> str:
+        return f"<hintsd.Job {self._link}>"
 
     def step(self, batch_index: int, epoch: int | None = None) -> None:
         """The trainer is at this batch of its epoch, counted from 0. Optional; costs nothing.
@@ -112,8 +122,8 @@ class Connection:
         epochs: int | None = None,
         batch_size: int = 1,
         sampler: Literal["random", "distributed", "sequential"] = "random",
-        world_size: int = 1,
-        rank: int = 0,
+        world_size: int | None = None,
+        rank: int | None = None,
         drop_last: bool = False,
         start_epoch: int = 0,
         start_batch: int = 0,
@@ -131,36 +141,26 @@ class Connection:
         (`num_samples`, `replacement`: its arguments), read to the end in each epoch. `loader_draws`
         tells whether the DataLoader has that generator, too (`DataLoader(…, shuffle=True,
         generator=g)`: "every", with persistent workers "first") or only the sampler ("never").
-        `distributed`: DistributedSampler(seed=seed, drop_last=drop_last), `set_epoch` called
-        before each epoch. For the others `drop_last` is the DataLoader's.
+        `distributed`: DistributedSampler(num_replicas=world_size, rank=rank, seed=seed,
+        drop_last=drop_last), `set_epoch` called before each epoch. For the others `drop_last` is
+        the DataLoader's.
 
         Index i is file i of `torchvision.datasets.ImageFolder(path)`, with these `extensions`, or
         of `paths` (relative ones: to the connection's path), for any other dataset class.
         `workers`, `prefetch_factor`: of the DataLoader; they bound how far it reads ahead.
         ValueError: an argument that makes no sense; the message names it.
         """
-        if sampler not in ("random", "distributed", "sequential"):
-            raise ValueError(f"sampler {sampler!r} is none of random, distributed, sequential")
-        if sampler != "random" and (num_samples is not None or replacement):
-            raise ValueError("num_samples and replacement are for the random sampler")
-        is_distributed = sampler == "distributed"
-        if not is_distributed and (world_size, rank) != (1, 0):
-            raise ValueError("world_size and rank are for the distributed sampler")
-        spec = OrderSpec(
+        order = stock_order(
             sampler=sampler,
-            length=LENGTH_MOST,  # until hintsd has listed the files
-            seed=None if sampler == "sequential" else seed,
-            loader_draws=loader_draws if sampler == "random" else "never",
-            replacement=replacement,
-            num_samples=num_samples,
+            seed=seed,
+            batch_size=batch_size,
             world_size=world_size,
             rank=rank,
-            drop_last=drop_last and is_distributed,
-            batch_size=batch_size,
-            batch_drop_last=drop_last and not is_distributed,
+            drop_last=drop_last,
+            num_samples=num_samples,
+            replacement=replacement,
+            loader_draws=loader_draws,
         )
-        order = to_message(spec)
-        del order["length"]
         description = self._describe(
             order, epochs, start_epoch, start_batch, workers, prefetch_factor, extensions, paths
         )
@@ -244,6 +244,51 @@ class Connection:
             prefetch_factor,
             program_name(),
         )
+
+
+def stock_order(
+    *,
+    sampler: Literal["random", "distributed", "sequential"],
+    seed: int,
+    batch_size: int,
+    world_size: int | None,
+    rank: int | None,
+    drop_last: bool,
+    num_samples: int | None,
+    replacement: bool,
+    loader_draws: LoaderDraws,
+) -> dict[str, Any]:
+    """The `spec` of a `job` message, without the length: that is what hintsd finds. The arguments
+    are `Connection.shuffle`'s. ValueError: one makes no sense; the message begins with its name.
+    """
+    if sampler not in ("random", "distributed", "sequential"):
+        raise ValueError(f"sampler {sampler!r} is none of random, distributed, sequential")
+    is_distributed = sampler == "distributed"
+    for name, number, alone in (("world_size", world_size, 1), ("rank", rank, 0)):
+        # torch would ask the process group, which is the trainer's.
+        if is_distributed and number is None:
+            raise ValueError(f"{name} must be given for the distributed sampler")
+        if not is_distributed and number not in (None, alone):
+            raise ValueError(f"{name} is for the distributed sampler")
+    for name, is_given in (("num_samples", num_samples is not None), ("replacement", replacement)):
+        if is_given and sampler != "random":
+            raise ValueError(f"{name} is for the random sampler")
+    spec = OrderSpec(
+        sampler=sampler,
+        length=LENGTH_MOST,  # until hintsd has listed the files
+        seed=None if sampler == "sequential" else seed,
+        loader_draws=loader_draws if sampler == "random" else "never",
+        replacement=replacement,
+        num_samples=num_samples,
+        world_size=1 if world_size is None else world_size,
+        rank=0 if rank is None else rank,
+        drop_last=drop_last and is_distributed,
+        batch_size=batch_size,
+        batch_drop_last=drop_last and not is_distributed,
+    )
+    message = to_message(spec)
+    del message["length"]
+    return message
 
 
 def connect(path: Path) -> Connection:

@@ -166,11 +166,10 @@ class Director:
         if mount is not None:
             mount.step(job, epoch, batch)
 
-    async def close_job(self, job: str) -> None:
-        """Its plan is taken back. A job that is unknown: nothing."""
+    async def close_job(self, job: str) -> dict[str, Any]:
+        """Its plan is taken back; its last status. A job that is unknown: {}."""
         mount = self._mount_of.pop(job, None)
-        if mount is not None:
-            await mount.close_job(job)
+        return {} if mount is None else await mount.close_job(job)
 
     def finished(self, job: str) -> bool:
         """All its epochs are read."""
@@ -330,6 +329,12 @@ class _Mount:
             if spec is not None:
                 job.epoch_samples = self._samples_of(spec, job)
                 if resume_at is None:
+                    batches = -(-job.epoch_samples // spec.batch_size)
+                    if request.start_batch > batches:
+                        raise JobRefused(
+                            f"start_batch {request.start_batch} lies beyond the epoch's "
+                            f"{batches} batches"
+                        )
                     job.place = request.start_epoch, request.start_batch * spec.batch_size
                 if spec.length < job.samples and spec.sampler in ("sequential", "random"):
                     warnings.append(f"the order is of {spec.length} of the {job.samples} samples")
@@ -411,6 +416,14 @@ class _Mount:
         else:
             self._planner.unknown(job.name, epoch)
 
+    def _unplan(self, job: _Job, told: list[Callable[[], None]]) -> None:
+        """In a thread, `_planning` held."""
+        for tell in told:
+            tell()
+        job.status = self._planner.status(job.name)
+        self._planner.close_job(job.name)
+        job.is_planned = False
+
     async def order(self, name: str, epoch: int, spec: OrderSpec) -> None:
         job = self.jobs.get(name)
         if job is None:
@@ -452,14 +465,18 @@ class _Mount:
             self._told.append(step)
         self._wake()
 
-    async def close_job(self, name: str) -> None:
+    async def close_job(self, name: str) -> dict[str, Any]:
         with trio.CancelScope(shield=True):
             async with self._planning:
-                job = self.jobs.pop(name)
-                is_planned, job.is_planned = job.is_planned, False
-                if is_planned:
-                    await trio.to_thread.run_sync(self._planner.close_job, name)
+                job = self.jobs[name]
+                try:
+                    if job.is_planned:
+                        told, self._told = self._told, []  # its last step, what was read last
+                        await trio.to_thread.run_sync(self._unplan, job, told)
+                finally:
+                    del self.jobs[name]
         self._wake()
+        return self._job_status(job)
 
     def _wake(self, *, orders: bool = False) -> None:
         self._woken.set()
@@ -731,17 +748,17 @@ class _Mount:
         return shown
 
     def job_statuses(self) -> list[dict[str, Any]]:
-        return [
-            {
-                **(job.status or {"state": "waiting"}),
-                "name": job.name,
-                "path": os.fsdecode(job.request.path),
-                "mountpoint": self.mountpoint,
-                "pid": job.request.pid,
-                "age_s": round(time.monotonic() - job.begun_s, 3),
-            }
-            for job in self.jobs.values()
-        ]
+        return [self._job_status(job) for job in self.jobs.values()]
+
+    def _job_status(self, job: _Job) -> dict[str, Any]:
+        return {
+            **(job.status or {"state": "waiting"}),
+            "name": job.name,
+            "path": os.fsdecode(job.request.path),
+            "mountpoint": self.mountpoint,
+            "pid": job.request.pid,
+            "age_s": round(time.monotonic() - job.begun_s, 3),
+        }
 
 
 def _now() -> float:

@@ -117,10 +117,12 @@ def sample_files(
     try:
         top = _followed(tree, tree.listing(root))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DatasetError(f"{_shown(root)} is not a directory") from error
+        which = _shown(root) if root else "it"
+        raise DatasetError(f"{which} is not a directory") from error
     classes = _names(top, np.flatnonzero(top.kinds == DIRECTORY))
     if not classes:
-        raise DatasetError(f"there is no class directory in {_shown(root)}")
+        where = f" in {_shown(root)}" if root else ""
+        raise DatasetError(f"there is no class directory{where}; name the ImageFolder's root")
     found = _Growing()
     empty: list[bytes] = []
     for name in sorted(classes, key=_decoded):

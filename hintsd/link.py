@@ -17,12 +17,14 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from types import FrameType
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from fusecache import mounts, wire
 from hintsd.orders import OrderSpec, to_message
@@ -36,6 +38,8 @@ PAUSE_MOST_S: Final = 1.0
 ARRAY_PIECE_BYTES: Final = 1 << 20
 INLINE_BYTES_MOST: Final = 1 << 16
 RECEIVE_BYTES: Final = 1 << 16
+
+State = Literal["waiting", "hinted", "over"]
 
 _warned: set[str] = set()  # reasons that this process has been told
 _links: set[Link] = set()  # those with a thread, for the children of a fork
@@ -79,14 +83,38 @@ class _Stopped(Exception):
     """`stop` was called while the thread waited."""
 
 
-def warn_once(message: str, reason: str | None = None) -> None:
-    """One RuntimeWarning per process and reason, which never becomes an exception."""
+class Place(NamedTuple):
+    """A line of the script."""
+
+    file: str
+    line: int
+    module: str
+
+
+def script_place() -> Place:
+    """The line that called us: of the innermost frame that is neither ours nor torch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in ("hintsd", "torch"):
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""))
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def warn_once(message: str, reason: str | None = None, place: Place | None = None) -> None:
+    """One RuntimeWarning per process and reason, which never becomes an exception.
+
+    It points at `place` in the script; None: at the line that called us.
+    """
     reason = message if reason is None else reason
     if reason in _warned:
         return
     _warned.add(reason)
+    file, line, module = place or script_place()
     try:
-        warnings.warn(f"hintsd: {message}", RuntimeWarning, stacklevel=2)
+        warnings.warn_explicit(f"hintsd: {message}", RuntimeWarning, file, line, module)
     except RuntimeWarning:  # the script has made errors of warnings; a hint must not end it
         logging.getLogger("hintsd").warning(message)
 
@@ -115,6 +143,7 @@ class Link:
 
     def __init__(self, description: Description) -> None:
         self._description = description
+        self._place = script_place()
         self._settled = threading.Event()  # welcome, or known to be without hints for now
         self._lock = threading.Lock()
         self._orders: dict[int, OrderSpec] = {}  # by epoch, from the position's epoch on
@@ -126,15 +155,17 @@ class Link:
         self._ways = list(description.files)
         self._job: str | None = None
         self._is_described = False  # on this connection, so that there is something to close
+        self._is_accepted = False  # on this connection
         self._socket: socket.socket | None = None
         self._decoder = wire.Decoder()
         self._frames: list[wire.Frame] = []
         self._wake_fd = -1
         self._thread = threading.Thread(target=self._run, name="hintsd", daemon=True)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the interpreter's end there may be no `os` any more.
         if self._wake_fd >= 0:
-            os.close(self._wake_fd)
+            close(self._wake_fd)
 
     @property
     def job(self) -> str | None:
@@ -145,6 +176,17 @@ class Link:
     def is_over(self) -> bool:
         """Whether nothing that is said now will ever be sent."""
         return self._is_over
+
+    def __str__(self) -> str:
+        of = f" of {self._description.path}" if self._description.path else ""
+        return f"{self._job or 'unnamed'}{of}: {self.state}"
+
+    @property
+    def state(self) -> State:
+        """Where it stands now: see `Job.state`."""
+        if self._is_over:
+            return "over"
+        return "hinted" if self._is_accepted else "waiting"
 
     def start(self) -> None:
         """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there."""
@@ -206,6 +248,9 @@ class Link:
 
     # Everything below runs in the thread.
 
+    def _warn(self, message: str, reason: str | None = None) -> None:
+        warn_once(message, reason, self._place)
+
     def _run(self) -> None:
         pause_s = PAUSE_LEAST_S
         started_s = time.monotonic()
@@ -227,11 +272,11 @@ class Link:
         except _Stopped:
             self._say_goodbye()
         except Unhinted as problem:
-            warn_once(str(problem), problem.reason)
+            self._warn(str(problem), problem.reason)
         except wire.WireError as error:
-            warn_once(f"not understood, going on without hints: {error}", "protocol")
+            self._warn(f"not understood, going on without hints: {error}", "protocol")
         except Exception as error:  # a fault of ours must not reach the trainer either
-            warn_once(f"going on without hints after an internal error: {error!r}")
+            self._warn(f"going on without hints after an internal error: {error!r}")
         finally:
             self._is_over = True
             self._disconnect()
@@ -242,10 +287,10 @@ class Link:
 
     def _report(self, error: OSError, elapsed_s: float) -> None:
         if self._job is not None:
-            warn_once("the connection was lost; going on without hints until it is back", "lost")
+            self._warn("the connection was lost; going on without hints until it is back", "lost")
         elif elapsed_s >= CONNECT_TIMEOUT_S / 2 or "absent" in _warned:
             # Not at once: `fusecache mount` starts a hintsd a moment after the mount is there.
-            warn_once(
+            self._warn(
                 f"none answers for {self._description.path} ({error}); going on without hints "
                 "until one does",
                 "absent",
@@ -277,8 +322,9 @@ class Link:
                 self._fail(answer)
             del self._ways[0]
         self._job = answer.fields.str("job", wire.FRAME_BYTES_MOST)
+        self._is_accepted = True
         for warning in answer.fields.strings("warnings", 64, wire.FRAME_BYTES_MOST):
-            warn_once(warning)
+            self._warn(warning)
         with self._lock:
             self._unsent = sorted(self._orders)
 
@@ -315,17 +361,22 @@ class Link:
             if self._is_step_pending:
                 timeout_s = next_step_s - time.monotonic()
                 if timeout_s <= 0:
-                    self._is_step_pending = False  # before the position is read: none is missed
-                    epoch, batch = self._position
-                    self._send(wire.encode("step", {"epoch": epoch, "batch": batch}))
+                    self._send_step()
                     next_step_s = time.monotonic() + STEP_INTERVAL_S
                     continue
             if self._frames or self._wait(select.POLLIN, timeout_s):
                 self._listen()
 
+    def _send_step(self, *, is_last: bool = False) -> None:
+        self._is_step_pending = False  # before the position is read: none is missed
+        epoch, batch = self._position
+        self._send(wire.encode("step", {"epoch": epoch, "batch": batch}), is_last=is_last)
+
     def _say_goodbye(self) -> None:
         with contextlib.suppress(OSError, wire.WireError, Unhinted):
             if self._socket is not None and self._is_described:
+                if self._is_step_pending:
+                    self._send_step(is_last=True)
                 self._send(wire.encode("close", {}), is_last=True)
                 self._expect("closed", CONNECT_TIMEOUT_S, is_last=True)
 
@@ -348,9 +399,9 @@ class Link:
         """Take in what hintsd says of its own accord."""
         for frame in self._received():
             if frame.type == "rejected":
-                warn_once("an order was refused: " + frame.fields.str("message", 1 << 20))
+                self._warn("an order was refused: " + frame.fields.str("message", 1 << 20))
             elif frame.type == "warning":
-                warn_once(frame.fields.str("message", 1 << 20))
+                self._warn(frame.fields.str("message", 1 << 20))
             elif frame.type == "error":
                 self._fail(frame)
             elif frame.type != "planned":
@@ -369,7 +420,7 @@ class Link:
                 if frame.type == "error":
                     self._fail(frame)
                 if frame.type == "warning":
-                    warn_once(frame.fields.str("message", 1 << 20))
+                    self._warn(frame.fields.str("message", 1 << 20))
                 elif not is_last:  # else: answers to what was said before
                     raise wire.WireError(f"{frame.type} instead of {kind}")
             left_s = None if end_s is None else end_s - time.monotonic()
@@ -440,6 +491,7 @@ class Link:
             raise _Stopped
 
     def _disconnect(self) -> None:
+        self._is_accepted = False
         if self._socket is not None:
             self._socket.close()
             self._socket = None

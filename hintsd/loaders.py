@@ -78,6 +78,10 @@ def attach(
     """
     if epochs is not None and epochs < 1:
         raise ValueError("epochs must be at least 1")
+    if not hasattr(loader, "dataset") or not hasattr(loader, "batch_sampler"):
+        kind = type(loader).__name__
+        warn_once(f"attach takes a torch DataLoader, not a {kind}; going on without hints")
+        return Job(None)
     dataset: Any = loader.dataset
     if paths is not None and hasattr(dataset, "__len__") and len(paths) != len(dataset):
         raise ValueError(f"{len(paths)} paths for a dataset of {len(dataset)} samples")
@@ -221,12 +225,19 @@ class Announcer:
         # been handed out.
         batch_items = 1 if source.yields_batches else spec.batch_size
         ends = source.batch_ends
-        for item, index in enumerate(indices):
-            if item % batch_items == 0:
-                batch = max(0, item // batch_items - source.batches_ahead)
-                # A sampler may yield more than its length says.
-                job.step(batch if ends is None else int(ends[min(batch, len(ends) - 1)]), epoch)
+
+        def step(drawn: int) -> None:
+            batch = max(0, drawn // batch_items - source.batches_ahead)
+            # A sampler may yield more than its length says.
+            job.step(batch if ends is None else int(ends[min(batch, len(ends) - 1)]), epoch)
+
+        drawn = 0
+        for index in indices:
+            if drawn % batch_items == 0:
+                step(drawn)
+            drawn += 1
             yield index
+        step(drawn)
 
     def __len__(self) -> int:
         return len(self._source.sampler)

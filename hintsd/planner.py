@@ -1077,7 +1077,7 @@ class MountPlanner:
             "samples": n,
             "window_bytes": job.window_bytes,
             "ahead_bytes": self._ahead_bytes(job),
-            "hits": max(0, progress.passed_samples - job.misses),
+            "not_late": max(0, progress.passed_samples + progress.high - progress.low - job.misses),
             "late": {reason: count for reason, count in job.late.items() if count},
             "unplanned": {reason: count for reason, count in job.unplanned.items() if count},
             "predicted_stall_s": self._predicted_stall_s(job),

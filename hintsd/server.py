@@ -32,9 +32,10 @@ from typing import Any, Final, cast
 import trio
 
 from fusecache import __version__, mounts, wire
+from fusecache.errors import UserError
 from fusecache.wire import Fields, WireError
 from fusecache.wire_trio import FrameStream
-from hintsd import messages
+from hintsd import figures, messages
 from hintsd.director import Director, JobInfo, JobRefused
 from hintsd.journal import Entry, Journal, JournalBusy, process_start
 from hintsd.messages import JobRequest
@@ -44,8 +45,7 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MOST: Final = 256
 JOBS_MOST: Final = 256
 NOTICES_MOST: Final = 16  # on their way to one client; more are left to the log
-ENDED_MOST: Final = 32  # jobs that status still shows as done
-ENDED_SHOWN_S: Final = 600.0
+ENDED_MOST: Final = 16  # jobs that status still shows
 GRACE_S: Final = 1.0  # for a client to come back
 RESTART_GRACE_S: Final = 10.0  # the same, for the clients of the hintsd before
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -57,8 +57,8 @@ _BACKLOG: Final = 128
 OpenDirector = Callable[..., Director]
 
 
-class CannotServe(Exception):
-    """The daemon cannot begin; one line."""
+class CannotServe(UserError):
+    """The daemon cannot begin."""
 
 
 class Refusal(Exception):
@@ -76,6 +76,7 @@ class _Job:
     info: JobInfo | None = None  # once it is open
     refusal: str = ""  # why it never was
     reason: str = "its connection was lost"  # of its end, unless another is set
+    is_done: bool = False  # all its epochs are read
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     opened: trio.Event = field(default_factory=trio.Event)  # or refused
     ended: trio.Event = field(default_factory=trio.Event)
@@ -104,15 +105,15 @@ def serve(
 ) -> None:
     """Be the daemon at the absolute `socket_path`, until SIGTERM or SIGINT. CannotServe.
 
-    The socket's directory is made, private, unless there is one. `ready` is called when clients
-    are answered. `ram_bytes`, `until_unmounted`: see `hintsd serve --help`.
+    `ready` is called when clients are answered. `ram_bytes`, `until_unmounted`: see
+    `hintsd serve --help`.
     """
     directory = os.path.dirname(socket_path)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if not os.path.isdir(directory):
+        raise CannotServe(f"{directory} is no directory: make one first (mkdir -m 700)")
     try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
         journal = Journal(os.path.join(directory, JOURNAL_DIRECTORY))
     except (OSError, JournalBusy) as error:
         raise CannotServe(_line(directory, error)) from None
@@ -185,6 +186,7 @@ class Server:
         )
         self._jobs: dict[str, _Job] = {}
         self._connections: set[_Connection] = set()
+        self._numbers = itertools.count(1)  # of jobs: no name comes twice
         self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_MOST)
         self._begun_s = time.monotonic()
         self._nursery: trio.Nursery  # set by `run`
@@ -214,15 +216,15 @@ class Server:
     def status(self) -> dict[str, Any]:
         """What `hintsd status --json` prints."""
         now_s = time.monotonic()
-        status = self._director.status()
-        done = [job for since_s, job in self._ended if now_s - since_s < ENDED_SHOWN_S]
         return {
             "version": __version__,
             "pid": os.getpid(),
             "uptime_s": round(now_s - self._begun_s, 3),
             "connections": len(self._connections),
-            **status,
-            "jobs": [*status["jobs"], *done],
+            **self._director.status(),
+            "ended": [
+                {**job, "ended_ago_s": round(now_s - ended_s, 3)} for ended_s, job in self._ended
+            ],
         }
 
     # ---- connections -----------------------------------------------------------------------------
@@ -324,7 +326,7 @@ class Server:
                 name = fields.str("job", messages.NAME_LENGTH_MOST)
                 ended = self._jobs.get(name)
                 if ended is None:
-                    raise Refusal(f"there is no job {name}")
+                    raise Refusal(f"there is no job {name}; hintsd status shows the jobs")
                 self._on_notice(name, f"job {name} was ended by process {connection.peer.pid}")
                 await self._end(ended, "ended by a user")
                 await send("ended")
@@ -365,14 +367,14 @@ class Server:
         message, identity, request = await self._read(connection, fields, pid)
         job = self._jobs.get(resumed) if resumed is not None else None
         if job is None or (job.uid, job.pid) != (peer.uid, pid):
-            resumed = job = None  # not known here, or not this client's
+            job = None  # not known here, or not this client's
         elif job.identity != identity or job.scope.cancel_called:
             await self._end(job, "its trainer describes another one")
             job = None
         if job is None:
             if len(self._jobs) >= JOBS_MOST:
                 raise Refusal(f"there are {JOBS_MOST} jobs already")
-            name = resumed or self._name(request.name, pid)
+            name = self._name(request.name, pid)
             job = _Job(name, peer.uid, pid, request.detached, identity)
             batch_size = request.spec.batch_size if request.spec is not None else 0
             place = request.start_epoch, request.start_batch * batch_size
@@ -421,9 +423,8 @@ class Server:
     def _name(self, wanted: str, pid: int | None) -> str:
         program = wanted or (_program(pid) if pid is not None else "") or "job"
         program = re.sub(r"[^A-Za-z0-9._-]+", "-", program)[:64].strip(".-") or "job"
-        return next(
-            name for n in itertools.count(1) if (name := f"{program}-{n}") not in self._jobs
-        )
+        # A job of the hintsd before has its name from there.
+        return next(name for n in self._numbers if (name := f"{program}-{n}") not in self._jobs)
 
     async def _take_up(self, entry: Entry) -> None:
         """Go on with a job of the hintsd before; its client will come back, if it has one."""
@@ -476,12 +477,19 @@ class Server:
                     log.info("job %s has begun", job.name)
                     job.opened.set()
                 await trio.sleep_forever()
-        log.info("job %s has ended: %s", job.name, job.reason)
+        status: dict[str, Any] = {}
         with trio.move_on_after(CLOSE_TIMEOUT_S):
             try:
-                await self._director.close_job(job.name)
+                status = await self._director.close_job(job.name)
             except Exception:
                 log.exception("job %s cannot be closed", job.name)
+        if job.info is None:
+            log.info("job %s has ended: %s", job.name, job.reason)
+        else:
+            log.info("job %s has ended: %s: %s", job.name, job.reason, figures.reads(status))
+            state = "done" if job.is_done else "ended"
+            told = {**status, "name": job.name, "state": state, "why_ended": job.reason}
+            self._ended.append((time.monotonic(), told))
         self._forget(job)
 
     def _forget(self, job: _Job) -> None:
@@ -532,12 +540,9 @@ class Server:
 
     def _on_finished(self, name: str) -> None:
         job = self._jobs.get(name)
-        if job is None:
-            return
-        for status in self._director.status()["jobs"]:
-            if status.get("name") == name:
-                self._ended.append((time.monotonic(), {**status, "state": "done"}))
-        job.end("all its epochs are read")
+        if job is not None:
+            job.is_done = True
+            job.end("all its epochs are read")
 
 
 def _open_process(pid: int) -> int:

@@ -91,8 +91,8 @@ class Directed:
     def step(self, job: str, epoch: int, batch: int) -> None:
         trio.from_thread.run_sync(self.director.step, job, epoch, batch, trio_token=self._token)
 
-    def close(self, job: str) -> None:
-        trio.from_thread.run(self.director.close_job, job, trio_token=self._token)
+    def close(self, job: str) -> dict[str, Any]:
+        return trio.from_thread.run(self.director.close_job, job, trio_token=self._token)
 
     def status(self) -> dict[str, Any]:
         return trio.from_thread.run_sync(self.director.status, trio_token=self._token)

@@ -60,9 +60,10 @@ class NotedDirector:
     def step(self, job: str, epoch: int, batch: int) -> None:
         self.told.put(("step", job, epoch, batch))
 
-    async def close_job(self, job: str) -> None:
+    async def close_job(self, job: str) -> dict[str, Any]:
         self.requests.pop(job, None)
         self.told.put(("closed", job))
+        return {"name": job, "state": "running", "not_late": 7}
 
     def status(self) -> dict[str, Any]:
         self.asked.set()

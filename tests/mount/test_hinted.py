@@ -113,8 +113,11 @@ def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
             directed.step("job", epoch, FILES // 4)
         assert mount.value("prefetch", "files") <= FILES * 1.02
         eventually(lambda: directed.finished == ["job"])
-        assert directed.job("job")["hits"] >= FILES
+        assert directed.job("job")["not_late"] >= FILES
         assert directed.notices == []
+        last = directed.close("job")
+        assert (last["state"], last["not_late"] >= FILES) == ("done", True)
+        assert directed.close("job") == {}
 
 
 @pytest.mark.claim("P6")
@@ -230,4 +233,6 @@ def test_refusals(place: Place, mounting: Mounting, tmp_path: Path) -> None:
         ):
             with pytest.raises(JobRefused, match=line):
                 directed.open("job", request(path, spec, extensions=(".png",)))
+        with pytest.raises(JobRefused, match="start_batch 16 lies beyond the epoch's 15 batches"):
+            directed.open("job", request(mount.path, spec, start_batch=16, allow_empty=True))
         assert directed.status()["jobs"] == []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fusecache import cli, config, control_client, keeper, mounts
+from fusecache import cli, command, config, control_client, errors, keeper, mounts
 from fusecache.errors import UserError
 from fusecache.wire import peer_of
 
@@ -78,7 +78,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
 def run(*arguments: str) -> int:
     """The exit code of one command in this process."""
     with pytest.raises(SystemExit) as caught:
-        cli._run(lambda: cli.cli(list(arguments), prog_name="fusecache", standalone_mode=False))
+        command.run(
+            "fusecache",
+            lambda: cli.cli(list(arguments), prog_name="fusecache", standalone_mode=False),
+        )
     code = caught.value.code
     assert isinstance(code, int)
     return code
@@ -109,15 +112,15 @@ def test_help_teaches() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
-        (["bogus"], config.EXIT_USAGE, "No such command"),
-        (["mount"], config.EXIT_USAGE, "no mount point"),
-        (["mount", "a", "b", "c"], config.EXIT_USAGE, "too many places"),
-        (["mount", "/none", "/none", "--ssd", "5X"], config.EXIT_USAGE, "--ssd: '5X'"),
-        (["mount", "/none", "--keep-free", "x"], config.EXIT_USAGE, "--keep-free: 'x'"),
-        (["mount", "/none/source", "/none/mnt"], config.EXIT_FAILED, "does not exist"),
-        (["status", "/"], config.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
-        (["umount", "/"], config.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
-        (["umount"], config.EXIT_USAGE, "which mount?"),
+        (["bogus"], errors.EXIT_USAGE, "No such command"),
+        (["mount"], errors.EXIT_USAGE, "no mount point"),
+        (["mount", "a", "b", "c"], errors.EXIT_USAGE, "too many places"),
+        (["mount", "/none", "/none", "--ssd", "5X"], errors.EXIT_USAGE, "--ssd: '5X'"),
+        (["mount", "/none", "--keep-free", "x"], errors.EXIT_USAGE, "--keep-free: 'x'"),
+        (["mount", "/none/source", "/none/mnt"], errors.EXIT_FAILED, "does not exist"),
+        (["status", "/"], errors.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
+        (["umount", "/"], errors.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
+        (["umount"], errors.EXIT_USAGE, "which mount?"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], code: int, part: str) -> None:
@@ -163,7 +166,7 @@ def test_a_server_that_dies_is_asked_again(play: Script) -> None:
 
 
 def test_nobody_there_is_said(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("status", "/data/a") == config.EXIT_FAILED
+    assert run("status", "/data/a") == errors.EXIT_FAILED
     assert "neither server nor keeper answers" in capfd.readouterr().err
 
 
@@ -226,7 +229,7 @@ def test_warm_that_left_something_out_fails(
 ) -> None:
     result = {"files": 1, "bytes": 1, "already": 0, "errors": [], "limit_bytes": 300 << 20}
     play(mounts.CONTROL_SOCKET, [{"ok": True, "result": {**result, **extra}}])
-    assert run("warm", "/data/a") == config.EXIT_FAILED
+    assert run("warm", "/data/a") == errors.EXIT_FAILED
     assert line in capfd.readouterr().err
 
 
@@ -243,7 +246,7 @@ def test_warm_below_the_mount_point(
 ) -> None:
     result = {"files": 1, "bytes": 1, "already": 0, "errors": [], "skipped": 0}
     peer = play(mounts.CONTROL_SOCKET, [{"ok": True, "result": result}])
-    assert run("warm", path, *globs) == config.EXIT_OK
+    assert run("warm", path, *globs) == errors.EXIT_OK
     wanted = {"op": "warm", "globs": sent, **({"prefix": prefix} if prefix else {})}
     assert peer.requests == [wanted]
 
@@ -252,7 +255,7 @@ def test_warm_that_met_errors_fails(play: Script, capfd: pytest.CaptureFixture[s
     lines = [f"f{i}: EIO" for i in range(30)]
     result = {"files": 1, "bytes": 1, "already": 0, "errors": lines, "skipped": 0}
     play(mounts.CONTROL_SOCKET, [{"ok": True, "result": result}])
-    assert run("warm", "/data/a") == config.EXIT_FAILED
+    assert run("warm", "/data/a") == errors.EXIT_FAILED
     assert "f19: EIO\nfusecache: … and 10 more\n" in capfd.readouterr().err
 
 
@@ -264,11 +267,11 @@ def test_warm_interrupted_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(control_client, "converse", converse)
-    assert run("warm", "/data/a") == config.EXIT_INTERRUPTED
+    assert run("warm", "/data/a") == errors.EXIT_INTERRUPTED
     assert "after 3 files (3 MiB); run it again to go on" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("bad", "code"), [(0, config.EXIT_OK), (2, config.EXIT_FAILED)])
+@pytest.mark.parametrize(("bad", "code"), [(0, errors.EXIT_OK), (2, errors.EXIT_FAILED)])
 def test_verify(play: Script, capfd: pytest.CaptureFixture[str], bad: int, code: int) -> None:
     figures = {"blocks_done": 1, "blocks_total": 5, "bytes_done": 10, "bad": bad}
     result = {"blocks": 5, "bytes": 50, "bad": bad}
@@ -279,7 +282,7 @@ def test_verify(play: Script, capfd: pytest.CaptureFixture[str], bad: int, code:
 
 def test_a_refusal_has_its_exit_code(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     play(mounts.CONTROL_SOCKET, [{"ok": False, "error": "not now", "exit": 4}])
-    assert run("verify", "/data/a") == config.EXIT_BUSY
+    assert run("verify", "/data/a") == errors.EXIT_BUSY
     assert capfd.readouterr().err == "fusecache: not now\n"
 
 
@@ -304,14 +307,14 @@ def test_restart_finds_its_mount_in_the_file(play: Script, tmp_path: Path) -> No
     info = {"ok": True, "info": {"config": json.loads(current.to_json())}}
     refused = {"ok": False, "error": "--source cannot change while mounted", "exit": 2}
     peer = play(mounts.KEEPER_SOCKET, [info], [refused])
-    assert run("restart", "--config", str(file)) == config.EXIT_USAGE
+    assert run("restart", "--config", str(file)) == errors.EXIT_USAGE
     assert peer.requests[1]["config"]["source"] == "/other"
 
 
 def test_umount_says_who_is_in_the_way(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     busy = {"ok": False, "error": "busy", "exit": 4, "pids": [os.getpid()]}
     peer = play(mounts.KEEPER_SOCKET, [busy], [{"ok": True, "detached": True}])
-    assert run("umount", "/data/a") == config.EXIT_BUSY
+    assert run("umount", "/data/a") == errors.EXIT_BUSY
     assert f"({os.getpid()}); --lazy detaches" in capfd.readouterr().err
     assert run("umount", "--lazy", "/data/a") == 0
     assert peer.requests[1] == {"op": "umount", "lazy": True}
@@ -356,7 +359,7 @@ def test_the_helper_understands_mount(
 def test_the_helper_refuses_what_it_does_not_know(arguments: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         cli._help_mount(arguments)
-    assert caught.value.exit_code == config.EXIT_USAGE
+    assert caught.value.exit_code == errors.EXIT_USAGE
 
 
 def test_helpers_are_links_and_foreign_files_stay(tmp_path: Path) -> None:
@@ -368,7 +371,7 @@ def test_helpers_are_links_and_foreign_files_stay(tmp_path: Path) -> None:
     assert run("install-helpers", "--remove", "--directory", str(tmp_path)) == 0
     assert list(tmp_path.iterdir()) == []
     (tmp_path / cli.HELPER_NAMES[0]).write_text("somebody's")
-    assert run("install-helpers", "--directory", str(tmp_path)) == config.EXIT_FAILED
+    assert run("install-helpers", "--directory", str(tmp_path)) == errors.EXIT_FAILED
     assert (tmp_path / cli.HELPER_NAMES[0]).read_text() == "somebody's"
 
 

@@ -103,6 +103,7 @@ def test_what_shuffle_tells(daemon: FakeHintsd) -> None:
     assert told.is_closed
     assert job.is_over
     assert job.name is None
+    assert repr(job) == f"<hintsd.Job {told.name} of /data/set: over>"
 
 
 def test_random_with_a_generator_is_the_loaders_order(daemon: FakeHintsd) -> None:
@@ -148,6 +149,8 @@ def test_many_paths_travel_in_pieces(daemon: FakeHintsd) -> None:
         {"sampler": "shuffled"},
         {"sampler": "distributed", "world_size": 4, "rank": 4},
         {"sampler": "distributed", "world_size": 4, "rank": -1},
+        {"sampler": "distributed"},
+        {"sampler": "distributed", "world_size": 4},
         {"rank": 1},
         {"batch_size": 0},
         {"epochs": 0},
@@ -229,7 +232,62 @@ def test_the_last_reference_ends_the_job(daemon: FakeHintsd) -> None:
     daemon.wait(lambda: daemon.jobs[0].is_closed)
 
 
+def test_the_state_of_a_job(daemon: FakeHintsd) -> None:
+    let_in = threading.Event()
+
+    def answer(job: dict[str, Any]) -> None:
+        assert let_in.wait(20)
+
+    daemon.refuse = answer
+    job = hintsd.connect("/d").shuffle()
+    assert (job.state, repr(job)) == ("waiting", "<hintsd.Job unnamed of /d: waiting>")
+    let_in.set()
+    daemon.refuse = lambda job: None
+    job.step(1)
+    daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps)
+    assert (job.state, repr(job)) == ("hinted", "<hintsd.Job fake-0 of /d: hinted>")
+
+    def lose_it() -> None:
+        daemon.stop()
+        while job.state == "hinted":
+            os.sched_yield()
+        assert job.state == "waiting"
+        daemon.start()
+        daemon.wait(lambda: daemon.jobs[0].resumed)
+
+    with pytest.warns(RuntimeWarning, match="connection was lost"):
+        lose_it()
+    job.close()
+    assert job.state == "over"
+
+
+def test_the_last_step_is_told_before_the_end(daemon: FakeHintsd) -> None:
+    job = hintsd.connect("/d").shuffle()
+    for batch in range(100):
+        job.step(batch)
+    daemon.wait(lambda: daemon.jobs)
+    job.close()
+    assert daemon.jobs[0].steps[-1] == (0, 99)
+
+
 # Without a hintsd
+
+
+def test_warnings_point_at_the_script(daemon: FakeHintsd) -> None:
+    """Those of the job's thread, too: at the line that made the job."""
+    daemon.refuse = lambda job: "no class directories"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hintsd.attach([1])  # type: ignore[arg-type]
+        job = hintsd.connect("/data/set").shuffle()
+        job._link._thread.join(20)
+    first, second = caught
+    assert str(first.message).startswith("hintsd: attach takes a torch DataLoader, not a list")
+    assert "no class directories" in str(second.message)
+    assert first.filename == second.filename == __file__
+    lines = Path(__file__).read_text().splitlines()
+    assert "hintsd.attach([1])" in lines[first.lineno - 1]
+    assert ".shuffle()" in lines[second.lineno - 1]
 
 
 def _one_warning(pattern: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache import config, mounts
+from fusecache import config, errors, mounts
 from fusecache.config import Config
 from fusecache.errors import ConfigError, UserError
 
@@ -359,7 +359,7 @@ def test_a_mount_point_that_is_a_fusecache_is_not_looked_up(
     monkeypatch.setattr(os, "stat", lambda *_: pytest.fail("a stuck mount would hang here"))
     with pytest.raises(UserError, match="already a fusecache") as caught:
         config.check_places(Config.from_json(json.dumps({**places, **_SIZES})))
-    assert caught.value.exit_code == config.EXIT_BUSY
+    assert caught.value.exit_code == errors.EXIT_BUSY
 
 
 _SIZES = {"ssd_bytes": GIB, "ram_bytes": GIB, "keep_free_bytes": 0}

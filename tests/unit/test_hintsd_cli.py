@@ -50,12 +50,34 @@ FULL: dict[str, Any] = {
             "index": 12800,
             "samples": 1281167,
             "window_bytes": 1 << 30,
-            "hits": 12345,
+            "not_late": 12345,
             "late": {"queued": 10, "fetching": 2},
             "unplanned": {},
             "predicted_stall_s": 1.25,
         },
         {"name": "eval-1", "state": "waiting"},
+    ],
+    "ended": [
+        {
+            "name": "train-0",
+            "state": "done",
+            "reason": "",
+            "epoch": 1,
+            "epochs": 2,
+            "index": 500,
+            "samples": 500,
+            "not_late": 990,
+            "late": {"evicted": 10},
+            "unplanned": {"not in window": 3},
+            "why_ended": "all its epochs are read",
+            "ended_ago_s": 62.5,
+        },
+        {
+            "name": "train-2",
+            "state": "ended",
+            "why_ended": "its process 9 has ended",
+            "ended_ago_s": 1,
+        },
     ],
 }
 
@@ -68,16 +90,19 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
     """run(arguments) -> exit code, stdout, stderr."""
 
-    def command(*arguments: str) -> tuple[int, str, str]:
+    def run_hintsd(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hintsd", *arguments])
         with pytest.raises(SystemExit) as caught:
-            cli._run(lambda: cli.cli(list(arguments), prog_name="hintsd", standalone_mode=False))
+            cli.main()
         output = capfd.readouterr()
         return int(caught.value.code or 0), output.out, output.err
 
-    return command
+    return run_hintsd
 
 
 Run = Callable[..., tuple[int, str, str]]
@@ -90,7 +115,7 @@ def test_status_for_machines_and_for_people(
     code, out, err = run("status", "--json", "--socket", daemon.path)
     assert (code, err) == (0, "")
     answer = json.loads(out)
-    assert answer["jobs"] == FULL["jobs"]
+    assert (answer["jobs"], answer["ended"]) == (FULL["jobs"], FULL["ended"])
     code, out, err = run("status", "--socket", daemon.path)
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -102,19 +127,54 @@ def test_status_for_machines_and_for_people(
         "/data/b NOT CONNECTED - of - - of - -/s - - + -",
         "/data/b: is an older version",
         "",
-        "job state epoch sample window hits late unplanned stall",
+        "job state epoch sample window not late late unplanned stall",
         "train-1 wrong 3 of 90 12,800 / 1,281,167 1 GiB 12,345 12 (queued 10, fetching 2) 0 1.2 s",
         "eval-1 waiting - - / - - - 0 0 -",
         "train-1: the reader follows another order",
+        "",
+        "ended state when epoch sample not late late unplanned why",
+        "train-0 done 1 min 2 s ago 1 of 2 500 / 500 990 10 (evicted 10) 3 (not in window 3) "
+        "all its epochs are read",
+        "train-2 ended 1 s ago - - / - - 0 0 its process 9 has ended",
     ]
 
 
 def test_job_line() -> None:
     assert report.job_line(FULL["jobs"][0]) == (
-        "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 hits, "
+        "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 not late, "
         "12 (queued 10, fetching 2) late, 0 unplanned, predicted stall 1.2 s, "
         "the reader follows another order"
     )
+    assert report.job_line(FULL["ended"][0]) == (
+        "done: epoch 1 of 2, sample 500 of 500, 990 not late, 10 (evicted 10) late, "
+        "3 (not in window 3) unplanned, all its epochs are read"
+    )
+
+
+def test_status_again_and_again_in_a_script(daemon: Daemon) -> None:
+    arguments = [sys.executable, "-m", "hintsd", "status", "--watch", "--socket", daemon.path]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(6)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(ANSWER_TIMEOUT_S) == 0
+    head, jobs, blank = lines[:3]
+    assert head.startswith("hintsd ")
+    assert (jobs, blank) == ("no jobs\n", "\n")
+    assert [line.rpartition(", up")[0] for line in lines[3:]] == [
+        head.rpartition(", up")[0],
+        "",
+        "",
+    ]
+    assert lines[4:] == [jobs, blank]
+
+
+def test_status_teaches_its_columns(run: Run) -> None:
+    _, out, _ = run("status", "--help")
+    planner = {"queued", "fetching", "failed", "evicted", "not in window", "not in dataset"}
+    states = {"waiting", "running", "idle", "wrong", "done", "ended"}
+    titles = {*report.MOUNT_TITLES, *report.JOB_TITLES, *report.ENDED_TITLES} - {"hintsd", "job"}
+    assert [word for word in planner | states | titles if word not in out] == []
 
 
 def test_hint_stays_until_the_job_is_done(
@@ -139,6 +199,7 @@ def test_hint_stays_until_the_job_is_done(
 def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     flags = "--sampler distributed --seed 3 --epochs 9 --batch-size 8 --world-size 2 --rank 1"
     flags += " --drop-last --start-epoch 1 --start-batch 2 --extensions .a,.b --detach"
+    flags += " --workers 4 --prefetch-factor 3"
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     code, out, _ = run("hint", str(link), *flags.split(), "--socket", daemon.path)
@@ -150,10 +211,20 @@ def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     assert (spec.world_size, spec.rank, spec.drop_last) == (2, 1, True)
     assert (spec.batch_size, spec.batch_drop_last) == (8, False)
     assert (request.epochs, request.start_epoch, request.start_batch) == (9, 1, 2)
+    assert (request.workers, request.prefetch_factor) == (4, 3)
     assert (request.path, request.extensions) == (os.fsencode(tmp_path), (".a", ".b"))
     assert request.pid is None
     assert run("end", "hint-1", "--socket", daemon.path)[0] == 0
     assert not daemon.director.requests
+
+
+def test_hint_of_a_random_sampler(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+    flags = "--num-samples 50 --replacement --loader-draws never --detach --socket"
+    assert run("hint", str(tmp_path), *flags.split(), daemon.path)[0] == 0
+    spec = daemon.director.requests["hint-1"].spec_over(100)
+    assert spec is not None
+    assert (spec.sampler, spec.num_samples, spec.replacement) == ("random", 50, True)
+    assert spec.loader_draws == "never"
 
 
 def test_hint_refused(daemon: Daemon, run: Run, tmp_path: Path) -> None:
@@ -200,7 +271,13 @@ def test_hint_goes_on_with_the_next_daemon(tmp_path: Path) -> None:
         (["end"], 2, "Missing argument 'JOB'. (see hintsd end --help)"),
         (["run"], 2, "Missing argument 'COMMAND...'. (see hintsd run --help)"),
         (["status", "--json", "--watch"], 2, "--json and --watch exclude each other (see hintsd"),
-        (["hint", "/", "--rank", "1"], 2, "--world-size and --rank are for --sampler distributed"),
+        (["hint", "/", "--rank", "1"], 2, "--rank is for the distributed sampler (see hintsd hint"),
+        (["hint", "/", "--sampler", "distributed"], 2, "--world-size must be given for the distri"),
+        (
+            ["hint", "/", "--sampler", "sequential", "--num-samples", "3"],
+            2,
+            "--num-samples is for the random sampler",
+        ),
         (["hint", "/", "--seed", "x"], 2, "Invalid value for '--seed'"),
         (["hint", "/", "--seed", f"{1 << 65}"], 2, "--seed must lie in"),
         (["hint", "/", "--epochs", "0"], 2, "Invalid value for '--epochs'"),
@@ -211,7 +288,9 @@ def test_hint_goes_on_with_the_next_daemon(tmp_path: Path) -> None:
             "--rank must lie in 0 … 1",
         ),
         (["serve", "--ram", "5x"], 2, "Invalid value for '--ram': '5x' is not a size"),
-        (["hint", "/proc"], 1, "/proc is not on a fusecache mount\n"),
+        (["hint", "/proc"], 3, "/proc is not on a fusecache mount\n"),
+        (["hint", "."], 3, f"{os.getcwd()} is not on a fusecache mount\n"),
+        (["serve", "--socket", "/none/such/sock"], 1, "/none/such is no directory: make one first"),
         (["status", "--socket", "/none/sock"], 1, "no hintsd answers at /none/sock (No such file"),
         (["run", "--", "/none/such"], 127, "/none/such: command not found\n"),
         (["run", "--", "/etc"], 126, "/etc: Permission denied\n"),
@@ -224,6 +303,12 @@ def test_mistakes_are_one_line_and_an_exit_code(
     assert (got, out) == (code, "")
     assert err.startswith(f"hintsd: {line}")
     assert err.count("\n") == 1
+
+
+def test_alone_it_shows_its_help(run: Run) -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: hintsd [OPTIONS] COMMAND")
 
 
 def test_what_is_no_hintsd(run: Run, tmp_path: Path) -> None:
@@ -244,7 +329,7 @@ def test_what_is_no_hintsd(run: Run, tmp_path: Path) -> None:
 
 
 def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> None:
-    path = tmp_path / "private" / "sock"
+    path = tmp_path / "sock"
     log = tmp_path / "log"
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ready:
         ready.bind(str(tmp_path / "ready"))
@@ -254,7 +339,6 @@ def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> No
         environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "ready")}
         with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE) as process:
             assert ready.recv(100) == b"READY=1"
-            assert path.parent.stat().st_mode & 0o777 == 0o700
             Client(str(path)).close()
             second = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, check=False)
             assert second.returncode == 1

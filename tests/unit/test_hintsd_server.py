@@ -95,6 +95,8 @@ def test_names_are_unique_and_safe_as_file_names(daemon: Daemon, client: Client)
         names = [client.job(name="../../a b")["job"], other.job(name="../../a b")["job"]]
     assert names == ["a-b-1", "a-b-2"]
     assert client.ask("close") == {}
+    assert client.job(name="a b")["job"] == "a-b-3"  # not that of the one that has ended
+    assert client.ask("close") == {}
     assert client.job(name="")["job"].startswith(Path("/proc/self/comm").read_text().strip()[:6])
 
 
@@ -120,12 +122,14 @@ def test_refusals_are_told_and_the_connection_goes_on(daemon: Daemon, client: Cl
     assert "process" in client.job(pid=1 << 22)["message"]
     assert client.job(path=b"/broken") == {"message": "internal error: see hintsd's log"}
     assert client.ask("order", epoch=0, spec={"sampler": "sequential", "length": 3})["message"]
-    assert client.ask("end", job="none") == {"message": "there is no job none"}
-    assert client.job()["job"]
+    assert client.ask("end", job="none") == {
+        "message": "there is no job none; hintsd status shows the jobs"
+    }
+    job = client.job()["job"]
     assert client.ask("order", epoch=13, spec={"sampler": "sequential", "length": 3}) == {
         "message": "no 13th epoch"
     }
-    assert daemon.files() == {"train.py-1.job"}
+    assert daemon.files() == {f"{job}.job"}
 
 
 def test_job_is_done_when_its_epochs_are_read(daemon: Daemon, client: Client) -> None:
@@ -133,14 +137,46 @@ def test_job_is_done_when_its_epochs_are_read(daemon: Daemon, client: Client) ->
     daemon.call(daemon.director.on["on_finished"], job)
     daemon.director.next("closed")
     client.send("step", epoch=2, batch=9)  # late, and no harm
-    assert [(j["name"], j["state"]) for j in client.ask("status")["jobs"]] == [(job, "done")]
+    status = client.ask("status")
+    assert status["jobs"] == []
+    (ended,) = status["ended"]
+    assert ended.pop("ended_ago_s") >= 0
+    assert ended == {
+        "name": job,
+        "state": "done",
+        "not_late": 7,
+        "why_ended": "all its epochs are read",
+    }
     assert "has ended" in client.ask("order", epoch=3, spec=JOB["spec"] | {"length": 3})["message"]
     assert daemon.files() == set()
     for _ in range(2 * server.ENDED_MOST):
         daemon.call(daemon.director.on["on_finished"], client.job()["job"])
         daemon.director.next("closed")
         client.ask("close")
-    assert len(client.ask("status")["jobs"]) == server.ENDED_MOST
+    assert len(client.ask("status")["ended"]) == server.ENDED_MOST
+
+
+def test_ended_jobs_stay_in_status_and_log(
+    daemon: Daemon, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="hintsd")
+    first = client.job()["job"]
+    client.ask("close")
+    second = client.job()["job"]
+    with contextlib.closing(Client(daemon.path)) as other:
+        other.ask("end", job=second)
+        daemon.director.refusal = "no"
+        other.job()  # never was one
+        ended = other.ask("status")["ended"]
+    assert [(job["name"], job["state"], job["why_ended"], job["not_late"]) for job in ended] == [
+        (first, "ended", "closed by its trainer", 7),
+        (second, "ended", "ended by a user", 7),
+    ]
+    lines = [line for line in caplog.messages if "has ended: closed" in line]
+    assert lines == [
+        f"job {first} has ended: closed by its trainer: epoch -, sample - of -, 7 not late, "
+        "0 late, 0 unplanned"
+    ]
 
 
 def test_warnings_reach_the_client(daemon: Daemon, client: Client) -> None:
@@ -204,9 +240,10 @@ def test_connection_that_comes_back_goes_on_with_its_job(
 def test_resumed_job_that_is_another_one_replaces_it(daemon: Daemon, client: Client) -> None:
     job = client.job()["job"]
     with contextlib.closing(Client(daemon.path)) as again:
-        assert again.job(epochs=4, resume=job)["job"] == job
+        other = again.job(epochs=4, resume=job)["job"]
+    assert other != job
     told = [event[:2] for event in daemon.director.told.queue]
-    assert told == [("opening", job), ("closed", job), ("opening", job)]
+    assert told[:3] == [("opening", job), ("closed", job), ("opening", other)]
 
 
 def test_job_of_another_process_cannot_be_taken(
@@ -517,7 +554,7 @@ def random_message(draw: random.Random) -> bytes:
 
 def test_fuzz(tmp_path: Path) -> None:
     """Thousands of bent frames: the daemon answers, and has not grown by what it was sent."""
-    path = str(tmp_path / "run" / "hintsd.sock")
+    path = str(tmp_path / "hintsd.sock")
     seed = 20261121
     print(f"seed {seed}")
     draw = random.Random(seed)

@@ -269,13 +269,27 @@ def test_steps_follow_the_reader(daemon: FakeHintsd) -> None:
     daemon.wait(lambda: daemon.jobs[0].steps[-1] == (0, 6))
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [10, 7, 1])
+def test_the_last_step_of_an_epoch(daemon: FakeHintsd, batch_size: int, drop_last: bool) -> None:
+    """Without workers the sampler's end is that of all whole batches."""
+    data = Numbers()
+    loader = DataLoader(data, batch_size=batch_size, drop_last=drop_last)
+    job = hintsd.attach(loader, paths=data.paths)
+    for _ in loader:
+        pass
+    daemon.wait(lambda: daemon.jobs)
+    job.close()
+    assert daemon.jobs[0].steps[-1] == (0, LENGTH // batch_size)
+
+
 def test_steps_of_uneven_batches_are_samples(daemon: FakeHintsd) -> None:
     data = Numbers()
     random.seed(5)
     loader = DataLoader(data, batch_sampler=Buckets(data))
     hintsd.attach(loader, paths=data.paths, copy_sampler=True)
     sizes = [len(batch) for batch in loader]
-    last = (0, sum(sizes[:-1]))
+    last = (0, sum(sizes))
     daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps[-1:] == [last])
     assert daemon.jobs[0].orders[0][1].batch_size == 1
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusecache.wire import Fields, WireError
@@ -220,6 +220,8 @@ values = st.recursive(
 )
 
 
+# A busy machine takes seconds for the first text, whose alphabet is made then.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(sorted(JOB)), values), st.booleans())
 def test_any_job_is_taken_or_refused_in_one_line(changes: dict[str, Any], alone: bool) -> None:
     fields = Fields(changes if alone else {**JOB, **changes}, "job")

@@ -72,6 +72,8 @@ def _announced(root: Path, names: Sequence[str], seed: int, epochs: int) -> Iter
         epochs=epochs,
         batch_size=BATCH,
         sampler="distributed",
+        world_size=1,
+        rank=0,
         workers=READERS,
         prefetch_factor=1,
         paths=names,

@@ -1,0 +1,72 @@
+"""What the commands `fusecache` and `hintsd` share: how one begins and ends, and what it prints on.
+
+A mistake is one line on stderr ("fusecache: …") and an exit code of errors.EXIT_*, never a
+traceback. What a command does is its own module's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import click
+from rich.console import Console
+
+from fusecache.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+
+
+class Commands(click.Group):
+    """Commands in the order of use. Without arguments it shows its help, as a mistake."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:
+            click.echo(self.get_help(ctx), err=True)
+            ctx.exit(EXIT_USAGE)
+        return super().parse_args(ctx, args)
+
+
+def run(program: str, command: Callable[[], object]) -> NoReturn:
+    """Ends the process: with the number that `command` gives, if any, else as the module says."""
+    try:
+        code = command()
+    except UserError as error:
+        complain(program, str(error))
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        complain(program, f"{error.format_message()}{hint}")
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        complain(program, "interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        complain(program, str(error))
+        sys.exit(EXIT_FAILED)
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def complain(program: str, line: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"{program}: {printable(line)}\n")
+    sys.stderr.flush()
+
+
+def printable(value: object) -> str:
+    """Text that any terminal takes, of what may hold the bytes of a file name."""
+    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def console() -> Console:
+    """Of stdout."""
+    # A script gets whole lines: nothing is cut or folded that does not go to a terminal.
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(highlight=False, markup=False, width=width)

@@ -1,0 +1,40 @@
+"""The figures of one job in hintsd's `status` answer, as text: the same in tables, lines and log.
+
+Every figure may be missing (a job that is being opened): then it is a dash.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Values = dict[str, Any]
+
+NONE: Final = "-"
+
+
+def reads(job: Values) -> str:
+    """How far a job's reader is, and what it met, in one line."""
+    sample = f"{count(job, 'index')} of {count(job, 'samples')}"
+    return (
+        f"epoch {epoch(job)}, sample {sample}, {count(job, 'not_late')} not late, "
+        f"{misses(job, 'late')} late, {misses(job, 'unplanned')} unplanned"
+    )
+
+
+def epoch(job: Values) -> str:
+    """3 of 90, or 3 where the number of epochs is not known."""
+    epochs = job.get("epochs")
+    return count(job, "epoch") + (f" of {epochs:,}" if epochs is not None else "")
+
+
+def misses(job: Values, kind: str) -> str:
+    """The sum and the reasons of `late` or `unplanned` reads."""
+    reasons: dict[str, int] = job.get(kind) or {}
+    names = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
+    return f"{sum(reasons.values()):,}" + (f" ({names})" if names else "")
+
+
+def count(values: Values, name: str) -> str:
+    """A whole number."""
+    value = values.get(name)
+    return NONE if value is None else f"{value:,}"
