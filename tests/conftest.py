@@ -47,6 +47,10 @@ def zero_open(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+in_one_mode = pytest.mark.parametrize("zero_open", [True], ids=["zero-open"], indirect=True)
+"""For a test of what knows no open modes: commands, the plan channel, the files of the cache."""
+
+
 class Place:
     """The directories of one test."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import trio
 
@@ -40,7 +40,7 @@ def request(path: Path, spec: OrderSpec | None, **changes: Any) -> JobRequest:
 
 
 class Directed:
-    """The Director, and all that it tells."""
+    """The Director, and all that it tells. Its status is at most 50 ms old: tests wait for it."""
 
     def __init__(self, **options: Any) -> None:
         self.notices: list[tuple[str, str]] = []
@@ -53,6 +53,7 @@ class Directed:
             **options,
         )
         self._running = threading.Event()
+        self._often = mock.patch("hintsd.director.REPORT_EVERY_S", 0.05)
         self._thread = threading.Thread(target=trio.run, args=(self._run,))
         self._token: trio.lowlevel.TrioToken
         self._scope: trio.CancelScope
@@ -65,18 +66,15 @@ class Directed:
             self._running.set()
 
     def __enter__(self) -> Directed:
+        self._often.start()
         self._thread.start()
         assert self._running.wait(20)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
         self._thread.join(20)
+        self._often.stop()
         assert not self._thread.is_alive()
 
     def open(self, job: str, request: JobRequest, **options: Any) -> JobInfo:

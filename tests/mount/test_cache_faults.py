@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place
-from tests.mounted import Mount, eventually
+from tests.conftest import Mounting, Place, in_one_mode
+from tests.mounted import Mount, drop_file, eventually
 from tests.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
@@ -143,6 +143,7 @@ def _swap_segments(cache_dir: Path) -> None:
 
 @pytest.mark.claim("F3")
 @pytest.mark.parametrize("mounted", [True, False], ids=["mounted", "between-mounts"])
+@in_one_mode
 def test_broken_segments(place: Place, mounting: Mounting, mounted: bool) -> None:
     make_files(place.source, 60, lambda _: 200_000)
     mount = mounting("--ssd", "128M", allow_log=FAULT_LINES)
@@ -199,6 +200,7 @@ def _remove_index(cache_dir: Path) -> None:
 
 @pytest.mark.claim("F2")
 @pytest.mark.parametrize("mounted", [True, False], ids=["mounted", "between-mounts"])
+@in_one_mode
 def test_a_broken_index(place: Place, mounting: Mounting, mounted: bool) -> None:
     make_files(place.source, 60, lambda index: 20_000 + index)
     mount = mounting(allow_log=FAULT_LINES)
@@ -216,6 +218,7 @@ def test_a_broken_index(place: Place, mounting: Mounting, mounted: bool) -> None
     assert mount.value("origin", "bytes") == 0, "the index comes back from the segments"
 
 
+@in_one_mode
 @pytest.mark.claim("F2", "X4")
 def test_a_dataset_cannot_plant_records(place: Place, mounting: Mounting) -> None:
     """A file that holds the bytes of a segment is content, also when the index is rebuilt."""
@@ -275,17 +278,21 @@ def test_a_dying_disk(place: Place, dying_disk: tuple[Path, Path], mounting: Mou
     directory, device = dying_disk
     files = make_files(place.source, 40, lambda _: 500_000)
     mount = mounting(
-        "--ssd", "32M", cache_dir=directory / "cache", allow_log=[*FAULT_LINES, "(?i)disk|error"]
+        *("--ssd", "32M", "--revalidate", "1"),
+        cache_dir=directory / "cache",
+        allow_log=[*FAULT_LINES, "(?i)disk|error"],
     )
     assert_same(place.source, mount.path)
     eventually(lambda: mount.value("ssd", "blocks") == len(files))
     os.sync()
     os.truncate(device, 2 * MIB)
+    for segment in segments(mount.cache_dir):
+        drop_file(segment)
     mount.drop_kernel_caches()
     assert_same(place.source, mount.path)
+    assert "fault" in mount.log(), "its disk was not asked"
     place.write("new", random_bytes("new", 3 * MIB))
-    mount.drop_kernel_caches()
-    eventually(lambda: (mount.path / "new").read_bytes() == random_bytes("new", 3 * MIB), 90)
+    eventually(lambda: (mount.path / "new").read_bytes() == random_bytes("new", 3 * MIB))
     mount.kill_server()
     assert (mount.path / "new").read_bytes() == random_bytes("new", 3 * MIB)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, OrdinaryUser, Place
+from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
 from tests.faulty_origin import Fault, FaultyOrigin
 from tests.mounted import (
     Mount,
@@ -64,6 +64,7 @@ def test_mount_refuses_with_one_line(place: Place) -> None:
     assert not is_mounted(target)
 
 
+@in_one_mode
 def test_a_cache_directory_of_another_format_is_refused(place: Place, mounting: Mounting) -> None:
     place.write("file", b"content")
     mount = mounting(allow_log=["newer fusecache"])
@@ -83,6 +84,7 @@ def mount_processes(mount: Mount) -> list[int]:
     return processes_naming(str(mount.log_file))
 
 
+@in_one_mode
 def test_already_mounted_and_not_mounted(place: Place, mounting: Mounting) -> None:
     mount = mounting()
     assert refused(*mount.mount_arguments(), says="already a fusecache") == BUSY
@@ -163,6 +165,7 @@ def test_status_has_what_was_promised(place: Place, mounting: Mounting) -> None:
     assert status["uptime_s"] > 0
 
 
+@in_one_mode
 def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
     make_files(place.source, 120, lambda index: 10_000 + index)
     place.write("large", os.urandom(9 << 20))
@@ -189,6 +192,7 @@ def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
     assert "123" in done.stdout
 
 
+@in_one_mode
 def test_warm_is_interrupted_and_goes_on(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -245,6 +249,7 @@ def test_restart_changes_the_configuration(place: Place, mounting: Mounting) -> 
     assert_same(place.source, mount.path)
 
 
+@in_one_mode
 def test_mounted_over_the_source_itself(tmp_path: Path, zero_open: bool) -> None:
     source = tmp_path / "data"
     files = make_files(source, 60, lambda index: 3000 * index)
@@ -310,6 +315,7 @@ def test_mount_helper_and_fstab(place: Place) -> None:
         assert "does not exist" in failed.stderr
 
 
+@in_one_mode
 def test_foreground(place: Place, zero_open: bool) -> None:
     place.write("file", b"content")
     mode = [] if zero_open else ["--no-zero-open"]
@@ -351,6 +357,7 @@ def test_a_server_that_dies_again_and_again(place: Place, mounting: Mounting) ->
     assert "SIGKILL" in mount.log()
 
 
+@in_one_mode
 def test_list_shows_all_mounts(place: Place, mounting: Mounting) -> None:
     mount = mounting()
     done = mount.run("list")

@@ -12,6 +12,7 @@ import pytest
 
 from hintsd.director import JobRefused
 from hintsd.orders import OrderSpec, access_sequence
+from hintsd.progress import SPACING_LEAST as SPACING
 from tests.conftest import Mounting, Place
 from tests.directed import Directed, request
 from tests.mounted import Mount, eventually
@@ -42,7 +43,6 @@ class Reader:
 
     def __init__(self, mount: Mount, names: list[Path]) -> None:
         self.mount, self.names = mount, names
-        self._drops = _drops()
 
     def read(self, indices: list[int]) -> None:
         for index in indices:
@@ -50,21 +50,14 @@ class Reader:
 
     @contextmanager
     def asks_at_most(self, requests: int, directed: Directed) -> Iterator[None]:
-        """READs that reach the server. Other tests on the machine may drop all caches, which gives
-        READs: then nothing can be said.
-        """
+        """READs that reach the server."""
         before = self._requests()
         yield
         asked = self._requests() - before
-        assert asked <= requests or _drops() != self._drops, repr((asked, directed.status()))
+        assert asked <= requests, repr((asked, directed.status()))
 
     def _requests(self) -> int:
         return int(self.mount.value("reads", "requests"))
-
-
-def _drops() -> str:
-    lines = Path("/proc/vmstat").read_text().splitlines()
-    return next(line for line in lines if line.startswith("drop_pagecache "))
 
 
 def order(spec: OrderSpec, epoch: int) -> list[int]:
@@ -136,8 +129,9 @@ def test_window_smaller_than_the_dataset(place: Place, mounting: Mounting) -> No
                 sequence = order(spec, epoch)
                 for start in range(0, FILES, 200):
                     reader.read(sequence[start : start + 200])
-                    # The last wires have been seen when the trainer has its batches.
-                    staged(directed, "job", 0, (epoch, start + 200 - 64))
+                    # One of the last two wires was seen. The last one itself may be missing: a file
+                    # that ends one epoch and is a wire at the next one's beginning fires only once.
+                    staged(directed, "job", 0, (epoch, start + 200 - 2 * SPACING))
                     directed.step("job", epoch, (start + 200) // 4)
                     assert mount.value("ram", "bytes") <= budget_bytes
                     if (epoch, start + 200) != (1, FILES):

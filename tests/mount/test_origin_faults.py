@@ -80,7 +80,7 @@ def test_a_hang_ends_in_eio_and_readers_can_be_killed(
 ) -> None:
     for name in ("hangs", "hangs too", "fine", "cached"):
         place.write(name, random_bytes(name, 100_000))
-    mount = mounting("--origin-timeout", "2", source=faulty.mountpoint, allow_log=[AWAY])
+    mount = mounting("--origin-timeout", "1", source=faulty.mountpoint, allow_log=[AWAY])
     os.listdir(mount.path)
     mount.read_until_stored("cached", blocks=1)
     faulty.add(Fault(op, "hangs*", hang=True))

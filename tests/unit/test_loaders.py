@@ -48,6 +48,15 @@ LENGTH = 103
 EPOCHS = 3
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """The collection after each test leaves out torch, and what else was there before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
     """A running hintsd, which every path leads to."""
