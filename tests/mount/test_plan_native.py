@@ -89,8 +89,9 @@ def start(place: Place, mounting: Mounting) -> Callable[..., Door]:
     """Mounts with a plan begun."""
     path = os.pathsep.join([str(ROOT), str(DOOR)])
 
-    def begin(*flags: str, **changes: Any) -> Door:
-        door = Door(mounting(*flags, env=environment(PYTHONPATH=path), **changes))
+    def begin(*flags: str, environ: dict[str, str] | None = None, **changes: Any) -> Door:
+        environ = {"PYTHONPATH": path, **(environ or {})}
+        door = Door(mounting(*flags, env=environment(**environ), **changes))
         door.call("plan_begin")
         return door
 
