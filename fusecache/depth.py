@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 
-DEPTH_AT_FIRST = 8
+DEPTH_AT_FIRST = 16
 STEP_AT_FIRST = 2.0
 STEP = 1.25
 PAYS = 0.4  # of the throughput that a step up promises: to be kept it must bring so much
 COSTS_NOTHING = 0.97  # a step down is kept when this share of the throughput stays
 HOLD_ROUNDS = 4  # measurements at a depth that was found good, before the next try
 # Completions come in bunches of the depth's size: a measurement is as exact as one in so many.
+# Whether twice as much pays shows in few.
+BUNCHES_AT_FIRST = 2
 BUNCHES = 5
 COMPLETIONS_LEAST = 16
 ROUND_S_LEAST = 0.01
@@ -60,7 +62,7 @@ class Depth:
         self._work += 1 + size_bytes / BYTES_A_REQUEST
         elapsed_s = now - self._begun_at
         if (
-            self._completions >= max(BUNCHES * self.depth, COMPLETIONS_LEAST)
+            self._completions >= max(self._bunches() * self.depth, COMPLETIONS_LEAST)
             and elapsed_s >= ROUND_S_LEAST
         ):
             self._decide(self._work / elapsed_s)
@@ -79,6 +81,9 @@ class Depth:
         self._goes_up = True
         self._step = STEP_AT_FIRST
         self._begin_round()
+
+    def _bunches(self) -> int:
+        return BUNCHES_AT_FIRST if self._step > STEP else BUNCHES
 
     def _decide(self, rate: float) -> None:
         if self._rounds_to_hold > 0:

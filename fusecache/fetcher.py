@@ -39,6 +39,8 @@ CHANGES_MOST = 3  # times a file may change under a fetch before the reader gets
 
 ROOM_WAIT_S = 1.0
 FLUSH_AFTER_S = 0.05
+GATHER_S = 0.005  # a visit to the store has its price, be it for one block or for many
+GATHERED_BYTES = 1 << 20  # are many
 
 Span = Callable[[int], tuple[int, int]]  # file size -> (offset, length)
 
@@ -289,6 +291,8 @@ class Fetcher:
                     # Nothing more comes for now: let other mounts on the cache directory see it.
                     await trio.to_thread.run_sync(self._store.flush)
                     await self._wake.wait()
+            if self._queued_bytes < GATHERED_BYTES:
+                await trio.sleep(GATHER_S)
             batch = self._next_batch()
             try:
                 await trio.to_thread.run_sync(self._publish, batch)

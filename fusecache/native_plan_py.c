@@ -54,11 +54,10 @@ static PyObject *py_plan_mark(PyObject *module, PyObject *args, PyObject *kwargs
 					 &add, &remove) ||
 	    !are_inos(&inos))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS
+	/* With the GIL: it waits for nobody, and to get the GIL back may take milliseconds. */
 	for (Py_ssize_t i = 0; i < inos.len / 4; i++)
 		if (ino_at(&inos, i) <= table_count())
 			plan_mark(ino_at(&inos, i), add, remove);
-	Py_END_ALLOW_THREADS
 	PyBuffer_Release(&inos);
 	Py_RETURN_NONE;
 }

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from fusecache import _native
 from fusecache.control import Message, Send
@@ -38,7 +37,8 @@ PATH_BYTES_MOST = 64 << 10
 LISTINGS_MOST = 64
 LISTING_PAGE = 8192  # entries a frame: fits with the longest names
 ARMED_WAITING_MOST = 4096  # frames
-REPORT_EVERY_S = 0.01
+DONE_EVERY_S = 0.02
+SEEN_EVERY_S = 0.01  # positions follow from it
 REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
@@ -151,7 +151,7 @@ class _Channel:
         self._plan = plan
         self._prefetcher = plan.prefetcher
         self._frames = frames
-        self._done: list[tuple[Inos, NDArray[np.uint8]]] = []
+        self._done_inos, self._done_results = bytearray(), bytearray()
         self._has_done = trio.Event()
         self._send_path, self._paths = trio.open_memory_channel[bytes](LISTINGS_MOST - 1)
         self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
@@ -186,7 +186,8 @@ class _Channel:
                 raise WireError(f"more than {LISTINGS_MOST} listings are unanswered") from None
         elif kind == "clear":
             self._prefetcher.clear()
-            self._done.clear()
+            self._done_inos.clear()
+            self._done_results.clear()
         elif kind in ("stage", "fetch", "cancel", "drop", "arm"):
             await self._command_inos(kind, fields.array("inos", np.uint32), fields)
         else:
@@ -248,23 +249,23 @@ class _Channel:
 
     # ---- what is told unasked --------------------------------------------------------------------
 
-    def _report(self, inos: Inos, results: NDArray[np.uint8]) -> None:
-        self._done.append((inos, results))
+    def _report(self, inos: bytes, results: bytes) -> None:
+        self._done_inos += inos
+        self._done_results += results
         self._has_done.set()
 
     async def _tell_done(self) -> None:
         while True:
             await self._has_done.wait()
-            await trio.sleep(REPORT_EVERY_S)
+            await trio.sleep(DONE_EVERY_S)
             self._has_done = trio.Event()
-            done, self._done = self._done, []
-            if not done:
-                continue
-            inos = np.concatenate([part for part, _ in done])
-            results = np.concatenate([part for _, part in done])
-            for start in range(0, len(inos), REPORT_MOST):
+            inos, self._done_inos = bytes(self._done_inos), bytearray()
+            results, self._done_results = bytes(self._done_results), bytearray()
+            for start in range(0, len(results), REPORT_MOST):
                 stop = start + REPORT_MOST
-                await self._frames.send("done", inos=inos[start:stop], results=results[start:stop])
+                await self._frames.send(
+                    "done", inos=inos[4 * start : 4 * stop], results=results[start:stop]
+                )
 
     async def _tell_seen(self) -> None:
         seen_fd = _native.seen_fd()
@@ -276,7 +277,7 @@ class _Channel:
                 is_late = np.isin(array & WHAT, READ_KINDS) & (array & _native.PLAN_WANTED != 0)
                 self._plan.late_reads += int(is_late.sum())
                 await self._frames.send("seen", inos=inos, kinds=kinds, lost=lost)
-            await trio.sleep(REPORT_EVERY_S)
+            await trio.sleep(SEEN_EVERY_S)
 
     async def _tell_state(self) -> None:
         bytes_before, at_before = -1, 0.0

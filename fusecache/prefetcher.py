@@ -22,10 +22,9 @@ import logging
 import os
 import stat
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import trio
@@ -62,10 +61,12 @@ ATTEMPTS_MOST = 3  # times a file may change under its fetch
 LARGE_AT_ONCE = 2
 PAUSE_S_FIRST, PAUSE_S_MOST = 0.1, 5.0
 POLL_S = 0.02  # what holds prefetching back ends without a sign
+# Between two looks at what the pool has fetched, where a fetch takes LONG_FETCH_S or more
+LONG_FETCH_S, LAND_EVERY_S = 0.015, 0.0015
 
 Inos = NDArray[np.uint32]
 File = tuple[int, tuple[int, int, int, int], bytes | memoryview]
-Report = Callable[[Inos, NDArray[np.uint8]], None]
+Report = Callable[[bytes, bytes], None]  # inodes (packed u32), a result each
 
 
 class ArrayQueue:
@@ -86,15 +87,20 @@ class ArrayQueue:
             self.count += len(inos)
 
     def take(self, most: int) -> tuple[Inos, NDArray[np.uint8]]:
-        """The oldest ones, at most `most`, at least one if there is one."""
-        if not self._parts:
-            return np.empty(0, np.uint32), np.empty(0, np.uint8)
-        inos, flags = self._parts.popleft()
-        if len(inos) > most:
-            self._parts.appendleft((inos[most:], flags[most:]))
-            inos, flags = inos[:most], flags[:most]
-        self.count -= len(inos)
-        return inos, flags
+        """The oldest ones, `most` if there are so many."""
+        left = min(most, self.count)
+        self.count -= left
+        taken = [(np.empty(0, np.uint32), np.empty(0, np.uint8))]
+        while left:
+            inos, flags = self._parts.popleft()
+            if len(inos) > left:
+                self._parts.appendleft((inos[left:], flags[left:]))
+                inos, flags = inos[:left], flags[:left]
+            taken.append((inos, flags))
+            left -= len(inos)
+        if len(taken) <= 2:
+            return taken[-1]
+        return np.concatenate([i for i, _ in taken]), np.concatenate([f for _, f in taken])
 
     def forget_cancelled(self) -> None:
         parts = list(self._parts)
@@ -203,7 +209,11 @@ class Prefetcher:
         self._pause_until = 0.0
         self._busy: set[int] = set()  # inodes whose pages are being pushed now
         self._idle = trio.lowlevel.ParkingLot()  # waits for those
-        self._work = trio.lowlevel.ParkingLot()  # waits for the queues
+        self._stageable = trio.lowlevel.ParkingLot()  # each for one kind of work
+        self._sortable = trio.lowlevel.ParkingLot()
+        self._pushable = trio.lowlevel.ParkingLot()
+        self._large_work = trio.lowlevel.ParkingLot()
+        self._origin_work = trio.lowlevel.ParkingLot()
 
     # ---- figures ---------------------------------------------------------------------------------
 
@@ -227,7 +237,7 @@ class Prefetcher:
     # ---- commands: each has taken effect when it returns -----------------------------------------
 
     def begin(self, report: Report) -> None:
-        """A plan begins, empty. `report(inos, results)` must not wait."""
+        """A plan begins, empty. `report` must not wait."""
         self.end()
         _native.plan_begin()
         self._report = report
@@ -255,10 +265,12 @@ class Prefetcher:
     def stage(self, inos: Inos, store: NDArray[np.uint8]) -> None:
         """ValueError: more than QUEUED_MOST would wait."""
         self._queue(self._staging, inos, store, _native.PLAN_WANTED)
+        self._stageable.unpark(count=-(-len(inos) // BATCH))
 
     def fetch(self, inos: Inos) -> None:
         """ValueError: more than QUEUED_MOST would wait."""
         self._queue(self._fetching, inos, np.ones(len(inos), np.uint8), 0)
+        self._sortable.unpark()
 
     def _queue(self, queue: ArrayQueue, inos: Inos, store: NDArray[np.uint8], add: int) -> None:
         if queue.count + len(inos) > QUEUED_MOST:
@@ -272,9 +284,9 @@ class Prefetcher:
         )
         is_known = (flags_of(inos) & _native.PLAN_QUEUED != 0) & (inos != 0)
         if not is_known.all():
-            self._answer(inos[~is_known], CHANGED)
-        queue.put(inos[is_known], store[is_known])
-        self._work.unpark_all()
+            self._answer_all(inos[~is_known], CHANGED)
+            inos, store = inos[is_known], store[is_known]
+        queue.put(inos, store)
 
     def cancel(self, inos: Inos) -> None:
         _native.plan_mark(inos.tobytes(), 0, _native.PLAN_QUEUED | _native.PLAN_WANTED)
@@ -326,7 +338,7 @@ class Prefetcher:
             if self._left and (self._number >= self._left_until or not self._staging.count):
                 self._take_back()
             if not self._staging.count or len(self._to_stage) >= SORTED_MOST:
-                await self._work.park()
+                await self._stageable.park()
                 continue
             plan = self._plan
             inos, store = self._next_to_stage()
@@ -370,13 +382,12 @@ class Prefetcher:
         """The next batch of those that were not cancelled and are not under way."""
         inos, store = self._staging.take(BATCH)
         is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
-        inos, store = inos[is_live], store[is_live]
-        if not len(inos):
-            return inos, store
+        if not is_live.all():
+            inos, store = inos[is_live], store[is_live]
         names = inos.tolist()
         unique = set(names)
-        under_way = (self._busy, self._to_stage, self._jobs)
-        if len(unique) == len(names) and all(map(unique.isdisjoint, under_way)):
+        under_way = (self._busy, self._to_stage.keys(), self._jobs.keys())
+        if len(unique) == len(names) and all(some.isdisjoint(unique) for some in under_way):
             return inos, store
         is_new = []
         for ino in names:
@@ -432,32 +443,33 @@ class Prefetcher:
     ) -> None:
         """`number`: of the first of them, in the order in which they are to be staged."""
         is_pushed = (results == _native.PUSHED) | (results == _native.PUSH_READ)
-        is_done = is_pushed.copy()
-        refused = (results == _native.PUSH_CHANGED) | (results == _native.PUSH_REFUSED)
-        for ino in inos[refused].tolist():
-            self._answer([ino], _refusal(ino))
-        is_done |= refused
-        _native.plan_mark(inos[is_done].tobytes(), 0, _native.PLAN_QUEUED)
-        if is_pushed.any():
-            self._answer(inos[is_pushed], STAGED_AND_STORED)
+        is_refused = (results == _native.PUSH_CHANGED) | (results == _native.PUSH_REFUSED)
+        is_done = is_pushed | is_refused
+        pushed = inos if is_pushed.all() else inos[is_pushed]
+        _native.plan_mark(pushed.tobytes(), 0, _native.PLAN_QUEUED)
+        self._answer_all(pushed, STAGED_AND_STORED)
+        for ino in inos[is_refused].tolist():
+            _mark(ino, 0, _native.PLAN_QUEUED)
+            self._answer(ino, _refusal(ino))
         if is_done.all():
             return
         for index in np.flatnonzero(~is_done).tolist():
             ino, keep = int(inos[index]), bool(store[index])
             if results[index] == _native.PUSH_LARGE:
                 self._large.append((ino, keep, self._plan))
+                self._large_work.unpark()
             else:
                 self._to_stage[ino] = keep
                 heapq.heappush(self._order, (number + index, ino))
                 self._to_fetch.pop(ino, None)
-        self._work.unpark_all()
+        self._origin_work.unpark()
         self._feed()
 
     async def _sort_forever(self) -> None:
         """Of those to be fetched, which are not on SSD yet?"""
         while True:
             if not self._fetching.count or len(self._to_fetch) >= SORTED_MOST:
-                await self._work.park()
+                await self._sortable.park()
                 continue
             plan, wanted = self._plan, self._take(self._fetching, SORT_BATCH)
             for ino in [ino for ino in wanted if ino in self._jobs and self._jobs[ino].store]:
@@ -475,13 +487,14 @@ class Prefetcher:
                 continue
             stored = np.array([i for i, yes in zip(inos, is_stored, strict=True) if yes], np.uint32)
             _native.plan_mark(stored.tobytes(), 0, _native.PLAN_QUEUED)
-            self._answer(stored, STORED)
+            self._answer_all(stored, STORED)
             for ino in (i for i, yes in zip(inos, is_stored, strict=True) if not yes):
                 if namespace.version(ino).size > BLOCK_BYTES:
                     self._large.append((ino, True, self._plan))
+                    self._large_work.unpark()
                 else:
                     self._to_fetch[ino] = True
-            self._work.unpark_all()
+            self._origin_work.unpark()
             self._feed()
 
     def _sort_now(self, inos: list[int]) -> list[bool]:
@@ -490,7 +503,7 @@ class Prefetcher:
     async def _poll_forever(self) -> None:
         while True:
             if not (self._to_stage or self._to_fetch or self._flying):
-                await self._work.park()
+                await self._origin_work.park()
                 continue
             await trio.sleep(POLL_S)
             self._give_up_on_hung()
@@ -500,27 +513,33 @@ class Prefetcher:
 
     def _feed(self) -> None:
         """Begin as many fetches as may be begun now."""
-        while (self._to_stage or self._to_fetch) and self._may_begin():
+        if not self._may_begin():
+            return
+        while (
+            (self._to_stage or self._to_fetch)
+            and len(self._flying) < self._depth.depth
+            and self._flying_bytes + self._push_bytes < FLYING_BYTES_MOST
+            and self._bucket.wait_s(trio.current_time()) == 0
+        ):
             if self._to_stage:
                 ino = heapq.heappop(self._order)[1]
                 store = self._to_stage.pop(ino)
             else:
                 ino, store = self._to_fetch.popitem(last=False)
-            if len(self._to_stage) < SORTED_MOST // 2 and self._staging.count:
-                self._work.unpark_all()
             if _flags(ino) & _native.PLAN_QUEUED:
                 self._fetch(ino, store)
+        if self._staging.count and len(self._to_stage) < SORTED_MOST // 2:
+            self._stageable.unpark_all()
+        if self._fetching.count and len(self._to_fetch) < SORTED_MOST // 2:
+            self._sortable.unpark()
 
     def _may_begin(self) -> bool:
-        now = trio.current_time()
+        """Is the origin there, and does nobody else wait for it or for the publisher?"""
         return (
-            len(self._flying) < self._depth.depth
-            and self._flying_bytes + self._push_bytes < FLYING_BYTES_MOST
-            and len(self._lost) < LOST_MOST
-            and now >= self._pause_until
+            len(self._lost) < LOST_MOST
+            and trio.current_time() >= self._pause_until
             and self._fetcher.has_room()
             and self._fetcher.is_origin_ready()
-            and self._bucket.wait_s(now) == 0
         )
 
     def _fetch(self, ino: int, store: bool, attempts: int = 1) -> None:
@@ -555,7 +574,7 @@ class Prefetcher:
             del self._jobs[job.ino]
             _mark(job.ino, _native.PLAN_QUEUED, _native.PLAN_FLYING)
             self._staging.put_first(np.array([job.ino], np.uint32), np.array([job.store], np.uint8))
-            self._work.unpark_all()
+            self._stageable.unpark()
         elif flight.stored:
             self._end(job, STORED)
         elif flight.error is not None:
@@ -569,7 +588,9 @@ class Prefetcher:
             await trio.lowlevel.wait_readable(fetch_fd)
             now = trio.current_time()
             is_full = len(self._flying) >= self._depth.depth  # ... until these came
-            for tag, _, data, number, begun_ns, _ended_ns in _native.fetch_take(TAKE_MOST):
+            fetch_s = 0.0
+            for tag, _, data, number, begun_ns, ended_ns in _native.fetch_take(TAKE_MOST):
+                fetch_s = (ended_ns - begun_ns) / 1e9
                 job = self._flying.pop(tag, None)
                 if job is None:
                     self._lost.discard(tag)
@@ -581,6 +602,8 @@ class Prefetcher:
                 else:
                     self._failed(job, number or errno.EIO, now)
             self._feed()
+            if fetch_s >= LONG_FETCH_S:  # a visit has its price, be it for one file or for ten
+                await trio.sleep(LAND_EVERY_S)
 
     def _arrived(self, job: Job, data: bytes, begun_ns: int) -> None:
         assert job.flight is not None
@@ -610,7 +633,8 @@ class Prefetcher:
             job.push = WAITING
             self._pushes.append((job, job.flight.data))
             self._push_bytes += len(job.flight.data)
-            self._work.unpark_all()
+            if len(self._pushes) % BATCH == 1:
+                self._pushable.unpark()
 
     def _landed(self, job: Job, flight: Flight) -> None:
         """Our flight is published, or never will be."""
@@ -650,6 +674,7 @@ class Prefetcher:
             return
         size = namespace.version(job.ino).size
         if not result and job.attempts < ATTEMPTS_MOST and 0 < size <= BLOCK_BYTES:
+            self._origin_work.unpark()
             self._fetch(job.ino, job.store, job.attempts + 1)
         else:
             self._end(job, result or NOT_PUSHED)
@@ -673,7 +698,7 @@ class Prefetcher:
     async def _push_forever(self) -> None:
         while True:
             if not self._pushes:
-                await self._work.park()
+                await self._pushable.park()
                 continue
             plan, batch = self._plan, self._next_pushes()
             wanted = [item for item in batch if _flags(item[0].ino) & _native.PLAN_WANTED]
@@ -719,7 +744,7 @@ class Prefetcher:
     async def _large_forever(self) -> None:
         while True:
             if not self._large:
-                await self._work.park()
+                await self._large_work.park()
                 continue
             ino, store, plan = self._large.popleft()
             flags = _flags(ino)
@@ -737,7 +762,7 @@ class Prefetcher:
                 failed = _native.PLAN_FAILED if result == ORIGIN_ERROR else 0
                 staged = _native.PLAN_STAGED if result in (STAGED, STAGED_AND_STORED) else 0
                 _mark(ino, failed | staged, _native.PLAN_FLYING | _native.PLAN_QUEUED)
-                self._answer([ino], result)
+                self._answer(ino, result)
 
     async def _do_large(self, ino: int, store: bool, is_staged: bool, plan: int) -> int:
         version = namespace.version(ino)
@@ -826,9 +851,12 @@ class Prefetcher:
         if self._jobs.get(job.ino) is job:
             del self._jobs[job.ino]
         _mark(job.ino, 0, _native.PLAN_FLYING)
-        self._answer([job.ino], result)
+        self._answer(job.ino, result)
 
-    def _answer(self, inos: Inos | Iterable[int], result: int) -> None:
-        array: Any = np.asarray(inos, np.uint32)
-        if self._report is not None and len(array):
-            self._report(array, np.full(len(array), result, np.uint8))
+    def _answer(self, ino: int, result: int) -> None:
+        if self._report is not None:
+            self._report(ino.to_bytes(4, "little"), bytes((result,)))
+
+    def _answer_all(self, inos: Inos, result: int) -> None:
+        if self._report is not None and len(inos):
+            self._report(inos.tobytes(), bytes((result,)) * len(inos))

@@ -54,6 +54,12 @@ def test_grows_to_the_bound_while_only_latency_limits() -> None:
     assert depth.depth <= 64
 
 
+def test_meets_a_far_origin_with_its_depth_within_some_round_trips() -> None:
+    depth, origin = Depth(128), Origin(0.02, 1e12)
+    origin.run(depth, 15 * 0.02)
+    assert depth.depth > 100
+
+
 def test_rises_to_where_throughput_saturates_and_stays_near() -> None:
     # 5 ms and 350 MB/s: 16 in flight are enough
     depth, origin = Depth(128), Origin(0.005, 350e6)
