@@ -23,6 +23,11 @@ class FrameStream:
         self._frames = deque(self._decoder.feed(received))
         self._sending = trio.Lock()
 
+    @property
+    def has_frames(self) -> bool:
+        """`receive` has a frame without reading."""
+        return bool(self._frames)
+
     async def send(self, type_: str, /, **fields: Any) -> None:
         """WireError: the peer does not read. BrokenResourceError, ClosedResourceError: it is gone,
         or we have closed.

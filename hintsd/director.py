@@ -12,6 +12,7 @@ INVARIANT: a mount without jobs is left alone: its link ends IDLE_S after the la
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import trio
@@ -52,8 +53,9 @@ log = logging.getLogger(__name__)
 
 EPOCH_SAMPLES_LEAST: Final = 1 << 24  # an epoch may always be so long, and longer ...
 EPOCH_REPEATS_MOST: Final = 4  # ... as long as each file comes so often on average
-DECIDE_EVERY_S: Final = 0.05
-DECIDE_PAUSE_S: Final = 0.01  # what comes meanwhile is taken in together
+DECIDE_EVERY_S: Final = 0.2
+PAUSE_LEAST_S: Final = 0.01  # after a decision: what comes meanwhile is taken in together
+PAUSE_MOST_S: Final = 0.05
 REPORT_EVERY_S: Final = 0.5
 POSITION_EVERY_S: Final = 1.0
 IDLE_S: Final = 3.0
@@ -71,6 +73,7 @@ _SHOWN_STATE: Final = (
 )
 
 T = TypeVar("T")
+Told: TypeAlias = Done | Seen | Callable[[], None]
 
 
 class JobRefused(Exception):
@@ -250,6 +253,7 @@ class Director:
 
 class _Decided(NamedTuple):
     commands: list[Command]
+    pause_s: float
     notices: list[tuple[str, str]]
     finished: list[_Job]
     wants_orders: bool
@@ -269,7 +273,7 @@ class _Mount:
         self._link = MountLink(mountpoint, self._send_event)
         self._planner = MountPlanner(0, 0)
         self._planning = trio.Lock()
-        self._told: list[Callable[[], None]] = []  # for the planner, in its thread
+        self._told: list[Told] = []  # for the planner, in its thread
         self._channel: Channel | None = None
         self._woken = trio.Event()
         self._orders_wanted = trio.Event()
@@ -291,7 +295,7 @@ class _Mount:
                     await self._woken.wait()
                 self._woken = trio.Event()
                 await self._advance()
-                await trio.sleep(DECIDE_PAUSE_S)
+                await trio.sleep(self._link.gather_s)
             self._director.forget(self)
             self._nursery.cancel_scope.cancel()
 
@@ -416,10 +420,9 @@ class _Mount:
         else:
             self._planner.unknown(job.name, epoch)
 
-    def _unplan(self, job: _Job, told: list[Callable[[], None]]) -> None:
+    def _unplan(self, job: _Job, told: list[Told]) -> None:
         """In a thread, `_planning` held."""
-        for tell in told:
-            tell()
+        self._take_in(told, _now())
         job.status = self._planner.status(job.name)
         self._planner.close_job(job.name)
         job.is_planned = False
@@ -589,7 +592,6 @@ class _Mount:
 
     async def _take_events(self) -> None:
         async for event in self._events:
-            now = _now()
             if isinstance(event, Up):
                 await self._come_up(event.channel)
             elif isinstance(event, Down):
@@ -601,14 +603,10 @@ class _Mount:
                 self._take_state(event.values)
             elif isinstance(event, Seen):
                 self._lost += event.lost
-                self._told.append(
-                    functools.partial(self._planner.observe, event.inos, event.kinds, now)
-                )
+                self._told.append(event)
             else:
                 assert isinstance(event, Done)
-                self._told.append(
-                    functools.partial(self._planner.done, event.inos, event.results, now)
-                )
+                self._told.append(event)
             self._wake()
 
     async def _come_up(self, channel: Channel) -> None:
@@ -622,6 +620,7 @@ class _Mount:
         # Mounted anew: inode numbers mean other files.
         async with self._planning:
             planner = self._planner = MountPlanner(0, 0)
+            self._told.clear()
             for job in self.jobs.values():
                 job.is_planned = False
                 self._nursery.start_soon(self._plan_anew, job, planner)
@@ -685,6 +684,7 @@ class _Mount:
                 channel = None  # another one came, and its `disconnected` is in `told`
             with trio.CancelScope(shield=True):
                 found = await trio.to_thread.run_sync(self._decide, told, channel is not None)
+        self._link.gather_s = found.pause_s
         try:
             if channel is not None:
                 for command in found.commands:
@@ -693,11 +693,19 @@ class _Mount:
             pass  # `Down` will come
         self._report(found)
 
-    def _decide(self, told: list[Callable[[], None]], is_up: bool) -> _Decided:
+    def _take_in(self, told: list[Told], now: float) -> None:
+        for is_event, part in itertools.groupby(told, lambda tell: isinstance(tell, Done | Seen)):
+            if is_event:
+                _tell_events(self._planner, list(part), now)
+            else:
+                for tell in part:
+                    assert callable(tell)
+                    tell()
+
+    def _decide(self, told: list[Told], is_up: bool) -> _Decided:
         """In a thread, `_planning` held."""
-        for tell in told:
-            tell()
         now, planner = _now(), self._planner
+        self._take_in(told, now)
         commands = planner.decide(now) if is_up else []
         is_due = now >= self._report_at
         if is_due:
@@ -714,7 +722,8 @@ class _Mount:
                 job.place = job.status["epoch"], job.status["index"]
             if is_due or job.epoch_samples < SHORT_EPOCH:
                 wants_orders = wants_orders or bool(planner.wanted_epochs(job.name))
-        return _Decided(commands, planner.notices(), finished, wants_orders)
+        pause_s = min(max(planner.patience_s(), PAUSE_LEAST_S), PAUSE_MOST_S)
+        return _Decided(commands, pause_s, planner.notices(), finished, wants_orders)
 
     def _report(self, found: _Decided) -> None:
         """To the Director's owner."""
@@ -759,6 +768,18 @@ class _Mount:
             "pid": job.request.pid,
             "age_s": round(time.monotonic() - job.begun_s, 3),
         }
+
+
+def _tell_events(planner: MountPlanner, events: list[Told], now: float) -> None:
+    """All answers at once, then all observations: what numpy costs, it costs by the call."""
+    done = [event for event in events if isinstance(event, Done)]
+    seen = [event for event in events if isinstance(event, Seen)]
+    if done:
+        inos, results = zip(*done, strict=True)
+        planner.done(np.concatenate(inos), np.concatenate(results), now)
+    if seen:
+        inos, kinds, _ = zip(*seen, strict=True)
+        planner.observe(np.concatenate(inos), np.concatenate(kinds), now)
 
 
 def _now() -> float:

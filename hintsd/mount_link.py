@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -152,14 +152,20 @@ class Channel:
             raise LinkDown("the server went away while it listed")
         return asked.pages
 
-    async def receive(self, events: trio.MemorySendChannel[Event]) -> None:
-        """Hand on what the server says until it goes. WireError."""
+    async def receive(
+        self, events: trio.MemorySendChannel[Event], gather_s: Callable[[], float]
+    ) -> None:
+        """Hand on what the server says until it goes. After an event, what comes within `gather_s`
+        is read at once, unless a listing is awaited. WireError.
+        """
         try:
             while (frame := await self._frames.receive()) is not None:
                 if frame.type == "directory":
                     self._take_page(frame.fields)
-                else:
-                    await events.send(_event(frame))
+                    continue
+                await events.send(_event(frame))
+                if not (self._asked or self._frames.has_frames):
+                    await trio.sleep(gather_s())
         finally:
             self._is_closed = True
             while self._asked:
@@ -228,6 +234,8 @@ class MountLink:
         self.mountpoint = mountpoint
         self.refusal = "has no server that answers"
         """Why there is no channel; for a sentence that begins with the mount point."""
+        self.gather_s = 0.0
+        """Events may wait for so long, to be read together."""
         self._events = events
         self._channel: Channel | None = None
         self._came_up = trio.Event()
@@ -287,7 +295,7 @@ class MountLink:
             await self._events.send(Up(channel))
             self._channel = channel
             self._came_up.set()
-            await channel.receive(self._events)
+            await channel.receive(self._events, lambda: self.gather_s)
         except WireError as error:
             log.warning("%s: the plan channel is closed: %s", self.mountpoint, error)
         finally:

@@ -43,10 +43,13 @@ OUTSIDE_SHARE = 10  # a tenth of the budget is left to reads outside any plan
 UNEVEN_SHARE = (
     32  # windows are evened out when they differ by more than a 32nd of the budget, twice
 )
-SENTINELS_MOST = 2048
+WIRED_AHEAD_S = 0.2
+SENTINELS_MOST = 1 << 15
 SENTINELS_EVERY_S = 1.0
 ARM_MOST = 4096
 RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
+OBSERVED_WIRES, OBSERVED_MOST = 2, 128  # weighed at once
+PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven
 HORIZON_WAIT_S = 60.0
 READY_MOST = 1 << 14
@@ -64,6 +67,7 @@ DONE_STAGED, DONE_STORED, DONE_BOTH, DONE_ERROR, DONE_GONE, DONE_NO_ROOM, DONE_N
 )
 
 _NO_INOS = np.empty(0, np.uint32)
+_NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 
 class Command(NamedTuple):
@@ -97,7 +101,9 @@ class _Job:
         self.window_bytes = self.sent_bytes = 0
         self.spare: deque[Inos] = deque()
         self.sentinels_at = -SENTINELS_EVERY_S
+        self.sentinel_epoch = -1
         self.wired = progress.high  # wires are laid up to here
+        self.wires = _NO_POSITIONS  # those laid from `low` on, sorted
         # wires beyond `high` that fired in order: not laid again; whether it was surely this use
         self.fired: dict[int, bool] = {}
         self.misses = 0
@@ -310,8 +316,15 @@ class MountPlanner:
         """`seen` frames (docs/WIRE.md)."""
         known = (inos > 0) & (inos < len(self._flags))
         inos, kinds = inos[known], kinds[known]
-        for start in range(0, len(inos), 64):
-            self._observe(inos[start : start + 64], kinds[start : start + 64], now)
+        # A reader moves on between two wires: only few of them are weighed at one position.
+        wires = np.cumsum(kinds & SEEN_MASK == SEEN_LOOKUP)
+        start = 0
+        while start < len(inos):
+            passed = wires[start - 1] if start else 0
+            stop = int(np.searchsorted(wires, passed + OBSERVED_WIRES, "right"))
+            stop = min(max(stop, start + 1), start + OBSERVED_MOST)
+            self._observe(inos[start:stop], kinds[start:stop], now)
+            start = stop
 
     def _observe(self, inos: Inos, kinds: npt.NDArray[np.uint8], now: float) -> None:
         reads = kinds & SEEN_MASK != SEEN_LOOKUP
@@ -444,7 +457,7 @@ class MountPlanner:
         for job in self._jobs.values():
             job.spare.clear()
             job.fetched = job.begin
-            job.wired = job.progress.high
+            job.wired, job.wires = job.progress.high, _NO_POSITIONS
             job.sentinels_at = -SENTINELS_EVERY_S
         self._void()
         self._cancels.clear()
@@ -463,6 +476,19 @@ class MountPlanner:
         self._again.clear()
 
     # --- deciding
+
+    def patience_s(self) -> float:
+        """How long the next decide() may wait: readers take so long for a small part of a window,
+        and for what is in order (hintsd/progress.py).
+        """
+        return min(
+            (
+                (job.end - job.begin) / PATIENCE_SHARE / job.progress.samples_per_s
+                for job in self._jobs.values()
+                if job.live and job.progress.samples_per_s > 0
+            ),
+            default=0.0,
+        )
 
     def decide(self, now: float) -> list[Command]:
         """What to send now, in this order. Bounded work and bounded arrays; call it again."""
@@ -703,6 +729,7 @@ class MountPlanner:
         job.begin = job.end = job.sent = job.fetched = job.last(job.progress.low)
         job.window_bytes = job.sent_bytes = 0
         job.wired = job.progress.high
+        job.wires = _NO_POSITIONS
         job.fired.clear()
         job.sentinels_at = -SENTINELS_EVERY_S
 
@@ -994,10 +1021,11 @@ class MountPlanner:
 
     def _first_unfired(self, job: _Job) -> int | None:
         progress = job.progress
-        stop = min(progress.high + 2 * progress.spacing, job.wired)
-        where = self._grid(job, progress.low, stop, progress.spacing)
-        inos = job.sequence.inos_at(where)
-        armed = where[self._flags[inos] & ARMED != 0]
+        first, last = np.searchsorted(
+            job.wires, [progress.low, progress.high + 2 * progress.spacing]
+        )
+        where = job.wires[first:last]
+        armed = where[self._flags[job.sequence.inos_at(where)] & ARMED != 0]
         return int(armed[0]) if len(armed) else None
 
     def _fired(
@@ -1007,26 +1035,26 @@ class MountPlanner:
         used twice there (at the end of one epoch and the beginning of the next), and by another
         job (not `own`), but the wire is gone.
         """
-        if candidates.size == 0:
+        if candidates.size == 0 or len(job.wires) == 0:
             return {}
         progress = job.progress
         zone = (candidates >= progress.low) & (candidates < progress.zone_end(unfired))
         sure = np.broadcast_to((zone.sum(axis=0) == 1) & own, zone.shape)
-        index = candidates % job.sequence.samples_per_epoch
-        last = job.sequence.samples_per_epoch - 1
-        wire = zone & ((index % progress.spacing == 0) | (index == last))
+        place = np.minimum(np.searchsorted(job.wires, candidates), len(job.wires) - 1)
+        wire = zone & (job.wires[place] == candidates)
         return dict(zip(candidates[wire].tolist(), sure[wire].tolist(), strict=True))
 
     def _fired_in_turn(self, job: _Job) -> int:
         """End of the wires from `high` on that have fired without a gap."""
         progress = job.progress
         end = progress.high
-        where = self._grid(job, end, progress.zone_end(None), progress.spacing)
-        for position, ino in zip(where, job.sequence.inos_at(where), strict=True):
-            if ino and int(position) not in job.fired:
+        first, last = np.searchsorted(job.wires, [end, progress.zone_end(None)])
+        where = job.wires[first:last]
+        for position, ino in zip(where.tolist(), job.sequence.inos_at(where), strict=True):
+            if ino and position not in job.fired:
                 break
-            if job.fired.get(int(position)):
-                end = int(position) + 1
+            if job.fired.get(position):
+                end = position + 1
         return end
 
     def _wires(self, now: float) -> list[Inos]:
@@ -1034,22 +1062,12 @@ class MountPlanner:
         for job in self._jobs.values():
             if not (job.live and job.sequence.orders):
                 continue
-            progress = job.progress
-            n = job.sequence.samples_per_epoch
-            start = max(progress.high, progress.low)
-            stop = job.last(start + 2 * (progress.disorder + 8 * progress.spacing))
-            where = [self._grid(job, start, stop, progress.spacing)]
-            job.wired = max(job.wired, stop)
-            if now - job.sentinels_at >= SENTINELS_EVERY_S:
-                job.sentinels_at = now
-                base = progress.low // n * n
-                wide = progress.spacing * max(1, -(-n // (progress.spacing * SENTINELS_MOST)))
-                where.append(self._grid(job, stop, job.last(base + n), wide))
-                where.append(self._grid(job, base, progress.low, 4 * wide))
-            job.fired = {wire: sure for wire, sure in job.fired.items() if wire >= start}
+            where = [self._lay(job), *self._sentinels(job, now)]
             laid = np.concatenate(where)
             if job.fired:
                 laid = laid[~np.isin(laid, list(job.fired))]
+            if len(laid) == 0:
+                continue
             inos = job.sequence.inos_at(laid)
             inos = np.unique(inos[self._flags[inos] & ARMED == 0])
             inos = inos[inos != 0][:ARM_MOST]
@@ -1057,6 +1075,35 @@ class MountPlanner:
             if len(inos):
                 parts.append(inos)
         return parts
+
+    def _lay(self, job: _Job) -> Positions:
+        """The wires from `high` on; new ones once a good part of them has fired."""
+        progress = job.progress
+        high = progress.high
+        ahead = 2 * (progress.disorder + 8 * progress.spacing)
+        ahead = max(ahead, int(progress.samples_per_s * WIRED_AHEAD_S))
+        stop = min(job.last(high + ahead), job.sequence.known_until(high))
+        if job.wired < min(stop, high + ahead - ahead // 4):
+            start = max(job.wired, high)
+            kept = job.wires[np.searchsorted(job.wires, progress.low) :]
+            job.wires = np.concatenate([kept, self._grid(job, start, stop, progress.spacing)])
+            job.wired = stop
+            job.fired = {wire: sure for wire, sure in job.fired.items() if wire >= high}
+        return job.wires[np.searchsorted(job.wires, high) :]
+
+    def _sentinels(self, job: _Job, now: float) -> list[Positions]:
+        """Wires over the rest of the epoch, and, four times as far apart, over what is read."""
+        progress = job.progress
+        n = job.sequence.samples_per_epoch
+        epoch = job.sequence.epoch_of(progress.high)
+        if epoch == job.sentinel_epoch and now - job.sentinels_at < SENTINELS_EVERY_S:
+            return []
+        job.sentinels_at, job.sentinel_epoch = now, epoch
+        wide = progress.spacing * max(1, -(-n // (progress.spacing * SENTINELS_MOST)))
+        return [
+            self._grid(job, max(job.wired, epoch * n), job.last((epoch + 1) * n), wide),
+            self._grid(job, epoch * n, max(progress.low, epoch * n), 4 * wide),
+        ]
 
     # --- what people see
 

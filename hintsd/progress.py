@@ -22,8 +22,9 @@ CONDEMNED_SAMPLES the hint is wrong. The drift under W is at least 2 (1 - q) / 3
 the chance of an excursion to 256 below 1e-70; it reaches 1e-3 when the other reader is eight times
 as fast. Stray LOOKUPs without READs are weaker evidence, for `ls` and backups fire wires, too: a
 LOOKUP adds twice the spacing when its inode number is smaller than that of the one before (half of
-them, in a shuffled order) and 1 otherwise, and LOOKUPs alone condemn only when they have gone on
-for LOOKUPS_LAST_S.
+them, in a shuffled order), or when they come as slowly as those of readers, not of listings (less
+than SCANNED_PER_S samples a second), and no stray READs are seen; else 1. LOOKUPs alone condemn
+only when they have gone on for LOOKUPS_LAST_S, slow ones for SLOW_LOOKUPS_LAST_S.
 
 **Elsewhere.** Strays that lie close together in a known epoch are the reader himself, somewhere
 else: resumed, begun again, or in the next epoch already. `jump` finds such a place if chance
@@ -45,7 +46,8 @@ SPACING_LEAST = 64  # samples between wires: arming costs readers a few per cent
 UNKNOWN_WORKERS, UNKNOWN_PREFETCH_FACTOR = 16, 2
 CONDEMNED_SAMPLES = 256.0
 EXCULPATION_MOST = 8.0
-LOOKUPS_LAST_S = 1.0
+LOOKUPS_LAST_S, SLOW_LOOKUPS_LAST_S = 1.0, 0.25
+SCANNED_PER_S = 2000  # `ls -l` looks up more files a second
 CHANCE_ERROR = (
     0.05  # an observation among strays moves the position only when chance is less likely
 )
@@ -56,6 +58,8 @@ STRAYS_ABOUND = 8
 IDLE_AFTER_S = 60.0
 NEAR_END_S = 30.0
 AT_END_S = 2.0  # the last batches are read, when nothing was seen for so long after the last sample
+
+PACE_FIRST_S, PACE_S = 0.2, 1.0
 
 _FAR = np.iinfo(np.int64).max
 
@@ -120,6 +124,8 @@ class Progress:
         self._read_evidence = self._lookup_evidence = 0.0
         self._lookups_since: float | None = None
         self._last_stray_ino = 0
+        self._is_slow = False
+        self._stray_lookups_at: deque[float] = deque(maxlen=2)
         self._recent: deque[bool] = deque(maxlen=RECENT)
         # candidate positions of the last strays: one array (known epochs) each
         self._stray_reads: deque[Positions] = deque(maxlen=STRAYS)
@@ -213,8 +219,17 @@ class Progress:
             self._read_evidence += 1
             self._stray_reads.append(candidates)
             return
-        self._lookup_evidence += 2 * self.spacing if ino < self._last_stray_ino else 1
+        before, slow_s = self._stray_lookups_at, 2 * self.spacing / SCANNED_PER_S
+        self._is_slow = (
+            len(before) == 2
+            and now - before[0] >= slow_s
+            and min(now - before[1], before[1] - before[0]) >= slow_s / 8
+            and not self._stray_reads
+        )
+        is_reader = self._is_slow or ino < self._last_stray_ino
+        self._lookup_evidence += 2 * self.spacing if is_reader else 1
         self._last_stray_ino = ino
+        before.append(now)
         self._stray_lookups.append(candidates)
         if self._lookups_since is None:
             self._lookups_since = now
@@ -223,7 +238,8 @@ class Progress:
         """Whether the hint is wrong, by what has been seen."""
         if self._read_evidence >= CONDEMNED_SAMPLES:
             return True
-        lasted = self._lookups_since is not None and now - self._lookups_since >= LOOKUPS_LAST_S
+        least_s = SLOW_LOOKUPS_LAST_S if self._is_slow else LOOKUPS_LAST_S
+        lasted = self._lookups_since is not None and now - self._lookups_since >= least_s
         return lasted and self._read_evidence + self._lookup_evidence >= CONDEMNED_SAMPLES
 
     # --- moving
@@ -294,9 +310,9 @@ class Progress:
     # --- time
 
     def pace(self, now: float) -> None:
-        """Measures the reader's speed; call it at most every second or so."""
+        """Measures the reader's speed; call it often."""
         then, position = self._paced
-        if now - then < 1.0:
+        if now - then < (PACE_S if self.samples_per_s else PACE_FIRST_S):
             return
         speed = max(0, self.high - position) / (now - then)
         self.samples_per_s = speed if not self.samples_per_s else (self.samples_per_s + speed) / 2

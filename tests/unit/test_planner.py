@@ -296,17 +296,18 @@ def test_a_wrong_hint_is_noticed_and_its_plan_dropped(reader: str, ram_files: in
         "another rank": np.setdiff1d(np.arange(1, count + 1), orders[0]),
     }
     reads = readers[reader]
-    before = scene.mount.lookups + scene.mount.reads
+    samples = 0
     for _ in range(20):
         for start in range(0, len(reads), 8):
             scene.read(reads[start : start + 8].tolist())
+            samples += 8
             if scene.planner.status("job")["state"] == "wrong":
                 break
         else:
             continue
         break
     assert scene.planner.status("job")["state"] == "wrong"
-    assert scene.mount.lookups + scene.mount.reads - before < 700
+    assert samples < 2000
     scene.settle()
     assert not scene.mount.ram
     assert not scene.mount.armed

@@ -121,6 +121,17 @@ def test_look_ups_alone_must_go_on_for_a_while() -> None:
     assert not ascending.condemned(1.5)
 
 
+def test_slow_look_ups_condemn_in_any_order_sooner() -> None:
+    progress = make()
+    for count in range(5):
+        feed(progress, [5000 + count], reads=False, ino=100 + count, now=0.08 * count)
+    assert progress.condemned(0.4)
+    bursts = make()
+    for count in range(20):
+        feed(bursts, [5000 + count], reads=False, ino=100 + count, now=0.3 * (count // 5))
+    assert not bursts.condemned(1.5)
+
+
 def test_a_jump_is_seen_from_reads_in_a_row() -> None:
     progress = make()
     feed(progress, list(range(400)), reads=True)
