@@ -37,12 +37,10 @@ PATH_BYTES_MOST = 64 << 10
 LISTINGS_MOST = 64
 LISTING_PAGE = 8192  # entries a frame: fits with the longest names
 ARMED_WAITING_MOST = 4096  # frames
-DONE_EVERY_S = 0.02
-SEEN_EVERY_S = 0.01  # positions follow from it
+REPORT_EVERY_S = 0.02
 REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
-READ_KINDS = (_native.SEEN_SSD, _native.SEEN_ORIGIN)
 WHAT = 7  # the low bits of a kind
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -257,7 +255,7 @@ class _Channel:
     async def _tell_done(self) -> None:
         while True:
             await self._has_done.wait()
-            await trio.sleep(DONE_EVERY_S)
+            await trio.sleep(REPORT_EVERY_S)
             self._has_done = trio.Event()
             inos, self._done_inos = bytes(self._done_inos), bytearray()
             results, self._done_results = bytes(self._done_results), bytearray()
@@ -274,10 +272,10 @@ class _Channel:
             inos, kinds, lost = _native.take_seen(SEEN_MOST)
             if inos or lost:
                 array = np.frombuffer(kinds, np.uint8)
-                is_late = np.isin(array & WHAT, READ_KINDS) & (array & _native.PLAN_WANTED != 0)
-                self._plan.late_reads += int(is_late.sum())
+                is_late = (array & WHAT != _native.SEEN_LOOKUP) & (array & _native.PLAN_WANTED != 0)
+                self._plan.late_reads += int(np.count_nonzero(is_late))
                 await self._frames.send("seen", inos=inos, kinds=kinds, lost=lost)
-            await trio.sleep(SEEN_EVERY_S)
+            await trio.sleep(REPORT_EVERY_S)
 
     async def _tell_state(self) -> None:
         bytes_before, at_before = -1, 0.0

@@ -294,7 +294,7 @@ class Prefetcher:
     async def drop(self, inos: Inos) -> None:
         self.cancel(inos)
         _native.plan_mark(inos.tobytes(), 0, _native.PLAN_FAILED)
-        while self._busy and np.isin(list(self._busy), inos).any():
+        while self._busy and not self._busy.isdisjoint(inos.tolist()):
             await self._idle.park()
         for start in range(0, len(inos), DROP_BATCH):
             await trio.to_thread.run_sync(
