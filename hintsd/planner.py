@@ -76,6 +76,13 @@ class Command(NamedTuple):
     store: npt.NDArray[np.uint8] | None = None
 
 
+class _Fired(NamedTuple):
+    """A wire whose file was looked up."""
+
+    is_sure: bool  # for this use of the file, by this job
+    first: int  # the use it was, or may have been: this one or an earlier one
+
+
 class _Job:
     def __init__(
         self,
@@ -104,8 +111,8 @@ class _Job:
         self.sentinel_epoch = -1
         self.wired = progress.high  # wires are laid up to here
         self.wires = _NO_POSITIONS  # those laid from `low` on, sorted
-        # wires beyond `high` that fired in order: not laid again; whether it was surely this use
-        self.fired: dict[int, bool] = {}
+        # wires beyond `high` that fired in order: not laid again
+        self.fired: dict[int, _Fired] = {}
         self.misses = 0
         self.late: Counter[str] = Counter()
         self.unplanned: Counter[str] = Counter()
@@ -356,14 +363,17 @@ class MountPlanner:
             for other, theirs in zip(jobs, in_order_of, strict=True):
                 if other is not job and other.live:
                     others |= theirs
+            # Before `take`: what is in order is what was so when they were placed.
+            fired = self._fired(job, where[:, ~reads], here[~reads] >= 0, first)
             progress.take(inos, where, here, reads, mine | in_none, others, first, now)
-            if fired := self._fired(job, where[:, ~reads], here[~reads] >= 0, first):
+            if fired:
                 job.fired.update(fired)
                 progress.reach(self._fired_in_turn(job), now)
             if (place := progress.jump()) is not None:
                 self._jump(job, place, now)
             elif job.state != "wrong":
                 progress.settle(self._first_unfired(job))
+                self._doubt_fired(job)
                 if progress.condemned(now):
                     self._condemn(job)
                     continue
@@ -1030,19 +1040,30 @@ class MountPlanner:
 
     def _fired(
         self, job: _Job, candidates: Positions, own: Mask, unfired: int | None
-    ) -> dict[int, bool]:
-        """Wires of the zone among these look-ups; whether it was surely this use. A file may be
-        used twice there (at the end of one epoch and the beginning of the next), and by another
-        job (not `own`), but the wire is gone.
+    ) -> dict[int, _Fired]:
+        """Wires of the zone among these look-ups. A file may be used twice there (at the end of one
+        epoch and the beginning of the next), and by another job (not `own`), but the wire is gone.
         """
         if candidates.size == 0 or len(job.wires) == 0:
             return {}
         progress = job.progress
         zone = (candidates >= progress.low) & (candidates < progress.zone_end(unfired))
         sure = np.broadcast_to((zone.sum(axis=0) == 1) & own, zone.shape)
+        uses = np.where(zone, candidates, np.iinfo(np.int64).max).min(axis=0)
+        first = np.broadcast_to(uses, zone.shape)
         place = np.minimum(np.searchsorted(job.wires, candidates), len(job.wires) - 1)
         wire = zone & (job.wires[place] == candidates)
-        return dict(zip(candidates[wire].tolist(), sure[wire].tolist(), strict=True))
+        how = map(_Fired, sure[wire].tolist(), first[wire].tolist())
+        return dict(zip(candidates[wire].tolist(), how, strict=True))
+
+    def _doubt_fired(self, job: _Job) -> None:
+        """Wires that an earlier use of their file may have fired are laid again once that use is
+        read.
+        """
+        low = job.progress.low
+        for wire, (is_sure, first) in list(job.fired.items()):
+            if not is_sure and first < min(wire, low):
+                del job.fired[wire]
 
     def _fired_in_turn(self, job: _Job) -> int:
         """End of the wires from `high` on that have fired without a gap."""
@@ -1053,7 +1074,7 @@ class MountPlanner:
         for position, ino in zip(where.tolist(), job.sequence.inos_at(where), strict=True):
             if ino and position not in job.fired:
                 break
-            if job.fired.get(position):
+            if position in job.fired and job.fired[position].is_sure:
                 end = position + 1
         return end
 
@@ -1088,7 +1109,7 @@ class MountPlanner:
             kept = job.wires[np.searchsorted(job.wires, progress.low) :]
             job.wires = np.concatenate([kept, self._grid(job, start, stop, progress.spacing)])
             job.wired = stop
-            job.fired = {wire: sure for wire, sure in job.fired.items() if wire >= high}
+            job.fired = {wire: how for wire, how in job.fired.items() if wire >= high}
         return job.wires[np.searchsorted(job.wires, high) :]
 
     def _sentinels(self, job: _Job, now: float) -> list[Positions]:

@@ -24,7 +24,7 @@ class Daemon:
     """A hintsd process."""
 
     def __init__(self, base: Path) -> None:
-        self.path = str(base / "hints" / "sock")
+        self.path = str(base / "sock")
         self._ready = str(base / "ready")
         self._log = base / "hintsd.log"
         self.process: subprocess.Popen[bytes]

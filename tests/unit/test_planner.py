@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hintsd.planner import SEEN_LOOKUP, MountPlanner
 from hintsd.policies.belady import origin_bytes
 from hintsd.sequence import Inos
 from tests.planner_model import ModelMount, loader_order, make_planner, pages
@@ -412,6 +413,51 @@ def test_a_wrong_verdict_heals_when_somebody_follows() -> None:
     assert scene.planner.status("job")["state"] == "wrong"
     assert scene.read(orders[0].tolist()) < 100
     assert scene.planner.status("job")["state"] == "running"
+
+
+def test_a_file_read_at_an_epochs_end_is_a_wire_at_the_next_ones_beginning() -> None:
+    count, end, wire = 2000, 1847, 192  # `end` is no wire's position; `wire` is
+    first = np.arange(1, count + 1, dtype=np.uint32)
+    second = np.random.default_rng(1).permutation(first)
+    at = int(np.flatnonzero(second == first[end])[0])
+    second[[at, wire]] = second[[wire, at]]
+    planner = MountPlanner(64 << 20, 1 << 40)
+    planner.learn(first, np.full(count, 6000), np.ones(count, np.uint8))
+    planner.open_job(
+        "job",
+        samples_per_epoch=count,
+        epochs=2,
+        epoch=0,
+        index=0,
+        batch_size=4,
+        workers=1,
+        prefetch_factor=1,
+        now=0.0,
+    )
+    planner.supply("job", 0, first)
+    planner.supply("job", 1, second)
+    armed: set[int] = set()
+
+    def decide(now: float) -> None:
+        for command in planner.decide(now):
+            if command.kind == "arm":
+                armed.update(command.inos.tolist())
+
+    def read(start: int, stop: int, now: float) -> None:
+        """As the mount tells it: each armed file's look-up, once, all in one frame."""
+        fired = [ino for ino in first[start:stop].tolist() if ino in armed]
+        armed.difference_update(fired)
+        planner.observe(np.array(fired, np.uint32), np.full(len(fired), SEEN_LOOKUP, np.uint8), now)
+
+    decide(0.0)
+    for start in range(0, count, 200):
+        read(start, start + 200, now := 1.0 + start / 100)
+        decide(now + 0.1)
+        planner.step("job", 0, (start + 200) // 4, now + 0.2)
+        decide(now + 0.3)
+    assert planner.status("job")["epoch"] == 1
+    grid = {int(second[position]) for position in range(0, 8 * 64, 64)}
+    assert grid <= armed, [int(np.flatnonzero(second == ino)[0]) for ino in grid - armed]
 
 
 # --- odd files
