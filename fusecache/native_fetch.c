@@ -17,6 +17,7 @@
 
 #define STACK_BYTES (128u << 10)
 #define PIECE_BYTES (1u << 20)
+#define SMALL_BYTES (1 << 20)
 #define KEPT_BYTES (128 << 20) /* as much as the prefetcher and the publisher hold */
 
 struct list {
@@ -73,9 +74,9 @@ static struct fetch_job *list_take_all(struct list *list)
 
 int fetch_init(void)
 {
-	/* Files come and go by the thousand a second: what they lay in is used again, for fresh pages cost
-	 * more than the copy into them. */
-	mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES + (1 << 20));
+	/* Small files come and go by the thousand a second: what they lay in is used again, for fresh pages
+	 * cost more than the copy into them. Each thread's heap keeps so much, so large ones go back at once. */
+	mallopt(M_MMAP_THRESHOLD, SMALL_BYTES);
 	mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
 	pool.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	return pool.fd < 0 ? -errno : 0;

@@ -377,6 +377,7 @@ class Prefetcher:
         for inos, store in reversed(self._left):
             self._staging.put_first(inos, store)
         self._left.clear()
+        self._stageable.unpark_all()
 
     def _next_to_stage(self) -> tuple[Inos, NDArray[np.uint8]]:
         """The next batch of those that were not cancelled and are not under way."""
@@ -701,6 +702,8 @@ class Prefetcher:
                 await self._pushable.park()
                 continue
             plan, batch = self._plan, self._next_pushes()
+            if self._pushes:  # a push may wait for a reader's page
+                self._pushable.unpark()
             wanted = [item for item in batch if _flags(item[0].ino) & _native.PLAN_WANTED]
             results = b""
             if wanted:

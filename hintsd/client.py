@@ -64,8 +64,9 @@ class Job:
 
     @property
     def state(self) -> State:
-        """`waiting`: no hintsd has taken it on, or it was lost and is looked for again; `hinted`;
-        `over`: see `is_over`. Costs nothing, from any thread.
+        """`waiting`: no hintsd has taken it on, or it was lost and is looked for again; `hinted`:
+        one has it, and `hintsd status` tells whether its plan holds; `over`: see `is_over`. Costs
+        nothing, from any thread.
         """
         return self._link.state
 

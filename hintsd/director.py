@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,7 +56,10 @@ EPOCH_SAMPLES_LEAST: Final = 1 << 24  # an epoch may always be so long, and long
 EPOCH_REPEATS_MOST: Final = 4  # ... as long as each file comes so often on average
 DECIDE_EVERY_S: Final = 0.2
 PAUSE_LEAST_S: Final = 0.01  # after a decision: what comes meanwhile is taken in together
-PAUSE_MOST_S: Final = 0.05
+PAUSE_MOST_S: Final = 0.03
+# A step comes straight from the trainer: what was read before it must have been told first, or it
+# would be taken for the next epoch's reads.
+STEP_HELD_S: Final = 0.1
 REPORT_EVERY_S: Final = 0.5
 POSITION_EVERY_S: Final = 1.0
 IDLE_S: Final = 3.0
@@ -274,6 +278,7 @@ class _Mount:
         self._planner = MountPlanner(0, 0)
         self._planning = trio.Lock()
         self._told: list[Told] = []  # for the planner, in its thread
+        self._steps: deque[tuple[float, Callable[[], None]]] = deque()  # when to tell them
         self._channel: Channel | None = None
         self._woken = trio.Event()
         self._orders_wanted = trio.Event()
@@ -291,7 +296,7 @@ class _Mount:
             for task in (self._link.run, self._take_events, self._supply):
                 self._nursery.start_soon(task)
             while not self._is_left():
-                with trio.move_on_after(DECIDE_EVERY_S):
+                with trio.move_on_after(STEP_HELD_S if self._steps else DECIDE_EVERY_S):
                     await self._woken.wait()
                 self._woken = trio.Event()
                 await self._advance()
@@ -457,16 +462,21 @@ class _Mount:
         self._wake(orders=True)
 
     def step(self, name: str, epoch: int, batch: int) -> None:
-        now = _now()
-
         def step() -> None:
             job = self.jobs.get(name)
             if job is not None and job.is_planned:
-                self._planner.step(name, epoch, batch, now)
+                self._planner.step(name, epoch, batch, _now())
 
         if not self._has_failed:
-            self._told.append(step)
+            self._steps.append((_now() + STEP_HELD_S, step))
         self._wake()
+
+    def _due(self, now: float) -> list[Told]:
+        """Steps that have been held long enough."""
+        due: list[Told] = []
+        while self._steps and self._steps[0][0] <= now:
+            due.append(self._steps.popleft()[1])
+        return due
 
     async def close_job(self, name: str) -> dict[str, Any]:
         with trio.CancelScope(shield=True):
@@ -474,7 +484,8 @@ class _Mount:
                 job = self.jobs[name]
                 try:
                     if job.is_planned:
-                        told, self._told = self._told, []  # its last step, what was read last
+                        # what was read last, its last step
+                        told, self._told = self._told + self._due(math.inf), []
                         await trio.to_thread.run_sync(self._unplan, job, told)
                 finally:
                     del self.jobs[name]
@@ -676,6 +687,7 @@ class _Mount:
     async def _advance(self) -> None:
         """Tell the planner what has happened, send what it decides, report."""
         channel = self._channel if self._changes_seen is not None else None
+        self._told += self._due(_now())
         if channel is None and not self._told:
             return
         async with self._planning:

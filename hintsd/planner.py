@@ -762,7 +762,7 @@ class MountPlanner:
         progress = job.progress
         job.reason = (
             f"{progress.strays} of {progress.observations} reads seen were not in the hinted "
-            "order: another seed, rank or world size, or no shuffling?"
+            "order: another seed, rank, world size or directory, no shuffling, or other readers?"
         )
         job.state = "wrong"
         self._retire(job)

@@ -110,6 +110,7 @@ class Progress:
         reading = workers_assumed * batch_size if self.spacing <= batch_size else self.disorder
         self._reading = min(reading, quarter)
         self.low = self.high = start
+        self._unstepped = start  # `low`, had there been no steps
         self.begun = False
         self.observations = self.strays = 0  # since the last verdict or jump
         self.passed_samples = 0
@@ -176,7 +177,10 @@ class Progress:
         share = self._share_percent(zone_end)
         relief = min(EXCULPATION_MOST, (100 - share) / (3 * share))
         in_order = placed >= 0
-        relevant = in_order | (in_dataset & ~excused)
+        # A step is here before the reads that it tells of.
+        floor = max(self._unstepped, self.low - self.slack)
+        overtaken = (candidates >= floor) & (candidates < self.low)
+        relevant = in_order | (in_dataset & ~excused & ~overtaken.any(axis=0))
         for index in np.flatnonzero(relevant):
             self.observations += 1
             good, is_read = bool(in_order[index]), bool(reads[index])
@@ -249,7 +253,9 @@ class Progress:
         read, and never more than `slack` behind `high`.
         """
         first = self.high if unfired is None else min(unfired, self.high)
-        self._advance(max(self.low, self.high - self.slack, first - self._reading))
+        seen = max(self._unstepped, self.high - self.slack, first - self._reading)
+        self._unstepped = seen
+        self._advance(max(self.low, seen))
 
     def _advance(self, low: int) -> None:
         self.passed_samples += low - self.low
@@ -271,7 +277,7 @@ class Progress:
         """The reader is found at another place."""
         if position > self.low:
             self._advance(position)
-        self.low = self.high = position
+        self.low = self.high = self._unstepped = position
         self._paced = (now, position)
         self.confirmed_at = now
         self._forget_evidence()

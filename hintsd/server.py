@@ -487,7 +487,8 @@ class Server:
             log.info("job %s has ended: %s", job.name, job.reason)
         else:
             log.info("job %s has ended: %s: %s", job.name, job.reason, figures.reads(status))
-            state = "done" if job.is_done else "ended"
+            is_done = job.is_done or status.get("state") == "done" or _is_read(status)
+            state = "done" if is_done else "ended"
             told = {**status, "name": job.name, "state": state, "why_ended": job.reason}
             self._ended.append((time.monotonic(), told))
         self._forget(job)
@@ -543,6 +544,15 @@ class Server:
         if job is not None:
             job.is_done = True
             job.end("all its epochs are read")
+
+
+def _is_read(status: dict[str, Any]) -> bool:
+    """Are all epochs of a job read, by its last status?"""
+    epoch, epochs = status.get("epoch", 0), status.get("epochs")
+    if epochs is None:
+        return False
+    is_last = epoch == epochs - 1 and status.get("index") == status.get("samples")
+    return bool(is_last or epoch >= epochs)
 
 
 def _open_process(pid: int) -> int:

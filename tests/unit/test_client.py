@@ -99,6 +99,7 @@ def test_what_shuffle_tells(daemon: FakeHintsd) -> None:
     }
     assert told.job == _message(spec=spec, epochs=90, start_epoch=2, start_batch=7, workers=4)
     assert told.pid == os.getpid()
+    daemon.wait(lambda: job.name == told.name)
     job.close()
     assert told.is_closed
     assert job.is_over

@@ -159,6 +159,18 @@ def test_steps_bound_the_position_from_below_and_start_over() -> None:
     assert progress.low == 64
 
 
+def test_what_a_step_has_overtaken_is_no_stray() -> None:
+    progress = make()
+    for position in range(0, 5000, 64):
+        now = position / 1000
+        progress.step(position + 64, now)
+        feed(progress, [position], reads=False, now=now)
+    assert progress.strays == 0
+    assert not progress.condemned(10.0)
+    feed(progress, [0], reads=False)
+    assert progress.strays == 1
+
+
 def test_pace_and_idleness() -> None:
     progress = make()
     feed(progress, [500], reads=True, now=1.0)

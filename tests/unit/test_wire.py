@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusecache import wire, wire_trio
@@ -45,7 +45,7 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.text(max_size=10), FIELDS), max_size=4), st.randoms())
 def test_what_is_sent_arrives_in_whatever_pieces(
     frames: list[tuple[str, dict[str, Any]]], rng: random.Random
