@@ -47,6 +47,11 @@ def zero_open(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+counts_reads = pytest.mark.flaky(reruns=2)
+"""For tests that know from the count of READs that pages are there: a host that pages out what it
+believes cold (DAMON) takes all of a small file's pages at any moment, once in some hundred runs.
+"""
+
 in_one_mode = pytest.mark.parametrize("zero_open", [True], ids=["zero-open"], indirect=True)
 """For a test of what knows no open modes: commands, the plan channel, the files of the cache."""
 

@@ -13,10 +13,12 @@ import pytest
 from hintsd.director import JobRefused
 from hintsd.orders import OrderSpec, access_sequence
 from hintsd.progress import SPACING_LEAST as SPACING
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, counts_reads
 from tests.directed import Directed, request
 from tests.mounted import Mount, eventually
 from tests.trees import random_bytes
+
+pytestmark = counts_reads
 
 FILES = 2000  # many more than there are samples between a few wires
 FILE_BYTES = 6000

@@ -15,7 +15,7 @@ import pytest
 
 from fusecache import control_client
 from fusecache.errors import UserError
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, counts_reads, in_one_mode
 from tests.faulty_origin import Fault, FaultyOrigin
 from tests.mounted import Mount, errno_of, eventually
 from tests.plan_client import (
@@ -30,6 +30,8 @@ from tests.plan_client import (
 from tests.trees import random_bytes
 
 STAGED_ONLY, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = range(1, 8)
+pytestmark = counts_reads
+
 AWAY = "origin (does not answer|is away)"
 SIZES = (1, 10_000, 110_000, 0, 4096, 300_000)
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from fusecache import _native
-from tests.conftest import Place
+from tests.conftest import Place, counts_reads
 from tests.mount.test_cache_faults import flip
 from tests.mount.test_plan_native import Door, read_all, start
+
+pytestmark = counts_reads
 
 __all__ = ["start"]  # the fixture
 

@@ -17,8 +17,10 @@ import pytest
 
 from fusecache import _native, control_client
 from fusecache.errors import UserError
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, counts_reads
 from tests.mounted import ROOT, Mount, environment, eventually
+
+pytestmark = counts_reads
 
 DOOR = ROOT / "tests/native_door"
 SIZES = {"empty": 0, "tiny": 1, "page": 4096, "small": 10_000, "photo": 110_000, "d/block": 4 << 20}
