@@ -11,7 +11,6 @@
 
 #include <linux/aio_abi.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 

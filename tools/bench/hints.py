@@ -30,8 +30,7 @@ RAM_SHARE = 0.2
 ORIGIN_BPS, ORIGIN_IOPS = 100_000_000, 2000
 LATENCY_S = 0.005
 PACE_SHARE = 0.7
-_LOADER = Path(__file__).with_name("loader_reader.py")
-_LOADER_TIMEOUT_S = 900.0
+_MODULE_TIMEOUT_S = 900.0
 _ACCEPT_TIMEOUT_S = 60.0
 _TORCH_IMPORT_S = 6.0  # hintsd imports torch when it starts
 
@@ -223,6 +222,21 @@ def limited(bench: Bench) -> None:
             bench.say(f"limited: round {number + 1} done")
 
 
+def _run_module(module: str, *arguments: str, told: str = "") -> subprocess.CompletedProcess[str]:
+    """In a process of its own; `told` on its stdin. RuntimeError: it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        input=told,
+        capture_output=True,
+        text=True,
+        timeout=_MODULE_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{module}: {done.stderr.strip().splitlines()[-1:]}")
+    return done
+
+
 def _load(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]:
     """A stock DataLoader in a process of its own (loader_reader.py)."""
     request = {
@@ -236,18 +250,9 @@ def _load(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]
         "hints": False,
         "drop": False,
     } | work
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.bench.loader_reader"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=_LOADER_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{_LOADER.name}: {done.stderr.strip().splitlines()[-1:]}")
+    done = _run_module("tools.bench.loader_reader", told=json.dumps(request))
     if "RuntimeWarning" in done.stderr:
-        raise RuntimeError(f"{_LOADER.name}: {done.stderr.strip()}")
+        raise RuntimeError(f"loader_reader: {done.stderr.strip()}")
     results = json.loads(done.stdout)
     assert isinstance(results, list)
     return results
@@ -317,15 +322,7 @@ def plan(bench: Bench) -> None:
     """Row plan: 14,000,000 samples, until the first window is decided (plan_cost.py)."""
     directories, files = (100, 14_000) if bench.quick else (1000, 14_000)
     for _ in range(bench.rounds(3)):
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.bench.plan_cost", str(directories), str(files)],
-            capture_output=True,
-            text=True,
-            timeout=_LOADER_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"plan_cost.py: {done.stderr.strip().splitlines()[-1:]}")
+        done = _run_module("tools.bench.plan_cost", str(directories), str(files))
         seconds, size_bytes = done.stdout.split()
         bench.results.add("plan", "until the first window", "fusecache", "seconds", float(seconds))
         memory = float(size_bytes) / 1e9
