@@ -1,0 +1,1 @@
+"""Hit ratios: access traces replayed through every policy of `hintsd.policies`."""
