@@ -32,7 +32,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fusecache import __version__, command, config, control_client, keeper, mounts
+from fusecache import __version__, command, config, control_client, hintsd_client, keeper, mounts
 from fusecache.command import Commands, console, printable
 from fusecache.config import Config
 from fusecache.errors import (
@@ -569,9 +569,14 @@ def restart(
 @cli.command()
 @click.argument("path", required=False)
 @click.option("--lazy", "-l", is_flag=True, help="Detach now; what is open stays readable.")
+@click.option("--force", is_flag=True, help="Also while hinted trainings read from it.")
 @click.option("--config", "config_file", metavar="FILE", help="TOML that names the mount point.")
-def umount(path: str | None, lazy: bool, config_file: str | None) -> None:
+def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -> None:
     """End the mount. What is cached stays on SSD for the next one.
+
+    Refused while a file or directory of it is in use, or while a training with hints runs, which
+    may hold nothing open between two files. A training without hints is seen only while it holds
+    something open.
 
     \b
     fusecache umount /data/imagenet
@@ -579,6 +584,13 @@ def umount(path: str | None, lazy: bool, config_file: str | None) -> None:
     """
     settings = config.read_file(config_file) if config_file else {}
     target = control_client.find(_place(path, settings))
+    readers = [] if lazy or force else hintsd_client.readers(target)
+    if readers:
+        raise UserError(
+            f"{target.mountpoint} is read with hints by {', '.join(readers)}; "
+            "end that first, or: --force",
+            EXIT_BUSY,
+        )
     try:
         answer = control_client.ask_keeper(target, {"op": "umount", "lazy": lazy})
     except (ConnectionError, UserError):

@@ -17,6 +17,7 @@ import math
 import os
 import pwd
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -516,7 +517,9 @@ def _check_mountpoint(mountpoint: str) -> None:
     try:
         status = os.stat(mountpoint)
     except FileNotFoundError:
-        raise UserError(f"mount point {mountpoint} does not exist") from None
+        raise UserError(
+            f"mount point {mountpoint} does not exist: make it (mkdir -p {shlex.quote(mountpoint)})"
+        ) from None
     except OSError as error:
         hint = ""
         if error.errno == errno.ENOTCONN:

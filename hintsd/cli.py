@@ -412,7 +412,9 @@ def _follow(channel: _Channel, name: str) -> None:
 
 
 @cli.command()
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="For machines. With --watch: one object a line."
+)
 @click.option(
     "--watch", is_flag=True, help="Again each second, until Ctrl-C; in a script one after another."
 )
@@ -427,7 +429,8 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     epoch, sample
               the furthest position that is known of the reader, counted from 0. It lags: by a
               few batches, at an epoch's end by what the workers hold
-    window    bytes that are kept in RAM ahead of the reader, or are on their way
+    window    bytes that are kept in RAM ahead of the reader, or are on their way; a file that comes
+              twice, in two epochs, is counted once
     not late  samples that the position has passed without a read that reached the mount: they
               were in RAM, or nobody read them (an epoch left early, time without a daemon)
     late      reads of files in the window that were not in RAM. queued: their turn had not
@@ -443,20 +446,24 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     mount     RAM tier, SSD tier: used, of the limit; origin: bytes read from it now; depth:
               fetches at a time; queued: files to be put into RAM + files to be put on SSD
     """
-    if as_json and watch:
-        raise click.UsageError("--json and --watch exclude each other")
     with _channel(socket_path or _default_socket()) as channel:
         answer = channel.ask("status", {})
-        if as_json:
-            click.echo(json.dumps(answer, indent=2))
-        elif not watch:
-            console().print(report.tables(answer))
-        else:
-            with contextlib.suppress(KeyboardInterrupt), _display(_print_and_part) as show:
-                while True:
-                    show(report.tables(answer))
-                    time.sleep(STATUS_INTERVAL_S)
-                    answer = channel.ask("status", {})
+        if not watch:
+            if as_json:
+                click.echo(json.dumps(answer, indent=2))
+            else:
+                console().print(report.tables(answer))
+            return
+        display = contextlib.nullcontext(_print_line) if as_json else _display(_print_and_part)
+        with contextlib.suppress(KeyboardInterrupt), display as show:
+            while True:
+                show(json.dumps(answer) if as_json else report.tables(answer))
+                time.sleep(STATUS_INTERVAL_S)
+                answer = channel.ask("status", {})
+
+
+def _print_line(line: Any) -> None:
+    click.echo(line)
 
 
 def _print_and_part(shown: Any) -> None:

@@ -5,13 +5,16 @@
 
 `hintsd.attach(loader)` (loaders.py) reads the same from a DataLoader. A script without a hintsd, or
 with a directory that is not on a mount, goes on unharmed: one RuntimeWarning, at most a second
-once, no exception. Only arguments that make no sense are ValueErrors, hintsd or not.
+once, no exception. Only arguments that make no sense, or are of the wrong type, are ValueErrors,
+hintsd or not: one line that begins with the argument's name.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 import os
+import reprlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,7 +52,7 @@ class Job:
             self._link.leave()
             return
         self._look_ahead()
-        weakref.finalize(self, self._link.stop)
+        weakref.finalize(self, self._link.stop).atexit = False  # link.py sees to that
         self._link.start()
 
     @property
@@ -64,9 +67,10 @@ class Job:
 
     @property
     def state(self) -> State:
-        """`waiting`: no hintsd has taken it on, or it was lost and is looked for again; `hinted`:
-        one has it, and `hintsd status` tells whether its plan holds; `over`: see `is_over`. Costs
-        nothing, from any thread.
+        """`waiting`: no hintsd has it now, or hintsd has no mount (unmounted, its server gone):
+        looked for again; `hinted`: it is planned for; `wrong`: hintsd has seen the reader follow
+        another order, and plans nothing until it follows this one; `over`: see `is_over`. A second
+        old at most. Printing the job gives the reason, too. Costs nothing, from any thread.
         """
         return self._link.state
 
@@ -77,9 +81,13 @@ class Job:
         """The trainer is at this batch of its epoch, counted from 0. Optional; costs nothing.
 
         Without `epoch`, a smaller index than the one before means the next epoch.
+        ValueError: one of them is no number of a batch or an epoch.
         """
+        batch_index = whole_number("batch_index", batch_index, 0)
         if epoch is None:
             epoch = self._epoch + (batch_index < self._batch)
+        else:
+            epoch = whole_number("epoch", epoch, 0)
         is_new = epoch != self._epoch
         self._epoch, self._batch = epoch, batch_index
         self._link.step(epoch, batch_index)
@@ -114,7 +122,7 @@ class Connection:
     """A dataset whose reader is about to be described. Nothing is opened before that."""
 
     def __init__(self, path: Path) -> None:
-        self._path = os.path.abspath(os.fspath(path))
+        self._path = os.path.abspath(_path("path", path))
 
     def shuffle(
         self,
@@ -149,7 +157,7 @@ class Connection:
         Index i is file i of `torchvision.datasets.ImageFolder(path)`, with these `extensions`, or
         of `paths` (relative ones: to the connection's path), for any other dataset class.
         `workers`, `prefetch_factor`: of the DataLoader; they bound how far it reads ahead.
-        ValueError: an argument that makes no sense; the message names it.
+        ValueError: see the module.
         """
         order = stock_order(
             sampler=sampler,
@@ -187,10 +195,17 @@ class Connection:
         Each array is asked for when the epoch before it begins, in the caller's thread: here those
         of the first two epochs, and one in each `Job.step` that begins an epoch.
         """
+        batch_size = whole_number("batch_size", batch_size, 1)
+        drop_last = _boolean("drop_last", drop_last)
+        description = self._describe(
+            None, epochs, start_epoch, start_batch, workers, prefetch_factor, extensions, paths
+        )
         if callable(arrays):
             given: Iterator[npt.ArrayLike] = map(arrays, itertools.count(start_epoch))
-        else:
+        elif isinstance(arrays, Iterable):
             given = iter(arrays)
+        else:
+            raise ValueError(f"arrays must be index arrays, or a function, not {_shown(arrays)}")
 
         def ahead(epoch: int) -> OrderSpec | None:
             if epochs is not None and epoch >= epochs:
@@ -200,9 +215,6 @@ class Connection:
                 return None
             return explicit_order(indices, epoch, batch_size, drop_last)
 
-        description = self._describe(
-            None, epochs, start_epoch, start_batch, workers, prefetch_factor, extensions, paths
-        )
         return Job(description, ahead)
 
     def _describe(
@@ -216,22 +228,15 @@ class Connection:
         extensions: Sequence[str],
         paths: Sequence[Path] | None,
     ) -> Description:
-        for name, value, least in (
-            ("epochs", epochs, 1),
-            ("start_epoch", start_epoch, 0),
-            ("start_batch", start_batch, 0),
-            ("workers", workers, 0),
-            ("prefetch_factor", prefetch_factor, 0),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}")
+        epochs = None if epochs is None else whole_number("epochs", epochs, 1)
+        start_epoch = whole_number("start_epoch", start_epoch, 0)
         if epochs is not None and start_epoch >= epochs:
             raise ValueError("start_epoch must lie below epochs")
         root = self._path
         if paths is None:
-            files = folder_files(list(extensions))
+            files = folder_files(_extensions(extensions))
         else:
-            tidy = [absolute(path, root) for path in paths]
+            tidy = tidy_paths(paths, root)
             root = common_root(tidy)
             files = listed_files(root, lambda: tidy)
         return Description(
@@ -240,9 +245,9 @@ class Connection:
             order,
             epochs,
             start_epoch,
-            start_batch,
-            workers,
-            prefetch_factor,
+            whole_number("start_batch", start_batch, 0),
+            whole_number("workers", workers, 0),
+            whole_number("prefetch_factor", prefetch_factor, 0),
             program_name(),
         )
 
@@ -260,11 +265,17 @@ def stock_order(
     loader_draws: LoaderDraws,
 ) -> dict[str, Any]:
     """The `spec` of a `job` message, without the length: that is what hintsd finds. The arguments
-    are `Connection.shuffle`'s. ValueError: one makes no sense; the message begins with its name.
+    are `Connection.shuffle`'s. ValueError: see the module.
     """
     if sampler not in ("random", "distributed", "sequential"):
         raise ValueError(f"sampler {sampler!r} is none of random, distributed, sequential")
     is_distributed = sampler == "distributed"
+    seed = whole_number("seed", seed)
+    batch_size = whole_number("batch_size", batch_size)
+    drop_last, replacement = _boolean("drop_last", drop_last), _boolean("replacement", replacement)
+    world_size = None if world_size is None else whole_number("world_size", world_size)
+    rank = None if rank is None else whole_number("rank", rank)
+    num_samples = None if num_samples is None else whole_number("num_samples", num_samples)
     for name, number, alone in (("world_size", world_size, 1), ("rank", rank, 0)):
         # torch would ask the process group, which is the trainer's.
         if is_distributed and number is None:
@@ -301,7 +312,10 @@ def explicit_order(
     indices: npt.ArrayLike, epoch: int, batch_size: int, drop_last: bool, length: int | None = None
 ) -> OrderSpec:
     """One epoch's indices, in order; `length` of the dataset, if known. ValueError: not indices."""
-    array = np.asarray(indices)
+    try:
+        array = np.asarray(indices)
+    except (TypeError, ValueError) as error:  # rows of several lengths; on a GPU
+        raise ValueError(f"an order must be a row of integers: {error}") from None
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
         raise ValueError("an order must be a row of integers, not empty")
     array = array.astype(np.int64)  # a copy: the caller may shuffle his own again
@@ -347,6 +361,18 @@ def common_root(paths: Sequence[str]) -> str:
     return os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])
 
 
+def tidy_paths(paths: Sequence[Path], base: str) -> list[str]:
+    """Of an argument `paths`, each as `absolute` gives it. ValueError: not paths."""
+    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
+        raise ValueError(f"paths must be a sequence of paths, not {_shown(paths)}")
+    try:
+        return [absolute(path, base) for path in paths]
+    except TypeError:  # looked for afterwards: there may be millions
+        for index, path in enumerate(paths):
+            _path(f"paths[{index}]", path)
+        return [absolute(os.fsdecode(path), base) for path in paths]
+
+
 def absolute(path: Path, base: str) -> str:
     """As os.path.abspath, below the absolute `base`; fast for a path that is tidy already."""
     joined = os.path.join(base, path)
@@ -356,3 +382,41 @@ def absolute(path: Path, base: str) -> str:
 def program_name() -> str:
     """The script's, for `hintsd status`."""
     return os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """`value` as an int, of whatever integer type it is."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, not {_shown(value)}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}")
+    return number
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, not {_shown(value)}")
+    return bool(value)
+
+
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, str | bytes | os.PathLike):
+        raise ValueError(f"{name} must be a path, not {_shown(value)}")
+    return os.fsdecode(value)
+
+
+def _extensions(value: str | Sequence[str]) -> list[str]:
+    """One extension alone stands for itself, as in torchvision."""
+    extensions = [value] if isinstance(value, str) else value
+    if not isinstance(extensions, Iterable) or not all(isinstance(e, str) for e in extensions):
+        raise ValueError(f"extensions must be strings like '.jpg', not {_shown(value)}")
+    return list(extensions)
+
+
+def _shown(value: object) -> str:
+    """Short, and one line, whatever it is."""
+    return " ".join(reprlib.repr(value).split())

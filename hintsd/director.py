@@ -537,6 +537,12 @@ class _Mount:
         outside = int(np.count_nonzero(found.inos == 0))
         if outside:
             warnings.append(f"{outside} of {len(found)} samples lie outside the mount")
+        if found.splits and check is None:
+            names = ", ".join(os.fsdecode(name) for name in found.splits[: folders.NAMED_MOST])
+            warnings.append(
+                f"the classes {names} of {shown} hold no files but directories: is the dataset "
+                f"{os.path.join(shown, os.fsdecode(found.splits[0]))}?"
+            )
         if self.facts is not None and self.facts.ram_bytes == 0:
             warnings.append(f"{self.mountpoint} has no RAM budget: files are only put on SSD")
         return found, stored, warnings

@@ -38,6 +38,7 @@ DIRECTORIES_MOST: Final = 1 << 20  # of one class: two symlinks in a loop make 2
 SORT_BYTES_MOST: Final = 128 << 20  # names of equal width; beyond that Python sorts, in less memory
 INO_MOST: Final = 2**32 - 1
 NAMED_MOST: Final = 10  # classes in an error message
+SPLIT_NAMES: Final = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")
 
 _KINDS: Final = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
 _NOWHERE: Final = frozenset(
@@ -93,6 +94,9 @@ class Samples:
 
     inos: npt.NDArray[np.uint32]
     sizes: npt.NDArray[np.uint64]
+    splits: tuple[bytes, ...] = ()
+    """Of an ImageFolder: classes that look like an ImageFolder each, `train` first, if there is
+    one; the root is probably the directory above the one that was meant."""
 
     def __len__(self) -> int:
         return len(self.inos)
@@ -125,18 +129,35 @@ def sample_files(
         raise DatasetError(f"there is no class directory{where}; name the ImageFolder's root")
     found = _Growing()
     empty: list[bytes] = []
+    below: dict[bytes, frozenset[str]] = {}
     for name in sorted(classes, key=_decoded):
-        parts = _class_files(tree, _join(root, name), extensions)
-        for part in parts:
+        path = _join(root, name)
+        parts = _class_files(tree, path, extensions)
+        for _, part in parts:
             found.append(part)
-        if not parts:
+        if parts:
+            start = len(_decoded(path)) + 1
+            below[name] = frozenset(found_in[start:].partition("/")[0] for found_in, _ in parts)
+        else:
             empty.append(name)
     if empty and not allow_empty:
         few = ", ".join(_shown(name) for name in empty[:NAMED_MOST])
         more = f" and {len(empty) - NAMED_MOST} more" if len(empty) > NAMED_MOST else ""
         taken = ", ".join(extensions) or "none"
         raise DatasetError(f"no file of the classes {few}{more} has a valid extension: {taken}")
-    return found.samples()
+    return found.samples(_splits(below))
+
+
+def _splits(below: dict[bytes, frozenset[str]]) -> tuple[bytes, ...]:
+    """`Samples.splits`, from the directories right below each class that hold samples ("": it
+    holds some itself). A class with directories only is no split by that alone: think of videos
+    and their frames. Its name tells, or that all classes have the same directories.
+    """
+    nested = [name for name, directories in below.items() if "" not in directories]
+    named = [name for name in nested if _decoded(name).lower() in SPLIT_NAMES]
+    if not named and nested and len(nested) == len(below) and len(set(below.values())) == 1:
+        named = nested
+    return tuple(sorted(named, key=lambda name: not name.lower().startswith(b"train")))
 
 
 class _Growing:
@@ -156,9 +177,9 @@ class _Growing:
         self._sizes[self._count : end] = part.sizes
         self._count = end
 
-    def samples(self) -> Samples:
+    def samples(self, splits: tuple[bytes, ...]) -> Samples:
         self._resize(self._count)
-        return Samples(self._inos, self._sizes)
+        return Samples(self._inos, self._sizes, splits)
 
     def _resize(self, count: int) -> None:
         for array in (self._inos, self._sizes):
@@ -206,7 +227,7 @@ def _list_plain(tree: Tree, root: bytes, directory: bytes) -> Listing:
     return _listing(directory, [])
 
 
-def _class_files(tree: Tree, top: bytes, extensions: tuple[str, ...]) -> list[Samples]:
+def _class_files(tree: Tree, top: bytes, extensions: tuple[str, ...]) -> list[tuple[str, Samples]]:
     """The samples of one class, cut by directory (none is empty): `os.walk`, sorted by path."""
     found: list[tuple[str, Samples]] = []
     pending = [top]
@@ -227,7 +248,7 @@ def _class_files(tree: Tree, top: bytes, extensions: tuple[str, ...]) -> list[Sa
             samples = Samples(listing.inos[rows] * is_file, listing.sizes[rows] * is_file)
             found.append((_decoded(path), samples))
     found.sort(key=lambda pair: pair[0])
-    return [samples for _, samples in found]
+    return found
 
 
 def _followed(tree: Tree, listing: Listing, rows: Rows | None = None) -> Listing:

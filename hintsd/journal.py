@@ -3,12 +3,14 @@
 One directory, `jobs/` beside hintsd's socket (docs/WIRE.md, "Journal"):
 
     lock             held by the hintsd that lives
+    number           of the job that began last
     <job>.job        the job: its message, its process
     <job>.position   [epoch, index], rewritten as the reader goes on
 
 Position and job are two files because a job's message can be hundreds of megabytes of paths.
 Nothing is synced: after a crash of the machine no job's process lives, and nothing is wanted.
 
+INVARIANT: no number is given twice, as long as the directory lives.
 INVARIANT: each file appears under its name complete, or not at all.
 """
 
@@ -18,6 +20,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import stat
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 
 VERSION: Final = 1
 LOCK_FILE: Final = "lock"
+NUMBER_FILE: Final = "number"
 JOB_SUFFIX: Final = ".job"
 POSITION_SUFFIX: Final = ".position"
 TEMPORARY_SUFFIX: Final = ".new"
@@ -63,6 +67,11 @@ class Entry:
     epoch: int
     position: int
     """Index of the sample within the epoch."""
+
+
+def _number_in(name: str) -> int:
+    match = re.search(r"-(\d{1,15})$", name)
+    return int(match[1]) if match is not None else 0
 
 
 def process_start(pid: int) -> int | None:
@@ -102,6 +111,28 @@ class Journal:
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, b"%d" % os.getpid(), 0)
 
+        self._number = self._last_number()
+
+    def number(self, before: str) -> int:
+        """For the name of a new job: larger than those of all jobs before. `before`: the name that
+        it had, perhaps from a hintsd whose journal is lost; or "".
+        """
+        self._number = max(self._number, _number_in(before)) + 1
+        try:
+            self._write(NUMBER_FILE, self._number)
+        except OSError as error:
+            log.warning("journal: the next hintsd may give names again: %s", error)
+        return self._number
+
+    def _last_number(self) -> int:
+        """Of what cannot be read, the jobs that are here tell the least it can be."""
+        numbers = [
+            _number_in(name.removesuffix(JOB_SUFFIX)) for name in os.listdir(self._directory)
+        ]
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            numbers.append(int(self._unpack(NUMBER_FILE)))
+        return max(numbers)
+
     def close(self) -> None:
         """Let another hintsd have it. The files stay."""
         os.close(self._lock_fd)
@@ -135,7 +166,7 @@ class Journal:
         """The jobs whose process lives. All else in the directory is removed, what cannot be read
         with a warning.
         """
-        entries, kept = [], {LOCK_FILE}
+        entries, kept = [], {LOCK_FILE, NUMBER_FILE}
         for name in sorted(os.listdir(self._directory)):
             if not name.endswith(JOB_SUFFIX):
                 continue

@@ -11,6 +11,7 @@ A forked child (a DataLoader worker) inherits the object, but neither thread nor
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import logging
@@ -24,7 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 
 from fusecache import mounts, wire
 from hintsd.orders import OrderSpec, to_message
@@ -35,11 +36,12 @@ ANSWER_TIMEOUT_S: Final = 10.0
 STEP_INTERVAL_S: Final = 0.02
 PAUSE_LEAST_S: Final = 0.05
 PAUSE_MOST_S: Final = 1.0
+LAST_ANSWER_TIMEOUT_S: Final = 0.5
 ARRAY_PIECE_BYTES: Final = 1 << 20
 INLINE_BYTES_MOST: Final = 1 << 16
 RECEIVE_BYTES: Final = 1 << 16
 
-State = Literal["waiting", "hinted", "over"]
+State = Literal["waiting", "hinted", "wrong", "over"]
 
 _warned: set[str] = set()  # reasons that this process has been told
 _links: set[Link] = set()  # those with a thread, for the children of a fork
@@ -145,6 +147,7 @@ class Link:
         self._description = description
         self._place = script_place()
         self._settled = threading.Event()  # welcome, or known to be without hints for now
+        self._told = threading.Event()  # accepted, or a warning has said why not
         self._lock = threading.Lock()
         self._orders: dict[int, OrderSpec] = {}  # by epoch, from the position's epoch on
         self._unsent: list[int] = []
@@ -155,7 +158,7 @@ class Link:
         self._ways = list(description.files)
         self._job: str | None = None
         self._is_described = False  # on this connection, so that there is something to close
-        self._is_accepted = False  # on this connection
+        self._standing: tuple[State, str] = ("waiting", "")  # on this connection, and why
         self._socket: socket.socket | None = None
         self._decoder = wire.Decoder()
         self._frames: list[wire.Frame] = []
@@ -179,14 +182,18 @@ class Link:
 
     def __str__(self) -> str:
         of = f" of {self._description.path}" if self._description.path else ""
-        return f"{self._job or 'unnamed'}{of}: {self.state}"
+        state, reason = self._stand()
+        why = f" ({reason})" if reason else ""
+        return f"{self._job or 'unnamed'}{of}: {state}{why}"
 
     @property
     def state(self) -> State:
         """Where it stands now: see `Job.state`."""
-        if self._is_over:
-            return "over"
-        return "hinted" if self._is_accepted else "waiting"
+        return self._stand()[0]
+
+    def _stand(self) -> tuple[State, str]:
+        standing = self._standing
+        return ("over", "") if self._is_over and standing[0] != "over" else standing
 
     def start(self) -> None:
         """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there."""
@@ -203,6 +210,7 @@ class Link:
                 f"no answer for {self._description.path}; going on without hints until it comes",
                 "absent",
             )
+            self._told.set()
 
     def announce(self, epoch: int, spec: OrderSpec) -> None:
         """Tell the order of `epoch`; what was told of epochs before the position is forgotten."""
@@ -223,6 +231,10 @@ class Link:
         if not self._is_step_pending:
             self._is_step_pending = True
             self._wake()
+
+    def hear(self, timeout_s: float) -> None:
+        """Wait so long at most for an answer, or a warning that there is none."""
+        self._told.wait(timeout_s)
 
     def stop(self, wait_s: float = 0.0) -> None:
         """End the job; waits at most `wait_s` for hintsd to confirm it."""
@@ -284,6 +296,7 @@ class Link:
             with self._lock:
                 self._orders.clear()
             self._settled.set()
+            self._told.set()
 
     def _report(self, error: OSError, elapsed_s: float) -> None:
         if self._job is not None:
@@ -296,6 +309,7 @@ class Link:
                 "absent",
             )
             self._settled.set()
+            self._told.set()
 
     def _connect(self) -> None:
         address, self._path = find_socket(self._description.path)
@@ -322,9 +336,10 @@ class Link:
                 self._fail(answer)
             del self._ways[0]
         self._job = answer.fields.str("job", wire.FRAME_BYTES_MOST)
-        self._is_accepted = True
+        self._standing = "hinted", ""
         for warning in answer.fields.strings("warnings", 64, wire.FRAME_BYTES_MOST):
             self._warn(warning)
+        self._told.set()
         with self._lock:
             self._unsent = sorted(self._orders)
 
@@ -346,6 +361,7 @@ class Link:
             "detached": False,
             "pid": None,
             "resume": self._job,
+            "tell_state": True,
         }
         yield from _array_frames(arrays)
         yield wire.encode("job", message)
@@ -402,10 +418,21 @@ class Link:
                 self._warn("an order was refused: " + frame.fields.str("message", 1 << 20))
             elif frame.type == "warning":
                 self._warn(frame.fields.str("message", 1 << 20))
+            elif frame.type == "state":
+                self._stand_as(frame.fields)
             elif frame.type == "error":
                 self._fail(frame)
             elif frame.type != "planned":
                 raise wire.WireError(f"unexpected {frame.type}")
+
+    def _stand_as(self, told: wire.Fields) -> None:
+        """_Stopped: hintsd has ended the job."""
+        state, reason = told.str("state", 64), told.str("reason", 1 << 20)
+        for known in get_args(State):
+            if state == known:
+                self._standing = known, reason
+        if state == "over":
+            raise _Stopped
 
     def _expect(
         self, kind: str, timeout_s: float | None, other: str = "", *, is_last: bool = False
@@ -491,7 +518,8 @@ class Link:
             raise _Stopped
 
     def _disconnect(self) -> None:
-        self._is_accepted = False
+        if self._standing[0] != "over":
+            self._standing = "waiting", ""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -521,4 +549,15 @@ def _leave_all() -> None:
     _links.clear()
 
 
+def _end_all() -> None:
+    """The interpreter ends: what is due to be said is said now, or never."""
+    end_s = time.monotonic() + LAST_ANSWER_TIMEOUT_S
+    with contextlib.suppress(KeyboardInterrupt):
+        for link in list(_links):
+            link.hear(max(0.0, end_s - time.monotonic()))
+    for link in list(_links):
+        link.stop()
+
+
+atexit.register(_end_all)
 os.register_at_fork(after_in_child=_leave_all)

@@ -34,6 +34,8 @@ from hintsd.client import (
     folder_files,
     listed_files,
     program_name,
+    tidy_paths,
+    whole_number,
 )
 from hintsd.link import Description, Files, warn_once
 from hintsd.orders import OrderSpec, spec_of, to_message
@@ -74,25 +76,26 @@ def attach(
     a sampler that changes anything else outside of itself would give another order.
 
     Attached again, a loader gives the job that it has, as long as that one works.
-    ValueError: `epochs` is not positive, or `paths` are not as many as the dataset has samples.
+    ValueError: `epochs` is no positive number, or `paths` are no paths, or not as many as the
+    dataset has samples.
     """
-    if epochs is not None and epochs < 1:
-        raise ValueError("epochs must be at least 1")
+    epochs = None if epochs is None else whole_number("epochs", epochs, 1)
     if not hasattr(loader, "dataset") or not hasattr(loader, "batch_sampler"):
         kind = type(loader).__name__
         warn_once(f"attach takes a torch DataLoader, not a {kind}; going on without hints")
         return Job(None)
-    dataset: Any = loader.dataset
-    if paths is not None and hasattr(dataset, "__len__") and len(paths) != len(dataset):
-        raise ValueError(f"{len(paths)} paths for a dataset of {len(dataset)} samples")
     known = _jobs.get(loader)
     if known is not None:
         job, announcer = known
         if not job.is_over and announcer is not None and announcer is _seat(loader).taken_by:
             return job
         job.close()
+    dataset: Any = loader.dataset
+    tidy = None if paths is None else tidy_paths(paths, os.getcwd())
+    if tidy is not None and hasattr(dataset, "__len__") and len(tidy) != len(dataset):
+        raise ValueError(f"{len(tidy)} paths for a dataset of {len(dataset)} samples")
     try:
-        made = _attach(loader, paths, epochs, copy_sampler)
+        made = _attach(loader, tidy, epochs, copy_sampler)
     except Unreadable as problem:
         warn_once(f"{problem}; going on without hints")
         made = Job(None), None
@@ -120,7 +123,7 @@ def attach_unasked(loader: DataLoader[Any]) -> None:
 
 def _attach(
     loader: DataLoader[Any],
-    paths: Sequence[Path] | None,
+    paths: list[str] | None,
     epochs: int | None,
     copy_sampler: bool,
 ) -> tuple[Job, Announcer | None]:
@@ -131,9 +134,8 @@ def _attach(
     if paths is None:
         root, ways = _files_of(loader.dataset)
     else:
-        tidy = [absolute(path, os.getcwd()) for path in paths]
-        root = common_root(tidy)
-        ways = (listed_files(root, lambda: tidy),)
+        root, listed = common_root(paths), paths
+        ways = (listed_files(root, lambda: listed),)
     seat = _seat(loader)
     source = _Source(loader, seat)
     spec = source.stock_spec(base_seed_drawn=False)

@@ -215,6 +215,11 @@ def resumed_job(fields: Fields) -> str | None:
     return fields.optional_str("resume", NAME_LENGTH_MOST)
 
 
+def wants_state(fields: Fields) -> bool:
+    """Field `tell_state` of a `job` message. WireError."""
+    return "tell_state" in fields and fields.bool("tell_state")
+
+
 def identity(message: Mapping[str, Any]) -> bytes:
     """A digest that is the same for job messages that differ at most in where they begin."""
     told = [message[name] for name in _JOB_FIELDS if name not in _START_FIELDS]

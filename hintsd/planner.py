@@ -1143,7 +1143,7 @@ class MountPlanner:
             "epochs": job.epochs,
             "index": index,
             "samples": n,
-            "window_bytes": job.window_bytes,
+            "window_bytes": self._distinct_bytes(job),
             "ahead_bytes": self._ahead_bytes(job),
             "not_late": max(0, progress.passed_samples + progress.high - progress.low - job.misses),
             "late": {reason: count for reason, count in job.late.items() if count},
@@ -1151,6 +1151,19 @@ class MountPlanner:
             "predicted_stall_s": self._predicted_stall_s(job),
             "samples_per_s": progress.samples_per_s,
         }
+
+    def _distinct_bytes(self, job: _Job) -> int:
+        """Bytes of its window, a file of two epochs counted once."""
+        if all(other is job or other.begin == other.end for other in self._jobs.values()):
+            return self._wanted_bytes  # nobody else wants any
+        n = job.sequence.samples_per_epoch
+        pieces = list(job.sequence.pieces(job.begin, job.end))
+        if job.begin // n == max(job.end - 1, 0) // n and not any(repeats for _, repeats in pieces):
+            return job.window_bytes
+        in_window = np.zeros(len(self._flags), np.bool_)
+        for inos, _ in pieces:
+            in_window[inos] = True
+        return int(self._ram_bytes(np.flatnonzero(in_window).astype(np.uint32)).sum())
 
     def _ahead_bytes(self, job: _Job) -> int:
         """Bytes that the reader finds in RAM before the first that is missing (of the next

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import itertools
 import logging
 import os
 import re
@@ -45,6 +44,7 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MOST: Final = 256
 JOBS_MOST: Final = 256
 NOTICES_MOST: Final = 16  # on their way to one client; more are left to the log
+STATES_INTERVAL_S: Final = 0.5  # between looks at whether what clients were told still holds
 ENDED_MOST: Final = 16  # jobs that status still shows
 GRACE_S: Final = 1.0  # for a client to come back
 RESTART_GRACE_S: Final = 10.0  # the same, for the clients of the hintsd before
@@ -55,6 +55,8 @@ JOURNAL_DIRECTORY: Final = "jobs"
 _BACKLOG: Final = 128
 
 OpenDirector = Callable[..., Director]
+Standing = tuple[str, str]  # state and reason of a `state` message
+_HINTED: Final[Standing] = ("hinted", "")
 
 
 class CannotServe(UserError):
@@ -93,6 +95,7 @@ class _Connection:
     job: _Job | None = None
     arrays: messages.Arrays = field(default_factory=messages.Arrays)
     notices: int = 0  # that are being sent
+    told: Standing | None = None  # what its job is; None: it is not to be told
 
 
 def is_allowed(peer_uid: int, own_uid: int) -> bool:
@@ -186,7 +189,6 @@ class Server:
         )
         self._jobs: dict[str, _Job] = {}
         self._connections: set[_Connection] = set()
-        self._numbers = itertools.count(1)  # of jobs: no name comes twice
         self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_MOST)
         self._begun_s = time.monotonic()
         self._nursery: trio.Nursery  # set by `run`
@@ -198,20 +200,23 @@ class Server:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await nursery.start(self._director.run)
+            nursery.start_soon(self._tell_states)
             for entry in await trio.to_thread.run_sync(self._journal.load):
                 await self._take_up(entry)
             task_status.started()
             await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
 
     async def until_unmounted(self) -> None:
-        """Return when this user has no fusecache mount any more, and nobody is connected."""
+        """Return when this user has no fusecache mount any more. Whoever is connected then has no
+        use for us: a job of a mount that is gone, or somebody who looks on.
+        """
         misses = 0
         while misses < 2:  # twice: a mount that is replaced is away for a moment
             await trio.sleep(UNMOUNTED_INTERVAL_S)
             mounted = any(
                 mount.is_fusecache and mount.uid == os.getuid() for mount in mounts.mounts()
             )
-            misses = 0 if mounted or self._connections else misses + 1
+            misses = 0 if mounted else misses + 1
 
     def status(self) -> dict[str, Any]:
         """What `hintsd status --json` prints."""
@@ -297,6 +302,8 @@ class Server:
         send, fields = connection.frames.send, frame.fields
         match frame.type:
             case "job":
+                connection.told = None
+                wants_state = messages.wants_state(fields)
                 job = await self._open(connection, fields)
                 assert job.info is not None
                 await send(
@@ -306,6 +313,7 @@ class Server:
                     samples_per_epoch=job.info.samples_per_epoch,
                     warnings=list(job.info.warnings),
                 )
+                connection.told = _HINTED if wants_state else None
             case "array":
                 connection.arrays.add(fields)
             case "order":
@@ -374,7 +382,7 @@ class Server:
         if job is None:
             if len(self._jobs) >= JOBS_MOST:
                 raise Refusal(f"there are {JOBS_MOST} jobs already")
-            name = self._name(request.name, pid)
+            name = self._name(request.name, pid, resumed or "")
             job = _Job(name, peer.uid, pid, request.detached, identity)
             batch_size = request.spec.batch_size if request.spec is not None else 0
             place = request.start_epoch, request.start_batch * batch_size
@@ -420,11 +428,10 @@ class Server:
         finally:
             arrays.clear()
 
-    def _name(self, wanted: str, pid: int | None) -> str:
+    def _name(self, wanted: str, pid: int | None, before: str) -> str:
         program = wanted or (_program(pid) if pid is not None else "") or "job"
         program = re.sub(r"[^A-Za-z0-9._-]+", "-", program)[:64].strip(".-") or "job"
-        # A job of the hintsd before has its name from there.
-        return next(name for n in self._numbers if (name := f"{program}-{n}") not in self._jobs)
+        return f"{program}-{self._journal.number(before)}"
 
     async def _take_up(self, entry: Entry) -> None:
         """Go on with a job of the hintsd before; its client will come back, if it has one."""
@@ -529,11 +536,34 @@ class Server:
         connection = job.connection if job is not None else None
         if connection is not None and connection.notices < NOTICES_MOST:
             connection.notices += 1
-            self._nursery.start_soon(self._notify, connection, line)
+            self._nursery.start_soon(
+                functools.partial(self._notify, connection, "warning", message=line)
+            )
 
-    async def _notify(self, connection: _Connection, line: str) -> None:
+    async def _tell_states(self) -> None:
+        """Clients learn what has become of their jobs."""
+        while True:
+            await trio.sleep(STATES_INTERVAL_S)
+            status: dict[str, Any] | None = None
+            for connection in list(self._connections):
+                job, told = connection.job, connection.told
+                if job is None or told is None or connection.notices >= NOTICES_MOST:
+                    continue
+                status = status or self._director.status()
+                standing = _standing(job, status)
+                if standing != told:
+                    connection.told = standing
+                    connection.notices += 1
+                    state, reason = standing
+                    self._nursery.start_soon(
+                        functools.partial(
+                            self._notify, connection, "state", state=state, reason=reason
+                        )
+                    )
+
+    async def _notify(self, connection: _Connection, kind: str, **fields: str) -> None:
         try:
-            await connection.frames.send("warning", message=line)
+            await connection.frames.send(kind, **fields)
         except (WireError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the task that receives will notice
         finally:
@@ -544,6 +574,20 @@ class Server:
         if job is not None:
             job.is_done = True
             job.end("all its epochs are read")
+
+
+def _standing(job: _Job, status: dict[str, Any]) -> Standing:
+    """What a client is told of its job, by the Director's `status`."""
+    if job.scope.cancel_called or job.ended.is_set():
+        return "over", job.reason
+    for mount in status["mounts"]:
+        is_its = job.info is not None and mount["mountpoint"] == job.info.mountpoint
+        if is_its and not mount["connected"]:
+            return "waiting", f"{mount['mountpoint']} {mount.get('reason', '')}"
+    for known in status["jobs"]:
+        if known["name"] == job.name and known["state"] == "wrong":
+            return "wrong", known["reason"]
+    return _HINTED
 
 
 def _is_read(status: dict[str, Any]) -> bool:

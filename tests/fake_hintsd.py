@@ -81,6 +81,12 @@ class FakeHintsd:
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE_S), self.jobs
 
+    def say(self, kind: str, **fields: Any) -> None:
+        """To all clients, unasked."""
+        with self._changed:
+            for connection in self._open:
+                connection.sendall(wire.encode(kind, fields))
+
     def _begin(self, target: Callable[[socket.socket], None], argument: socket.socket) -> None:
         thread = threading.Thread(target=target, args=(argument,), daemon=True)
         self._threads.append(thread)

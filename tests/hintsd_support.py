@@ -1,11 +1,15 @@
-"""A hintsd in a thread of the test, with a Director that only takes notes, and its clients."""
+"""A hintsd in a thread of the test, with a Director that only takes notes; one in a process of its
+own; and clients of both."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +120,39 @@ class Daemon:
             self._journal.close()
 
     def files(self) -> set[str]:
-        return {path.name for path in self.jobs.iterdir()} - {"lock"}
+        return {path.name for path in self.jobs.iterdir()} - {"lock", "number"}
+
+
+class DaemonProcess:
+    """A hintsd process on real mounts, as often as it is started."""
+
+    def __init__(self, base: Path, *flags: str) -> None:
+        self.path = str(base / "sock")
+        self._flags = flags
+        self._ready = str(base / "ready")
+        self._log = base / "hintsd.log"
+        self.process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ready:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._ready)
+            ready.bind(self._ready)
+            ready.settimeout(ANSWER_TIMEOUT_S)
+            flags = ["--socket", self.path, "--log-file", str(self._log), *self._flags]
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hintsd", "serve", *flags],
+                env={**os.environ, "NOTIFY_SOCKET": self._ready},
+            )
+            assert ready.recv(100) == b"READY=1"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def jobs(self) -> list[str]:
+        with contextlib.closing(Client(self.path)) as client:
+            return [job["name"] for job in client.ask("status")["jobs"]]
 
 
 class Client:

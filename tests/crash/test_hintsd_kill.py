@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.hintsd_support import ANSWER_TIMEOUT_S, Client
+from tests.hintsd_support import Client, DaemonProcess
 from tests.mounted import eventually
 from tests.trees import assert_same, make_files
 
 RULE = {"rule": "imagefolder", "extensions": [""], "allow_empty": False}
 
 
-class Daemon:
-    """A hintsd process."""
-
-    def __init__(self, base: Path) -> None:
-        self.path = str(base / "sock")
-        self._ready = str(base / "ready")
-        self._log = base / "hintsd.log"
-        self.process: subprocess.Popen[bytes]
-
-    def start(self) -> None:
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ready:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._ready)
-            ready.bind(self._ready)
-            ready.settimeout(ANSWER_TIMEOUT_S)
-            flags = ["--socket", self.path, "--log-file", str(self._log)]
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "hintsd", "serve", *flags],
-                env={**os.environ, "NOTIFY_SOCKET": self._ready},
-            )
-            assert ready.recv(100) == b"READY=1"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def jobs(self) -> list[str]:
-        with contextlib.closing(Client(self.path)) as client:
-            return [job["name"] for job in client.ask("status")["jobs"]]
-
-
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path)
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    daemon = DaemonProcess(tmp_path)
     daemon.start()
     yield daemon
     daemon.kill()
@@ -61,7 +28,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 @pytest.mark.claim("P10")
 def test_killed_hintsd_is_followed_by_one_that_goes_on(
-    place: Place, mounting: Mounting, daemon: Daemon
+    place: Place, mounting: Mounting, daemon: DaemonProcess
 ) -> None:
     make_files(place.source / "set", 50, lambda index: 5000 + index)
     mount = mounting()
@@ -82,7 +49,9 @@ def test_killed_hintsd_is_followed_by_one_that_goes_on(
 
 
 @pytest.mark.claim("P12")
-def test_killed_trainer_frees_its_job(place: Place, mounting: Mounting, daemon: Daemon) -> None:
+def test_killed_trainer_frees_its_job(
+    place: Place, mounting: Mounting, daemon: DaemonProcess
+) -> None:
     make_files(place.source / "set", 10, lambda index: 5000 + index)
     mount = mounting()
     path = os.fsencode(mount.path / "set")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.mounts import listen
 from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
 from tests.faulty_origin import Fault, FaultyOrigin
+from tests.hintsd_support import Daemon
 from tests.mounted import (
     Mount,
     alive,
@@ -46,7 +49,10 @@ def test_mount_refuses_with_one_line(place: Place) -> None:
     place.write("file", b"")
     refused("mount", place.base / "missing", target, *cache, says="does not exist")
     refused("mount", source / "file", target, *cache, says="not a directory")
-    refused("mount", source, place.base / "missing", *cache, says="does not exist")
+    missing = place.base / "not there"
+    refused(
+        "mount", source, missing, *cache, says=f"does not exist: make it (mkdir -p '{missing}')"
+    )
     refused("mount", source, source / "file", *cache, says="not a directory")
     refused("mount", source, target, *cache, "--ssd", "many", says="many")
     refused("mount", source, target, *cache, "--ssd", "900P", says="exceeds the disk")
@@ -230,6 +236,57 @@ def test_umount_while_busy(place: Place, mounting: Mounting) -> None:
         assert not is_mounted(mount.path)
         assert os.pread(file.fileno(), 7, 0) == b"content"
     mount.wait_gone()
+
+
+@in_one_mode
+def test_umount_while_hinted_trainings_read(
+    place: Place, mounting: Mounting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold nothing open between two files."""
+    place.write("file", b"content")
+    daemon = Daemon(place.base)
+    try:
+        mount = mounting("--hintsd", daemon.path)
+        (mount.path / "file").read_bytes()
+        here = {"mountpoint": str(mount.path), "state": "running", "pid": 4711}
+        jobs = [
+            {**here, "name": "train.py-1"},
+            {**here, "name": "elsewhere-2", "mountpoint": "/data"},
+            {**here, "name": "detached-3", "pid": None, "state": "idle"},
+            {**here, "name": "over-4", "state": "done"},
+        ]
+        monkeypatch.setattr(daemon.director, "status", lambda: {"mounts": [], "jobs": jobs})
+        code = refused("umount", mount.path, says="read with hints by train.py-1 (process 4711);")
+        assert code == BUSY
+        jobs[0].update(state="wrong")
+        jobs[2].update(state="running")
+        refused("umount", mount.path, says="train.py-1 (process 4711), detached-3; end that first")
+        assert mount.run("umount", "--force", mount.path).returncode == OK
+        mount.wait_gone()
+        mount.start()
+        del jobs[0]
+        jobs[1].update(state="waiting")
+        assert mount.run("umount", mount.path).returncode == OK
+        mount.wait_gone()
+    finally:
+        daemon.kill()
+
+
+@in_one_mode
+def test_umount_with_a_hintsd_that_does_not_answer(place: Place, mounting: Mounting) -> None:
+    path = place.base / "sock"
+    with listen(str(place.base), path.name, 1) as listener:
+        mount = mounting("--hintsd", str(path))
+        assert mount.run("umount", mount.path).returncode == OK
+        mount.wait_gone()
+        mount.start()
+        listener.shutdown(socket.SHUT_RDWR)
+        assert mount.run("umount", mount.path).returncode == OK
+        mount.wait_gone()
+        path.unlink()
+        mount.start()
+        assert mount.run("umount", mount.path).returncode == OK
+        mount.wait_gone()
 
 
 @pytest.mark.claim("K2")

@@ -69,6 +69,7 @@ def _message(**changes: Any) -> dict[str, Any]:
         "detached": False,
         "pid": None,
         "resume": None,
+        "tell_state": True,
         **changes,
     }
 
@@ -167,6 +168,62 @@ def test_arguments_without_sense(wrong: dict[str, Any]) -> None:
         hintsd.connect("/").shuffle(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"seed": "0"}, "seed must be an integer, not '0'"),
+        ({"seed": None}, "seed must be an integer, not None"),
+        ({"batch_size": 25.6}, "batch_size must be an integer, not 25.6"),
+        ({"epochs": "90"}, "epochs must be an integer, not '90'"),
+        ({"workers": True}, "workers must be an integer, not True"),
+        ({"drop_last": "no"}, "drop_last must be True or False, not 'no'"),
+        ({"sampler": "distributed", "world_size": "8", "rank": 0}, "world_size must be an integer"),
+        ({"num_samples": "all"}, "num_samples must be an integer, not 'all'"),
+        ({"paths": "/data/a.jpg"}, "paths must be a sequence of paths, not '/data/a.jpg'"),
+        ({"paths": ["a", 3]}, r"paths\[1\] must be a path, not 3"),
+        ({"extensions": [1]}, r"extensions must be strings like '.jpg', not \[1\]"),
+    ],
+)
+def test_arguments_of_the_wrong_type(wrong: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{line}"):
+        hintsd.connect("/").shuffle(**wrong)
+
+
+def test_wrong_types_elsewhere(daemon: FakeHintsd) -> None:
+    wrong: Any = None
+    with pytest.raises(ValueError, match="path must be a path, not None"):
+        hintsd.connect(wrong)
+    with pytest.raises(ValueError, match="arrays must be index arrays, or a function, not None"):
+        hintsd.connect("/d").order(wrong)
+    with pytest.raises(ValueError, match="batch_size must be an integer, not None"):
+        hintsd.connect("/d").order([[1]], batch_size=wrong)
+    with pytest.raises(ValueError, match=r"an order must be a row of integers: .*inhomogeneous"):
+        hintsd.connect("/d").order([[[1], [1, 2]]])
+    with hintsd.connect("/d").shuffle() as job:
+        steps: list[tuple[Any, Any]] = [(None, None), ("7", None), (0.5, None), (0, "1"), (-1, 0)]
+        for batch, epoch in steps:
+            with pytest.raises(ValueError, match=r"(batch_index|epoch) must be"):
+                job.step(batch, epoch)
+        job.step(np.int64(7), np.int64(1))  # type: ignore[arg-type]  # as a loop may have them
+        daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps == [(1, 7)])
+
+
+def test_any_integer_and_any_path_will_do(daemon: FakeHintsd) -> None:
+    seven: Any = np.int32(7)
+    true: Any = np.bool_(True)
+    job = hintsd.connect(Path("/d")).shuffle(
+        seed=seven, epochs=seven, drop_last=true, extensions=".jpg"
+    )
+    with job:
+        daemon.wait(lambda: daemon.jobs)
+    told = daemon.jobs[0].job
+    assert (told["spec"]["seed"], told["epochs"]) == (7, 7)
+    assert told["files"]["extensions"] == [".jpg"]
+    with hintsd.connect("/d").shuffle(paths=[b"x/1", Path("x/2")]):  # type: ignore[list-item]
+        daemon.wait(lambda: len(daemon.jobs) == 2)
+    assert daemon.jobs[1].job["files"]["paths"] == b"1\x002"
+
+
 @pytest.mark.parametrize("is_function", [False, True])
 def test_orders_go_one_epoch_ahead(daemon: FakeHintsd, is_function: bool) -> None:
     generator = np.random.default_rng(1)
@@ -260,6 +317,33 @@ def test_the_state_of_a_job(daemon: FakeHintsd) -> None:
         lose_it()
     job.close()
     assert job.state == "over"
+
+
+def _becomes(job: hintsd.Job, state: str) -> None:
+    deadline_s = time.monotonic() + 20
+    while job.state != state:
+        assert time.monotonic() < deadline_s, job
+        os.sched_yield()
+
+
+def test_the_state_follows_what_hintsd_says(daemon: FakeHintsd) -> None:
+    job = hintsd.connect("/d").shuffle()
+    _becomes(job, "hinted")
+    daemon.say("state", state="wrong", reason="another seed")
+    _becomes(job, "wrong")
+    assert repr(job) == "<hintsd.Job fake-0 of /d: wrong (another seed)>"
+    daemon.say("state", state="sideways", reason="of the next version")
+    daemon.say("state", state="waiting", reason="/d is not mounted any more")
+    _becomes(job, "waiting")
+    daemon.say("state", state="hinted", reason="")
+    _becomes(job, "hinted")
+    assert repr(job) == "<hintsd.Job fake-0 of /d: hinted>"
+    daemon.say("state", state="over", reason="ended by a user")
+    _becomes(job, "over")
+    daemon.wait(lambda: daemon.jobs[0].is_closed)
+    job._link._thread.join(20)
+    assert job.is_over
+    assert repr(job) == "<hintsd.Job fake-0 of /d: over (ended by a user)>"
 
 
 def test_the_last_step_is_told_before_the_end(daemon: FakeHintsd) -> None:
@@ -488,6 +572,29 @@ job.step(1)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     daemon.wait(lambda: all(told.is_gone for told in daemon.jobs))
+
+
+def test_a_script_that_ends_at_once_hears_why_it_has_no_hints(daemon: FakeHintsd) -> None:
+    def refuse(job: dict[str, Any]) -> str:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "the last line\n"
+        return "no class directories"
+
+    daemon.refuse = refuse
+    code = f"""
+import hintsd, hintsd.link
+hintsd.link.find_socket = lambda path: ({str(daemon.path)!r}, path)
+hintsd.link.LAST_ANSWER_TIMEOUT_S = 20.0
+job = hintsd.connect("/d").shuffle()
+print("the last line", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as script:
+        assert script.stderr is not None
+        said = script.stderr.read()
+    assert script.returncode == 0
+    assert said.count("RuntimeWarning: hintsd: refused, going on without hints: no class") == 1
 
 
 def test_many_jobs_from_many_threads(daemon: FakeHintsd) -> None:

@@ -226,6 +226,34 @@ def test_too_many_directories_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         sample_files(OsTree(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (["train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg"], [b"train", b"val"]),
+        (["test/cat/1.jpg", "Train/cat/1.jpg", "notes/1.txt"], [b"Train", b"test"]),
+        (["train/cat/1.jpg", "test/1.jpg"], [b"train"]),
+        (["photo/cat/1.jpg", "photo/dog/1.jpg", "sketch/cat/9.jpg", "sketch/dog/1.jpg"], None),
+        (["images/cat/1.jpg", "images/dog/1.jpg"], [b"images"]),
+        (["cat/1.jpg", "dog/1.jpg"], []),
+        (["train/1.jpg", "boat/1.jpg"], []),  # the class of trains
+        (["train/1.jpg", "train/old/1.jpg", "boat/1.jpg"], []),
+        (["cat/black/1.jpg", "cat/white/1.jpg", "dog/brown/1.jpg"], []),
+        (["run/video1/1.jpg", "run/video2/1.jpg", "jump/video1/1.jpg"], []),
+        (["images/cat/1.jpg", "cat/1.jpg"], []),
+    ],
+)
+def test_a_directory_above_the_dataset_is_suspected(
+    tmp_path: Path, files: list[str], splits: list[bytes] | None
+) -> None:
+    for name in files:
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    for tree, root in ((OsTree(tmp_path / "data"), b""), (OsTree(tmp_path), b"data")):
+        found = sample_files(tree, root=root, allow_empty=True).splits
+        assert list(found) == ([b"photo", b"sketch"] if splits is None else splits)
+
+
 class Elsewhere:
     """A tree of which every symlink leads outside."""
 

@@ -169,6 +169,19 @@ def test_status_again_and_again_in_a_script(daemon: Daemon) -> None:
     assert lines[4:] == [jobs, blank]
 
 
+def test_status_again_and_again_for_machines(daemon: Daemon) -> None:
+    arguments = ["status", "--watch", "--json", "--socket", daemon.path]
+    with subprocess.Popen(
+        [sys.executable, "-m", "hintsd", *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(ANSWER_TIMEOUT_S) == 0
+    assert [(answer["pid"], answer["jobs"]) for answer in answers] == [(os.getpid(), [])] * 2
+    assert answers[0]["uptime_s"] < answers[1]["uptime_s"]
+
+
 def test_status_teaches_its_columns(run: Run) -> None:
     _, out, _ = run("status", "--help")
     planner = {"queued", "fetching", "failed", "evicted", "not in window", "not in dataset"}
@@ -270,7 +283,6 @@ def test_hint_goes_on_with_the_next_daemon(tmp_path: Path) -> None:
         (["dance"], 2, "No such command 'dance'. (see hintsd --help)"),
         (["end"], 2, "Missing argument 'JOB'. (see hintsd end --help)"),
         (["run"], 2, "Missing argument 'COMMAND...'. (see hintsd run --help)"),
-        (["status", "--json", "--watch"], 2, "--json and --watch exclude each other (see hintsd"),
         (["hint", "/", "--rank", "1"], 2, "--rank is for the distributed sampler (see hintsd hint"),
         (["hint", "/", "--sampler", "distributed"], 2, "--world-size must be given for the distri"),
         (

@@ -187,6 +187,45 @@ def test_warnings_reach_the_client(daemon: Daemon, client: Client) -> None:
     assert (warning.type, warning.fields.raw()) == ("warning", {"message": "reads another order"})
 
 
+def test_client_is_told_what_has_become_of_its_job(
+    daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STATES_INTERVAL_S", 0.001)
+    up = {"mountpoint": "/data", "connected": True}
+    away = {"mountpoint": "/data", "connected": False, "reason": "is away"}
+    fine = {"name": "train.py-1", "state": "running", "reason": ""}
+    wrong = {"name": "train.py-1", "state": "wrong", "reason": "another seed"}
+    now: dict[str, Any] = {"mounts": [up], "jobs": [fine]}
+    monkeypatch.setattr(daemon.director, "status", lambda: now)
+    assert client.job(tell_state=True)["job"] == "train.py-1"
+    with contextlib.closing(Client(daemon.path)) as other:
+        assert other.job()["job"] == "train.py-2"  # does not want to know
+        for mount, job, state, reason in (
+            (up, wrong, "wrong", "another seed"),
+            (up, fine, "hinted", ""),
+            (away, wrong, "waiting", "/data is away"),
+            (up, wrong, "wrong", "another seed"),
+        ):
+            now = {"mounts": [mount], "jobs": [job]}
+            frame = client.receive()
+            assert frame.type == "state"
+            assert frame.fields.raw() == {"state": state, "reason": reason}
+        assert other.ask("end", job="train.py-1") == {}
+        assert client.receive().type == "warning"
+        assert client.receive().fields.raw() == {"state": "over", "reason": "ended by a user"}
+        assert client.job(tell_state=True)["job"] == "train.py-3"
+        assert other.ask("close") == {}
+
+
+def test_names_go_on_after_a_restart(start: Starting) -> None:
+    for name, resumed in (("train.py-1", None), ("train.py-2", None), ("train.py-8", "x-7")):
+        daemon = start()
+        with contextlib.closing(Client(daemon.path)) as client:
+            assert client.job(resume=resumed)["job"] == name
+            client.ask("close")
+        daemon.kill()
+
+
 # ---- how jobs end --------------------------------------------------------------------------------
 
 
@@ -364,7 +403,7 @@ def test_file_in_the_place_of_the_socket_is_left(tmp_path: Path) -> None:
 
 
 def test_until_unmounted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice without a mount, and without a connection."""
+    """Twice without a mount; a connection does not hold it: what it was for is gone."""
     mine = mounts.Mount(1, "0:9", "/a", mounts.FILESYSTEM_TYPE, "/s", {"user_id": f"{os.getuid()}"})
     other = mounts.Mount(2, "0:8", "/b", mounts.FILESYSTEM_TYPE, "/s", {"user_id": "12345"})
     tables = [[mine], [other], [mine, other], [other], [], [mine]]
@@ -373,9 +412,9 @@ def test_until_unmounted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Non
     trio.run(daemon.server.until_unmounted)
     assert tables == [[mine]]
     with contextlib.closing(Client(daemon.path)):
-        tables[:] = [[], [], []]
-        with pytest.raises(IndexError):
-            trio.run(daemon.server.until_unmounted)
+        tables[:] = [[], []]
+        trio.run(daemon.server.until_unmounted)
+    assert tables == []
 
 
 # ---- who may ask ---------------------------------------------------------------------------------
@@ -527,6 +566,7 @@ def random_message(draw: random.Random) -> bytes:
         [
             ("job", JOB),
             ("job", {**JOB, "files": {"rule": "paths", "paths": {"array": "a"}}}),
+            ("job", {**JOB, "tell_state": True}),
             ("array", {"name": "a", "total": len(piece), "offset": 0, "data": piece}),
             ("array", {"name": "b", "total": 1 << 31, "offset": 0, "data": piece}),
             ("order", {"epoch": 0, "spec": {"sampler": "sequential", "length": 9}}),

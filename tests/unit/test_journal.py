@@ -31,7 +31,7 @@ def journal(directory: Path) -> Iterator[Journal]:
 
 
 def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - {"lock"}
+    return {path.name for path in directory.iterdir()} - {"lock", "number"}
 
 
 def test_what_was_written_is_loaded(journal: Journal) -> None:
@@ -131,6 +131,28 @@ def test_one_at_a_time(journal: Journal, directory: Path) -> None:
     again = Journal(str(directory))
     again.close()
     again._lock_fd = journal._lock_fd = os.open(os.devnull, os.O_RDONLY)  # for the fixture
+
+
+def test_numbers_go_on(journal: Journal, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From one hintsd to the next, though all jobs have ended; what is lost is made good for."""
+    assert [journal.number("") for _ in range(3)] == [1, 2, 3]
+    assert journal.load() == []
+    journal.close()
+    again = Journal(str(directory))
+    assert again.number("") == 4
+    again.write(dataclasses.replace(ENTRY, job="train-8"))
+    (directory / "number").write_bytes(b"no number")
+    again.close()
+    third = Journal(str(directory))
+    assert third.number("") == 9
+    assert third.number("train-12") == 13
+    assert third.number("train-x1") == 14
+    third._directory = "/none"
+    with caplog.at_level(logging.WARNING):
+        assert third.number("") == 15
+    assert "give names again" in caplog.text
+    third.close()
+    again._lock_fd = journal._lock_fd = third._lock_fd = os.open(os.devnull, os.O_RDONLY)
 
 
 def test_directory_must_be_private(directory: Path) -> None:

@@ -531,7 +531,9 @@ def test_a_sampler_of_unknown_code_is_not_run_unasked(daemon: FakeHintsd) -> Non
     assert not daemon.jobs
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"paths": ["/a"]}])
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"epochs": "3"}, {"paths": ["/a"]}, {"paths": "/a"}, {"paths": [0]}]
+)
 def test_arguments_without_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         hintsd.attach(DataLoader(Numbers()), **wrong)

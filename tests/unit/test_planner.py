@@ -279,6 +279,22 @@ def test_jobs_get_equal_windows_and_a_closed_one_gives_its_back() -> None:
     assert scene.mount.ram == set(second[:320].tolist())
 
 
+def test_window_in_status_counts_a_file_once() -> None:
+    scene = Scene(same_sizes(300), ram_bytes=1000 * FILE_BYTES)
+    alike = scene.rng.integers(1, 101, 100).astype(np.uint32)  # with replacement
+    scene.open("a", scene.shuffled(), samples=300)
+    scene.settle()
+    assert scene.planner.status("a")["window_bytes"] == 300 * FILE_BYTES  # of two epochs
+    scene.open("b", lambda _: alike, samples=100)
+    scene.settle()
+    assert scene.planner.status("a")["window_bytes"] == 300 * FILE_BYTES
+    distinct = len(np.unique(alike))
+    assert scene.planner.status("b")["window_bytes"] == distinct * FILE_BYTES
+    scene.close("a")
+    scene.settle()
+    assert scene.planner.status("b")["window_bytes"] == distinct * FILE_BYTES
+
+
 # --- wrong hints
 
 

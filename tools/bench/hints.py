@@ -7,10 +7,12 @@ INVARIANT: a daemon of the benchmark's own serves them; it is ended with the row
 import contextlib
 import functools
 import json
+import random
 import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,58 @@ def hot_hinted(bench: Bench) -> None:
                 bench.say(f"hot-hinted: round {number + 1} done")
 
 
+def wrong(bench: Bench) -> None:
+    """Row wrong: what a hint costs that the reader does not follow, against no hint."""
+    counts = {FILE_BYTES: 8000, SMALL_BYTES: 40_000}
+    for size, full in counts.items():
+        count = full // 4 if bench.quick else full
+        with bench.folder("wrong") as work:
+            _wrong_size(bench, work, count, size)
+
+
+def _wrong_size(bench: Bench, work: Path, count: int, size: int) -> None:
+    what = f"{size // 1000} KB"
+    source = work / "source"
+    source.mkdir()
+    bench.say(f"wrong: making {count * 3 // 2} files of {size} bytes")
+    files = bench.readers.fill_files(source, count * 3 // 2, size, 8)
+    random.Random(8).shuffle(files)
+    names, gone = sorted(files[:count]), files[count:]
+    revised = [gone[n // 2] if n % 2 else name for n, name in enumerate(names)]
+    told = {"another seed": (names, 5), "another revision": (revised, 0)}
+    peers = ("unhinted", *told)
+    options = ("--ram", str(int(count * size * RAM_SHARE)))
+    with _daemon(work) as daemon, _hinted_mount(daemon, source, work, options) as mount:
+        root = mount.mountpoint
+        mount.command("warm", str(root), timeout_s=900)
+        mount.settle()
+        warnings.filterwarnings("ignore", "hintsd: wrong hint")
+
+        def one_round(number: int) -> list[Figure]:
+            figures: list[Figure] = []
+            seed = number * 10 + 1
+            for peer in bench.turns(number, peers):
+                bench.drop()
+                with contextlib.ExitStack() as stack:
+                    if peer in told:
+                        listed, other = told[peer]
+                        stack.enter_context(_announced(root, listed, seed + other, 3))
+                    for epoch, state in enumerate(("begun cold", "next epoch")):
+                        paths = _in_order(root, names, seed, epoch)
+                        done = bench.readers.read_batches(paths, READERS, BATCH)
+                        speed = done.bytes_per_s / 1e6
+                        figures.append((f"{what}, {state}", peer, "MB/s", speed))
+                    if peer in told:
+                        (job,) = daemon.status()["jobs"]
+                        is_noticed = float(job["state"] == "wrong")
+                        figures.append((f"{what}: noticed", peer, "of all", is_noticed))
+            return figures
+
+        for number in range(bench.rounds(7)):
+            bench.undisturbed("wrong", functools.partial(one_round, number))
+            bench.say(f"wrong, {what}: round {number + 1} done")
+
+
 def limited(bench: Bench) -> None:
     """Row limited: the first epoch from an origin of 100 MB/s and 2,000 requests a second."""
     count = 2000 if bench.quick else 8000
@@ -333,9 +387,10 @@ def plan(bench: Bench) -> None:
 ROWS = {
     "hinted": hinted,
     "hot-hinted": hot_hinted,
+    "wrong": wrong,
     "limited": limited,
     "latency": latency,
     "stall": stall,
     "plan": plan,
 }
-COLUMNS = ("device", "limit", "stock", "unhinted")
+COLUMNS = ("device", "limit", "stock", "unhinted", "another seed", "another revision")

@@ -44,7 +44,8 @@ class Target:
         if self.against is None:
             return f"{self.row}: {self.work} {sign} {self.limit:,.6g}"
         other = self.against if self.against_work is None else f"{self.against} {self.against_work}"
-        return f"{self.row}: {self.work} {sign} {self.limit:g} × {other}"
+        who = "" if self.peer == "fusecache" else f"{self.peer}, "
+        return f"{self.row}: {who}{self.work} {sign} {self.limit:g} × {other}"
 
 
 TARGETS = (
@@ -72,6 +73,12 @@ TARGETS = (
     Target("hinted", "10 KB, next epoch", "native", 1.2),
     Target("hot-hinted", "1 reader", "native", 0.90),
     Target("hot-hinted", "4 readers", "native", 0.90),
+    *(
+        Target("wrong", f"{size}, {state}", "unhinted", 0.95, peer=peer)
+        for peer in ("another seed", "another revision")
+        for size in ("110 KB", "10 KB")
+        for state in ("begun cold", "next epoch")
+    ),
     Target("limited", "first epoch", "limit", 0.95),
     Target("latency", "first epoch", "stock", 10),
     Target("stall", "later epochs", "stock", 0.02, at_most=True),
