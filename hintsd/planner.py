@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from hintsd import stall
 from hintsd.policies import Integers, Mask
-from hintsd.policies.resident import Residents
+from hintsd.policies.frequency import Frequency
 from hintsd.progress import Progress
 from hintsd.sequence import CHUNK, Inos, Positions, Sequence
 
@@ -141,7 +141,7 @@ class MountPlanner:
         self._uses: npt.NDArray[np.uint16] | None = None
         self._budget_bytes = 0
         self._held_bytes = self._wanted_bytes = 0
-        self._residents = Residents(0)
+        self._residents = Frequency(0)
         self._room_bytes = 0  # what SSD can take now
         self._storing_bytes = 0  # of it, what unanswered commands will take
         self._short_of_bytes: int | None = None  # free room when residents did not fit

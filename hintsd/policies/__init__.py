@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class Hints:
     sequence: the items in the order they will be read from now on, shape (reads,); clairvoyant
         policies (Belady, HDMLP).
     uses: how often each item is read over the known horizon, shape (items,) (HDMLP 5.1: r_k).
+    sizes: bytes of each item, shape (items,) (HDMLP 5.1: s_k).
     items, importance: importance values of these items, both of shape (told,); larger matters
         more; items that are not named keep what they had (SHADE 4, iCACHE III-A).
     epoch: a new epoch begins with the next access.
@@ -38,6 +39,7 @@ class Hints:
 
     sequence: Integers | None = None
     uses: Integers | None = None
+    sizes: Integers | None = None
     items: Integers | None = None
     importance: Floats | None = None
     epoch: bool = False
@@ -58,12 +60,18 @@ class Policy(ABC):
     held_bytes: int
 
     def __init__(
-        self, capacity_bytes: int, *, on_evict: Callable[[int], object] | None = None
+        self,
+        capacity_bytes: int,
+        *,
+        on_evict: Callable[[int], object] | None = None,
+        seed: int = 0,
     ) -> None:
-        """on_evict: called with each item that was held and is no more.
+        """on_evict: called with each item that was held and is no more. seed: of the random draws,
+        if the policy makes any.
 
         Raises ValueError for a negative capacity.
         """
+        del seed
         if capacity_bytes < 0:
             raise ValueError(f"capacity_bytes must be 0 or more, not {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
@@ -96,27 +104,3 @@ class Policy(ABC):
     def check_invariants(self) -> None:
         """Raises AssertionError where an invariant of this class or of the subclass fails."""
         assert 0 <= self.held_bytes <= self.capacity_bytes
-
-
-class Admission(Protocol):
-    """Admission to a tier of `capacity_bytes`.
-
-    INVARIANT: held_bytes <= capacity_bytes after every `admit`.
-    """
-
-    capacity_bytes: int
-    held_bytes: int
-
-    def admit(self, sizes: Integers, uses: Integers | None = None) -> Mask:
-        """Which of these items are let in; they are held from then on.
-
-        sizes: bytes, shape (items,), in the order of first use; uses: how often each is read
-        over the horizon that is known, or None where all are equal.
-        """
-        ...
-
-    def release(self, size_bytes: int) -> None:
-        """An item of this size is held no more."""
-        ...
-
-    def check_invariants(self) -> None: ...

@@ -1,13 +1,73 @@
-"""Order by use: a rank of a distributed job reads some samples more often than others (HDMLP,
-sections 3.2 and 5.1: samples with the largest access frequency go to the fastest storage).
+"""Placement by use (HDMLP, sections 3.2 and 5.1): a rank of a distributed job reads some samples
+more often than others, and those with the largest access frequency go to the fastest storage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import numpy as np
 import numpy.typing as npt
 
-from hintsd.policies import Integers
+from hintsd.policies import MISS, Hints, Integers, Mask
+from hintsd.policies.minio import MinIO, fill
+
+
+class Frequency(MinIO):
+    """MinIO that lets in who is chosen beforehand: the most used items, as many as fit, among equal
+    ones those with the smallest number. 2 bytes an item, O(1) an access.
+
+    Chooses when it is told `Hints.uses`: by `Hints.sizes`, or, without those, as if all items were
+    as large as the one that is read next. Before that, and again as long as nothing is told, it is
+    MinIO.
+    """
+
+    name: ClassVar[str] = "frequency"
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        on_evict: Callable[[int], object] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+        self._chosen: bytes | None = None
+        self._uses: Integers | None = None  # told without sizes
+
+    def access(self, item: int, size_bytes: int, cost_s: float = 0.0, now_s: float = 0.0) -> int:
+        if self._uses is not None:
+            self._choose(self._uses, np.full(len(self._uses), size_bytes))
+        chosen = self._chosen
+        if chosen is None or (item < len(chosen) and chosen[item]):
+            return super().access(item, size_bytes, cost_s, now_s)
+        return item if item in self else MISS
+
+    def hint(self, hints: Hints) -> None:
+        if hints.uses is None:
+            return
+        if hints.sizes is None:
+            self._uses = hints.uses
+        else:
+            self._choose(hints.uses, hints.sizes)
+
+    def _choose(self, uses: Integers, sizes: Integers) -> None:
+        """What is held stays, so it takes no more room."""
+        self._uses = None
+        held = np.zeros(len(uses), np.bool_)
+        known = np.frombuffer(self._held, np.bool_)[: len(uses)]
+        held[: len(known)] = known
+        missing = np.where(held, 0, sizes)
+        self._chosen = fill(missing, by_use(uses), self.free_bytes).tobytes()
+
+    def admit(self, sizes: Integers, uses: Integers | None = None) -> Mask:
+        """Which of these items are let in: the most used first, then in this order.
+
+        sizes: bytes, shape (items,), in the order of first use; uses: how often each is read over
+        the horizon that is known, shape (items,), or None where all are equal.
+        """
+        return super().admit(sizes) if uses is None else self._admit(sizes, by_use(uses))
 
 
 def by_use(uses: Integers) -> npt.NDArray[np.int64]:

@@ -18,11 +18,11 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from tools.bench import hints, peers, rows
+from tools.bench import hints, peers, policies, rows
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 
-ROWS = ("hot", "cold", "listing", "stream", "memory", "kill", "origin", *hints.ROWS)
+ROWS = ("hot", "cold", "listing", "stream", "memory", "kill", "origin", *hints.ROWS, "policies")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -106,6 +106,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         "kill": rows.kill,
         "origin": rows.origin,
         **hints.ROWS,
+        "policies": policies.policies,
     }
     for name, row in single.items():
         if name in chosen:

@@ -276,7 +276,7 @@ def limited(bench: Bench) -> None:
             bench.say(f"limited: round {number + 1} done")
 
 
-def _run_module(module: str, *arguments: str, told: str = "") -> subprocess.CompletedProcess[str]:
+def run_module(module: str, *arguments: str, told: str = "") -> subprocess.CompletedProcess[str]:
     """In a process of its own; `told` on its stdin. RuntimeError: it failed."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -304,7 +304,7 @@ def _load(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]
         "hints": False,
         "drop": False,
     } | work
-    done = _run_module("tools.bench.loader_reader", told=json.dumps(request))
+    done = run_module("tools.bench.loader_reader", told=json.dumps(request))
     if "RuntimeWarning" in done.stderr:
         raise RuntimeError(f"loader_reader: {done.stderr.strip()}")
     results = json.loads(done.stdout)
@@ -376,7 +376,7 @@ def plan(bench: Bench) -> None:
     """Row plan: 14,000,000 samples, until the first window is decided (plan_cost.py)."""
     directories, files = (100, 14_000) if bench.quick else (1000, 14_000)
     for _ in range(bench.rounds(3)):
-        done = _run_module("tools.bench.plan_cost", str(directories), str(files))
+        done = run_module("tools.bench.plan_cost", str(directories), str(files))
         seconds, size_bytes = done.stdout.split()
         bench.results.add("plan", "until the first window", "fusecache", "seconds", float(seconds))
         memory = float(size_bytes) / 1e9

@@ -84,6 +84,11 @@ TARGETS = (
     Target("stall", "later epochs", "stock", 0.02, at_most=True),
     Target("plan", "until the first window", None, 15, at_most=True),
     Target("plan", "memory of hintsd's process", None, 1, at_most=True),
+    *(
+        Target("policies", f"{name}, {workload}", None, 500_000)
+        for name in ("fifo", "lru", "lfu", "random", "s3fifo", "minio", "frequency")
+        for workload in ("shuffles", "zipf")
+    ),
 )
 
 

@@ -1,0 +1,43 @@
+"""Any item may go, with the same chance: the yardstick of what thinking is worth."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from hintsd.policies.table import Evicting
+
+
+class RandomEviction(Evicting):
+    """8 bytes an item and 4 for each that is held, O(1) an access."""
+
+    name: ClassVar[str] = "random"
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        on_evict: Callable[[int], object] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+        self._held = array("i")  # in no order
+        self._draw = np.random.default_rng(seed).random
+
+    def _enter(self, item: int) -> None:
+        self._held.append(item)
+
+    def _evict(self) -> None:
+        held = self._held
+        place = int(self._draw() * len(held))
+        item, held[place] = held[place], held[-1]
+        held.pop()
+        self._drop(item)
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        assert len(set(self._held)) == len(self._held) == len(self)
+        assert all(item in self for item in self._held)
