@@ -52,12 +52,17 @@ class Policy(ABC):
     items for which `item in policy` holds.
     INVARIANT: `access` answers only items that are held when it is called.
     INVARIANT: an item larger than the capacity is never held and evicts nothing.
+
+    on_load: set by a caller that fetches what a policy with a loader of its own asks for (iCACHE's
+    packages, Quiver's chunks): called, within `access` or `hint`, with an item of which the policy
+    knows the size; it is held from then on. While it is None nothing is held but after a MISS.
     """
 
     name: ClassVar[str]
 
     capacity_bytes: int
     held_bytes: int
+    on_load: Callable[[int], object] | None
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class Policy(ABC):
             raise ValueError(f"capacity_bytes must be 0 or more, not {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
         self.held_bytes = 0
+        self.on_load = None
         self._on_evict = on_evict
 
     @abstractmethod
