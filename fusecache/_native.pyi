@@ -189,7 +189,8 @@ def interposed() -> bool:
     """True once our fuse_session_new was called by pyfuse3 (call after pyfuse3.init)."""
 
 def configure_session(front: bool, threads: int, negative_timeout_s: float, resume: bool) -> None:
-    """Before pyfuse3.init. front False: only INIT is touched (max_background; made-up on resume).
+    """Before pyfuse3.init. front False: INIT is touched (max_background; made-up on resume) and
+    of READs it is noted who asks.
 
     1 to 64 threads. The front answers only what a sweep watches (names and attributes beneath
     LISTED directories), or everything it knows when negative_timeout_s >= 1e9 (no sweep).
@@ -198,6 +199,10 @@ def configure_session(front: bool, threads: int, negative_timeout_s: float, resu
 def resume_session() -> None:
     """On a live mount, after pyfuse3.init: make libfuse and pyfuse3 believe in an INIT, which the
     kernel sends only once in a mount's life. ValueError: no session, or it has begun."""
+
+def read_asker() -> int:
+    """For pyfuse3's READ handler, which is not told: the thread id that its request is from, as the
+    kernel tells it; 0: unknown. To be called before the handler awaits anything."""
 
 def kernel_info() -> dict[str, int]:
     """After INIT: proto_major, proto_minor, capable, want (FUSE_CAP_*), max_write, max_pages,
@@ -263,17 +268,19 @@ def plan_flags(inos: bytes) -> bytes:
 def seen_fd() -> int:
     """An eventfd, readable exactly while take_seen() has something: it need not be read."""
 
-def take_seen(most: int) -> tuple[bytes, bytes, int]:
-    """The oldest observations: (inodes, kinds, how many were lost since the last call).
+def take_seen(most: int) -> tuple[bytes, bytes, bytes, bytes, int]:
+    """The oldest observations: (inodes, kinds, processes that asked, their parents, how many were
+    lost since the last call). Processes and parents are u32, 0 where they are unknown.
 
     A kind is SEEN_* plus the PLAN_* flags (but ARMED) of that moment: a READ of a STAGED inode says
     that the kernel has let go of it. At most 65,536 are kept; later ones are lost.
     """
 
-def note_seen(ino: int, what: int, pid: int = 0) -> bool:
-    """For requests that Python answers: each LOOKUP, with the requester's pid (as FUSE tells it),
-    and READs at offset 0. A LOOKUP is noted if the inode was ARMED, which it then is no more.
-    True: the LOOKUP is one of our own, the inode stays ARMED (answer with entry_timeout 0)."""
+def note_seen(ino: int, what: int, tid: int = 0) -> bool:
+    """For requests that Python answers, before it does: each LOOKUP, and READs at offset 0, with
+    the requester's thread id (0: unknown). A LOOKUP is noted if the inode was ARMED, which it then
+    is no more. True: the LOOKUP is one of our own, the inode stays ARMED (answer with entry_timeout
+    0)."""
 
 def arm(fuse_fd: int, inos: bytes) -> int:
     """Set PLAN_ARMED and let the dentries of their living names expire, so that the next open costs

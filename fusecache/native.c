@@ -956,6 +956,13 @@ static PyObject *py_resume_session(PyObject *module, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_read_asker(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	return PyLong_FromLong(front_asker());
+}
+
 static PyObject *py_kernel_info(PyObject *module, PyObject *unused)
 {
 	const struct kernel_info *i = &kernel_info;
@@ -1124,6 +1131,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(configure_session),
     NO_ARGUMENT(resume_session),
     NO_ARGUMENT(kernel_info),
+    NO_ARGUMENT(read_asker),
     NO_ARGUMENT(event_fd),
     NO_ARGUMENT(take_events),
     WITH_KEYWORDS(note_read),

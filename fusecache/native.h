@@ -303,6 +303,7 @@ bool front_interposed(void);
 int front_configure(bool front, unsigned threads, double negative_timeout_s, bool resume);
 int front_resume(void);
 bool front_running(void);
+int front_asker(void); /* thread id of the READ that pyfuse3 was given last; 0: unknown */
 /* Bytes pushed: less than size when the node stopped being of this version; or -errno. */
 int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, size_t size,
 		     const struct version *of);
@@ -326,8 +327,13 @@ void plan_end(void);
 uint8_t plan_flags(uint32_t ino); /* 0 without a plan */
 void plan_mark(uint32_t ino, uint8_t add, uint8_t remove);
 int plan_seen_fd(void);
-size_t plan_take_seen(size_t most, uint32_t *inos, uint8_t *kinds, uint32_t *lost);
-void plan_saw_read(uint32_t ino, uint8_t what); /* at offset 0 */
+struct seen {
+	uint32_t ino, process, parent; /* who asked, and who has started that one; 0: unknown */
+	uint8_t kind;
+};
+size_t plan_take_seen(size_t most, struct seen *out, uint32_t *lost);
+/* At offset 0, by thread `tid`, which waits for the answer; 0: unknown. */
+void plan_saw_read(uint32_t ino, uint8_t what, int tid);
 /* A look-up by thread `tid`. True: it is one of our own, and the wire still stands. */
 bool plan_saw_lookup(uint32_t ino, int tid);
 bool plan_arm(int fd, uint32_t ino);

@@ -13,7 +13,8 @@
  * again. Only opcodes whose operation is wrapped are processed in a front thread at all; pyfuse3's own
  * handlers need the GIL.
  *
- * In the ordinary mode only INIT is touched: more background requests, and made up on resume.
+ * In the ordinary mode INIT is touched (more background requests, and made up on resume), an ioctl is
+ * answered, and of a READ it is noted who asks; all else is pyfuse3's.
  *
  * INVARIANT: every request is answered exactly once: by a front thread or, when queued, by pyfuse3.
  * INVARIANT: OPEN and OPENDIR are answered ENOSYS (zero-open); a READ's handle is then 0, and pyfuse3 is
@@ -110,6 +111,7 @@ static struct {
 	unsigned threads;
 	double negative_timeout_s;
 	bool resume;
+	int asker;
 	enum { BEFORE_INIT, AFTER_INIT, RUNNING } stage;
 } front = {.queue_fd = -1, .enabled = true, .threads = 2};
 
@@ -122,6 +124,10 @@ static __thread struct front_thread *self;
 
 bool front_interposed(void) { return front.session != NULL; }
 bool front_running(void) { return front.stage == RUNNING; }
+
+/* pyfuse3's handler of a READ is not told who asks. It begins right after front_read has returned, in the
+ * same thread. */
+int front_asker(void) { return front.asker; }
 
 int front_configure(bool enabled, unsigned threads, double negative_timeout_s, bool resume)
 {
@@ -312,6 +318,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	if (!self) {
 		if (fi && !fi->fh)
 			fi->fh = ino;
+		front.asker = real.req_ctx(req)->pid;
 		front.inner.read(req, ino, size, offset, fi);
 		return;
 	}
@@ -326,7 +333,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 		COUNT(bytes_from_ssd, size);
 		watch_read((uint32_t)ino, version.size, (uint64_t)offset, size);
 		if (!offset)
-			plan_saw_read((uint32_t)ino, SEEN_SSD);
+			plan_saw_read((uint32_t)ino, SEEN_SSD, real.req_ctx(req)->pid);
 		real.reply_buf(req, (const char *)data, size);
 	} else {
 		give_up(req);
@@ -583,6 +590,7 @@ EXPORT struct fuse_session *fuse_session_new(struct fuse_args *args,
 	front.inner = outer;
 	outer.init = front_init;
 	outer.ioctl = front_ioctl;
+	outer.read = front_read;
 	if (!front.enabled) {
 		front.session = real.session_new(args, &outer, sizeof(outer), userdata);
 		return front.session;
@@ -592,7 +600,6 @@ EXPORT struct fuse_session *fuse_session_new(struct fuse_args *args,
 		return NULL;
 	outer.lookup = front_lookup;
 	outer.getattr = front_getattr;
-	outer.read = front_read;
 	outer.readdirplus = front_readdirplus;
 	outer.open = front_open;
 	outer.opendir = front_open;

@@ -27,6 +27,7 @@
 #define INODES_MOST (1u << 29) /* as many as a table has at most */
 #define SEEN_MOST 65536u
 #define ASKING_MOST 64
+#define ASKERS_MOST 64u
 
 _Atomic bool plan_active;
 
@@ -62,8 +63,7 @@ static struct {
 	pthread_mutex_t lock;
 	int fd; /* readable exactly while there is something to take */
 	uint32_t first, count, lost;
-	uint32_t inos[SEEN_MOST];
-	uint8_t kinds[SEEN_MOST];
+	struct seen ring[SEEN_MOST];
 } seen = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 int plan_init(void)
@@ -74,32 +74,77 @@ int plan_init(void)
 
 int plan_seen_fd(void) { return seen.fd; }
 
-static void seen_note(uint32_t ino, uint8_t kind)
+/* Who asks is looked up while he waits: a process that reads one file has ended before a hintsd hears of
+ * it. /proc/TID/status takes no lock that he could hold. */
+static void asker_look_up(int tid, struct seen *of)
 {
+	char text[1024], path[32], *process, *parent;
+	ssize_t got;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", tid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	got = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	process = strstr(text, "\nTgid:\t");
+	parent = strstr(text, "\nPPid:\t");
+	if (process && parent) {
+		of->process = (uint32_t)strtoul(process + 7, NULL, 10);
+		of->parent = (uint32_t)strtoul(parent + 7, NULL, 10);
+	}
+}
+
+/* The number of a thread that has ended is given to another one: it is believed for a second. */
+static void asker_find(int tid, struct seen *of)
+{
+	static __thread struct asker {
+		int tid;
+		int64_t until_s;
+		uint32_t process, parent;
+	} known[ASKERS_MOST];
+	struct asker *at = &known[(unsigned)tid % ASKERS_MOST];
+	struct timespec now;
+
+	if (tid <= 0)
+		return;
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	if (at->tid == tid && now.tv_sec < at->until_s) {
+		of->process = at->process;
+		of->parent = at->parent;
+		return;
+	}
+	asker_look_up(tid, of);
+	*at = (struct asker){of->process ? tid : 0, now.tv_sec + 1, of->process, of->parent};
+}
+
+static void seen_note(uint32_t ino, uint8_t kind, int tid)
+{
+	struct seen one = {.ino = ino, .kind = kind};
+
+	asker_find(tid, &one);
 	pthread_mutex_lock(&seen.lock);
 	if (!plan_is_active()) {
 		/* ended meanwhile */
 	} else if (seen.count == SEEN_MOST) {
 		seen.lost++;
 	} else {
-		uint32_t at = (seen.first + seen.count++) % SEEN_MOST;
-
-		seen.inos[at] = ino;
-		seen.kinds[at] = kind;
+		seen.ring[(seen.first + seen.count++) % SEEN_MOST] = one;
 		if (seen.count == 1)
 			signal_set(seen.fd, true);
 	}
 	pthread_mutex_unlock(&seen.lock);
 }
 
-size_t plan_take_seen(size_t most, uint32_t *inos, uint8_t *kinds, uint32_t *lost)
+size_t plan_take_seen(size_t most, struct seen *out, uint32_t *lost)
 {
 	size_t taken = 0;
 
 	pthread_mutex_lock(&seen.lock);
 	for (; taken < most && seen.count; taken++, seen.count--) {
-		inos[taken] = seen.inos[seen.first];
-		kinds[taken] = seen.kinds[seen.first];
+		out[taken] = seen.ring[seen.first];
 		seen.first = (seen.first + 1) % SEEN_MOST;
 	}
 	*lost = seen.lost;
@@ -109,14 +154,14 @@ size_t plan_take_seen(size_t most, uint32_t *inos, uint8_t *kinds, uint32_t *los
 	return taken;
 }
 
-void plan_saw_read(uint32_t ino, uint8_t what)
+void plan_saw_read(uint32_t ino, uint8_t what, int tid)
 {
 	uint8_t standing;
 
 	if (!plan_is_active())
 		return;
 	standing = plan_flags(ino);
-	seen_note(ino, what | (standing & PLAN_STATE));
+	seen_note(ino, what | (standing & PLAN_STATE), tid);
 	if (standing & (PLAN_QUEUED | PLAN_FLYING))
 		plan_mark(ino, PLAN_READ, 0);
 }
@@ -183,7 +228,7 @@ bool plan_saw_lookup(uint32_t ino, int tid)
 		return true;
 	before = atomic_fetch_and(at, (uint8_t)~PLAN_ARMED);
 	if (before & PLAN_ARMED)
-		seen_note(ino, SEEN_LOOKUP | (before & PLAN_STATE));
+		seen_note(ino, SEEN_LOOKUP | (before & PLAN_STATE), tid);
 	return false;
 }
 

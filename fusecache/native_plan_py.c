@@ -88,22 +88,35 @@ static PyObject *py_take_seen(PyObject *module, PyObject *arg)
 {
 	Py_ssize_t most = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
 	PyObject *out = NULL;
-	uint32_t *inos, lost;
-	uint8_t *kinds;
+	struct seen *taken;
+	char *columns, *at;
+	uint32_t lost;
 	size_t count;
 
 	(void)module;
 	if (most == -1 && PyErr_Occurred())
 		return NULL;
 	most = most < 0 ? 0 : most > LIST_MOST ? LIST_MOST : most;
-	inos = malloc((size_t)most * 5 + 1);
-	if (!inos)
+	taken = malloc((size_t)most * sizeof(*taken) + 1);
+	columns = malloc((size_t)most * 13 + 1);
+	if (!taken || !columns) {
+		free(taken);
+		free(columns);
 		return PyErr_NoMemory();
-	kinds = (uint8_t *)(inos + most);
-	WITHOUT_GIL(count = plan_take_seen((size_t)most, inos, kinds, &lost));
-	out = Py_BuildValue("y#y#I", (char *)inos, (Py_ssize_t)count * 4, (char *)kinds,
-			    (Py_ssize_t)count, lost);
-	free(inos);
+	}
+	WITHOUT_GIL(count = plan_take_seen((size_t)most, taken, &lost));
+	at = columns;
+	for (size_t i = 0; i < count; i++, at += 4) {
+		memcpy(at, &taken[i].ino, 4);
+		memcpy(at + 4 * count, &taken[i].process, 4);
+		memcpy(at + 8 * count, &taken[i].parent, 4);
+		columns[12 * count + i] = (char)taken[i].kind;
+	}
+	out = Py_BuildValue("y#y#y#y#I", columns, (Py_ssize_t)(4 * count), columns + 12 * count,
+			    (Py_ssize_t)count, columns + 4 * count, (Py_ssize_t)(4 * count),
+			    columns + 8 * count, (Py_ssize_t)(4 * count), lost);
+	free(taken);
+	free(columns);
 	return out;
 }
 
@@ -111,12 +124,12 @@ static PyObject *py_note_seen(PyObject *module, PyObject *args, PyObject *kwargs
 {
 	PyObject *ino_arg;
 	bool stands = false;
-	int what, pid = 0;
+	int what, tid = 0;
 	uint64_t ino;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|i", KEYWORDS("ino", "what", "pid"), &ino_arg,
-					 &what, &pid) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|i", KEYWORDS("ino", "what", "tid"), &ino_arg,
+					 &what, &tid) ||
 	    !take_ino(ino_arg, &ino))
 		return NULL;
 	if (what != SEEN_LOOKUP && what != SEEN_SSD && what != SEEN_ORIGIN)
@@ -124,9 +137,9 @@ static PyObject *py_note_seen(PyObject *module, PyObject *args, PyObject *kwargs
 	if (ino > table_count())
 		ino = 0;
 	if (what == SEEN_LOOKUP)
-		stands = plan_saw_lookup((uint32_t)ino, pid);
+		stands = plan_saw_lookup((uint32_t)ino, tid);
 	else if (ino)
-		plan_saw_read((uint32_t)ino, (uint8_t)what);
+		plan_saw_read((uint32_t)ino, (uint8_t)what, tid);
 	return PyBool_FromLong(stands);
 }
 

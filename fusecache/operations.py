@@ -277,7 +277,8 @@ class Operations(pyfuse3.Operations):
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: int, off: int, size: int
     ) -> bytes | memoryview:
-        data = await self._reader.read(fh, off, size)
+        asker = _native.read_asker()
+        data = await self._reader.read(fh, off, size, asker)
         if len(data) < size and _native.refuse_short(fh):
             raise pyfuse3.FUSEError(errno.EINTR)
         return data

@@ -61,8 +61,7 @@ class Plan:
         mount: Message,
     ) -> None:
         """`preload(directory)` returns when the front knows where the files of a listed directory
-        lie. `mount`: what a hintsd is told of it: identity, mountpoint, source, cache_dir,
-        ram_bytes.
+        lie. `mount`: what a hintsd is told of it (docs/WIRE.md).
         """
         self._operations = operations
         self._prefetcher = prefetcher
@@ -269,12 +268,14 @@ class _Channel:
         seen_fd = _native.seen_fd()
         while True:
             await trio.lowlevel.wait_readable(seen_fd)
-            inos, kinds, lost = _native.take_seen(SEEN_MOST)
+            inos, kinds, processes, parents, lost = _native.take_seen(SEEN_MOST)
             if inos or lost:
                 array = np.frombuffer(kinds, np.uint8)
                 is_late = (array & WHAT != _native.SEEN_LOOKUP) & (array & _native.PLAN_WANTED != 0)
                 self._plan.late_reads += int(np.count_nonzero(is_late))
-                await self._frames.send("seen", inos=inos, kinds=kinds, lost=lost)
+                await self._frames.send(
+                    "seen", inos=inos, kinds=kinds, processes=processes, parents=parents, lost=lost
+                )
             await trio.sleep(REPORT_EVERY_S)
 
     async def _tell_state(self) -> None:

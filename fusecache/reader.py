@@ -48,8 +48,8 @@ class Reader:
         self._store_off_until = -math.inf
         self._touched: OrderedDict[int, set[int]] = OrderedDict()
 
-    async def read(self, ino: int, offset: int, size: int) -> bytes | memoryview:
-        """The file's bytes [offset, offset + size), clipped to its size.
+    async def read(self, ino: int, offset: int, size: int, asker: int) -> bytes | memoryview:
+        """The file's bytes [offset, offset + size), clipped to its size, for thread `asker`.
 
         All bytes are of one version. Raises OriginError, KeyError (unknown inode).
         """
@@ -63,7 +63,7 @@ class Reader:
                 cached = await self._ask_store(self._from_store, ino, version, offset, length)
                 if cached is not None:
                     self._stats.add("from_ssd")
-                    _note(ino, offset, length, was_stored=True)
+                    _note(ino, offset, length, asker, was_stored=True)
                     return cached
             parts = [
                 await self._from_origin(ino, version, block, offset, length)
@@ -72,7 +72,7 @@ class Reader:
             if None not in parts and namespace.version(ino) == version:
                 found = [part for part in parts if part is not None]
                 was_stored = all(stored for stored, _ in found)
-                _note(ino, offset, length, was_stored)
+                _note(ino, offset, length, asker, was_stored)
                 return found[0][1] if len(found) == 1 else b"".join(data for _, data in found)
         raise OriginChanged
 
@@ -158,8 +158,9 @@ class Reader:
         return None
 
 
-def _note(ino: int, offset: int, length: int, was_stored: bool) -> None:
+def _note(ino: int, offset: int, length: int, asker: int, was_stored: bool) -> None:
     """A READ is answered: for sequential detection, the RAM budget and the plan."""
     _native.note_read(ino, offset, length)
     if offset == 0:
-        _native.note_seen(ino, _native.SEEN_SSD if was_stored else _native.SEEN_ORIGIN)
+        what = _native.SEEN_SSD if was_stored else _native.SEEN_ORIGIN
+        _native.note_seen(ino, what, asker)

@@ -130,6 +130,7 @@ class Server:
                     "source": self.config.source,
                     "cache_dir": self.config.cache_dir,
                     "ram_bytes": self.config.ram_bytes,
+                    "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
                 },
             )
             control = ControlServer(

@@ -4,7 +4,7 @@ into commands for the mount's server (docs/HINTS.md).
 It joins what is pure (orders.py, folders.py, planner.py) to what is outside: the mount's link,
 threads, the clock. What a client may say is messages.py's and server.py's.
 
-INVARIANT: a planner is touched by one thread at a time, with `_Mount._planning` held.
+INVARIANT: planner and readers are touched by one thread at a time, with `_Mount._planning` held.
 INVARIANT: commands of a plan go only to the channel that was up when they were decided.
 INVARIANT: a mount without jobs is left alone: its link ends IDLE_S after the last one.
 """
@@ -49,6 +49,7 @@ from hintsd.mount_link import (
 )
 from hintsd.orders import Order, OrderSpec, OrderUnknown, samples_per_epoch
 from hintsd.planner import Command, MountPlanner
+from hintsd.readers import Readers
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ ORDERS_AT_ONCE: Final = 2
 RESOLVING_AT_ONCE: Final = 4
 RATE_SMOOTHING: Final = 0.3
 SHORT_EPOCH: Final = 1 << 18  # samples; a longer one is not read in REPORT_EVERY_S
+_PID_NAMESPACE: Final = os.stat("/proc/self/ns/pid").st_ino
 _SHOWN_STATE: Final = (
     *("ram_bytes", "ram_limit_bytes", "ssd_bytes", "ssd_limit_bytes", "ssd_room_bytes"),
     *("origin_bytes", "origin_files", "origin_bytes_per_s", "depth", "queued_stage"),
@@ -276,6 +278,7 @@ class _Mount:
         self._send_event, self._events = trio.open_memory_channel[Event](EVENTS_MOST)
         self._link = MountLink(mountpoint, self._send_event)
         self._planner = MountPlanner(0, 0)
+        self._readers = Readers()
         self._planning = trio.Lock()
         self._told: list[Told] = []  # for the planner, in its thread
         self._steps: deque[tuple[float, Callable[[], None]]] = deque()  # when to tell them
@@ -714,11 +717,32 @@ class _Mount:
     def _take_in(self, told: list[Told], now: float) -> None:
         for is_event, part in itertools.groupby(told, lambda tell: isinstance(tell, Done | Seen)):
             if is_event:
-                _tell_events(self._planner, list(part), now)
+                self._tell_events(list(part), now)
             else:
                 for tell in part:
                     assert callable(tell)
                     tell()
+
+    def _tell_events(self, events: list[Told], now: float) -> None:
+        """All answers at once, then all observations: what numpy costs, it costs by the call."""
+        done = [event for event in events if isinstance(event, Done)]
+        seen = [event for event in events if isinstance(event, Seen)]
+        if done:
+            inos, results = zip(*done, strict=True)
+            self._planner.done(np.concatenate(inos), np.concatenate(results), now)
+        if seen:
+            inos, kinds, processes, parents, _ = zip(*seen, strict=True)
+            whose = self._readers.whose(
+                np.concatenate(processes), np.concatenate(parents), self._trainers(), now
+            )
+            self._planner.observe(np.concatenate(inos), np.concatenate(kinds), now, whose)
+
+    def _trainers(self) -> dict[str, int]:
+        """The process that each job is of, if process ids of the mount mean anything to us."""
+        if self.facts is None or self.facts.pid_namespace != _PID_NAMESPACE:
+            return {}
+        jobs = self.jobs.values()
+        return {job.name: job.request.pid for job in jobs if job.request.pid is not None}
 
     def _decide(self, told: list[Told], is_up: bool) -> _Decided:
         """In a thread, `_planning` held."""
@@ -786,18 +810,6 @@ class _Mount:
             "pid": job.request.pid,
             "age_s": round(time.monotonic() - job.begun_s, 3),
         }
-
-
-def _tell_events(planner: MountPlanner, events: list[Told], now: float) -> None:
-    """All answers at once, then all observations: what numpy costs, it costs by the call."""
-    done = [event for event in events if isinstance(event, Done)]
-    seen = [event for event in events if isinstance(event, Seen)]
-    if done:
-        inos, results = zip(*done, strict=True)
-        planner.done(np.concatenate(inos), np.concatenate(results), now)
-    if seen:
-        inos, kinds, _ = zip(*seen, strict=True)
-        planner.observe(np.concatenate(inos), np.concatenate(kinds), now)
 
 
 def _now() -> float:

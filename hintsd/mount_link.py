@@ -44,6 +44,7 @@ COUNT_MOST: Final = 1 << 62
 
 Inos: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Processes: TypeAlias = npt.NDArray[np.uint32]
 
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 _STATE_FIELDS: Final = (
@@ -64,6 +65,7 @@ class MountFacts(NamedTuple):
     mountpoint: str
     cache_dir: str
     ram_bytes: int
+    pid_namespace: int  # of its process ids: the inode number of /proc/self/ns/pid; 0: unknown
 
 
 class Up(NamedTuple):
@@ -81,6 +83,8 @@ class Gone(NamedTuple):
 class Seen(NamedTuple):
     inos: Inos
     kinds: Bytes
+    processes: Processes  # who asked
+    parents: Processes  # who has started that one
     lost: int
 
 
@@ -206,9 +210,14 @@ def _event(frame: Frame) -> Event:
     fields = frame.fields
     if frame.type == "seen":
         inos, kinds = fields.array("inos", np.uint32), fields.array("kinds", np.uint8)
-        if len(inos) != len(kinds):
-            raise WireError("seen: field kinds has another length than inos")
-        return Seen(inos, kinds, fields.int("lost", 0, COUNT_MOST))
+        # a server of an earlier version does not tell who asked
+        processes, parents = (
+            fields.array(name, np.uint32) if name in fields else np.zeros_like(inos)
+            for name in ("processes", "parents")
+        )
+        if not len(inos) == len(kinds) == len(processes) == len(parents):
+            raise WireError("seen: its fields are of different lengths")
+        return Seen(inos, kinds, processes, parents, fields.int("lost", 0, COUNT_MOST))
     if frame.type == "done":
         inos, results = fields.array("inos", np.uint32), fields.array("results", np.uint8)
         if len(inos) != len(results):
@@ -364,6 +373,7 @@ def _facts(line: bytes) -> MountFacts:
         mountpoint=mount.str("mountpoint", PATH_BYTES_MOST),
         cache_dir=mount.str("cache_dir", PATH_BYTES_MOST),
         ram_bytes=mount.int("ram_bytes", 0, COUNT_MOST),
+        pid_namespace=mount.optional_int("pid_namespace", 0, COUNT_MOST) or 0,
     )
 
 

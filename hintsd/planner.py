@@ -21,7 +21,7 @@ those with refs > 0; SENT and STAGED only on HELD files.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from hintsd import stall
 from hintsd.policies import Integers, Mask
 from hintsd.policies.frequency import Frequency
 from hintsd.progress import Progress
+from hintsd.readers import OWN, STRANGER, Standings
 from hintsd.sequence import CHUNK, Inos, Positions, Sequence
 
 COMMAND_INOS_MOST = 65_536
@@ -49,6 +50,7 @@ SENTINELS_EVERY_S = 1.0
 ARM_MOST = 4096
 RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
 OBSERVED_WIRES, OBSERVED_MOST = 2, 128  # weighed at once
+AWAITED_S = 30.0  # a trainer may need so long to begin
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven
 HORIZON_WAIT_S = 60.0
@@ -111,8 +113,10 @@ class _Job:
         self.sentinel_epoch = -1
         self.wired = progress.high  # wires are laid up to here
         self.wires = _NO_POSITIONS  # those laid from `low` on, sorted
-        # wires beyond `high` that fired in order: not laid again
+        # wires from `low` on that fired in order: not laid again
         self.fired: dict[int, _Fired] = {}
+        self.is_read = False  # its own process, or one that this has started, was seen to read
+        self.is_swayed = False  # it was not, for long, and others' reads were weighed
         self.misses = 0
         self.late: Counter[str] = Counter()
         self.unplanned: Counter[str] = Counter()
@@ -150,6 +154,7 @@ class MountPlanner:
         self._cancels: list[Inos] = []
         self._drops: list[Inos] = []
         self._again: list[Inos] = []
+        self._stolen: list[Inos] = []  # ARMED, but the mount has them no more
         self._retry_at = 0.0
         self._retry_s = RETRY_FIRST_S
         self._clear = False
@@ -290,7 +295,7 @@ class MountPlanner:
         job.unknown.discard(epoch)
         if job.state == "wrong" or current not in sequence.orders:
             # announced anew, or the reader is in an epoch that nobody could tell us: he begins here
-            job.progress.move(max(epoch * sequence.samples_per_epoch, 0), job.progress.confirmed_at)
+            job.progress.begin(epoch * sequence.samples_per_epoch, job.progress.confirmed_at)
             if job.state == "wrong":
                 job.state, job.reason = "waiting", ""
             self._restart(job)
@@ -319,10 +324,19 @@ class MountPlanner:
         job.progress.step(epoch * n + min(batch * job.batch_size, n), now)
         self._woken(job)
 
-    def observe(self, inos: Inos, kinds: npt.NDArray[np.uint8], now: float) -> None:
-        """`seen` frames (docs/WIRE.md)."""
+    def observe(
+        self,
+        inos: Inos,
+        kinds: npt.NDArray[np.uint8],
+        now: float,
+        whose: Mapping[str, Standings] | None = None,
+    ) -> None:
+        """`seen` frames (docs/WIRE.md). `whose`: for jobs whose process is known, who made each of
+        these observations (hintsd/readers.py).
+        """
         known = (inos > 0) & (inos < len(self._flags))
         inos, kinds = inos[known], kinds[known]
+        whose = {name: stands[known] for name, stands in (whose or {}).items()}
         # A reader moves on between two wires: only few of them are weighed at one position.
         wires = np.cumsum(kinds & SEEN_MASK == SEEN_LOOKUP)
         start = 0
@@ -330,15 +344,26 @@ class MountPlanner:
             passed = wires[start - 1] if start else 0
             stop = int(np.searchsorted(wires, passed + OBSERVED_WIRES, "right"))
             stop = min(max(stop, start + 1), start + OBSERVED_MOST)
-            self._observe(inos[start:stop], kinds[start:stop], now)
+            part = {name: stands[start:stop] for name, stands in whose.items()}
+            self._observe(inos[start:stop], kinds[start:stop], part, now)
             start = stop
 
-    def _observe(self, inos: Inos, kinds: npt.NDArray[np.uint8], now: float) -> None:
+    def _observe(
+        self,
+        inos: Inos,
+        kinds: npt.NDArray[np.uint8],
+        whose: Mapping[str, Standings],
+        now: float,
+    ) -> None:
         reads = kinds & SEEN_MASK != SEEN_LOOKUP
-        self._flags[inos[~reads]] &= ~ARMED & 0xFFFF
         jobs = [job for job in self._jobs.values() if job.state != "done" and job.sequence.orders]
-        unfired = [self._first_unfired(job) for job in jobs]
+        strange = [self._strangers(job, inos, whose.get(job.name), now) for job in jobs]
         candidates = [job.sequence.locate(inos, job.progress.low) for job in jobs]
+        used_in: list[Mask] = [np.logical_or.reduce(where >= 0, axis=0) for where in candidates]
+        self._disarm(inos, reads, jobs, candidates, strange)
+        for where, theirs in zip(candidates, strange, strict=True):
+            where[:, theirs] = -1
+        unfired = [self._first_unfired(job) for job in jobs]
         placed = [
             np.full(len(inos), -1, np.int64)
             if job.state == "wrong"
@@ -349,23 +374,24 @@ class MountPlanner:
         for where in placed:
             excused |= where >= 0
         _give_to_nearest(jobs, placed)
-        in_order_of = [(where >= 0).any(axis=0) for where in candidates]
+        in_order_of = [np.logical_or.reduce(where >= 0, axis=0) for where in candidates]
         # a file of the dataset that nobody is to read now: another rank reads it, or a stranger
         in_none = reads & (self._sizes[inos] > 0)
-        for mine in in_order_of:
-            in_none &= ~mine
-        self._count_reads(jobs, candidates, placed, kinds, reads)
-        for job, where, here, first, mine in zip(
-            jobs, candidates, placed, unfired, in_order_of, strict=True
+        for used in used_in:
+            in_none &= ~used
+        self._count_reads(jobs, candidates, placed, used_in, strange, kinds, reads)
+        for job, where, here, first, mine, theirs in zip(
+            jobs, candidates, placed, unfired, in_order_of, strange, strict=True
         ):
             progress = job.progress
             others = excused.copy()  # what another live job reads somewhere is no stray of this one
-            for other, theirs in zip(jobs, in_order_of, strict=True):
+            for other, used in zip(jobs, in_order_of, strict=True):
                 if other is not job and other.live:
-                    others |= theirs
+                    others |= used
             # Before `take`: what is in order is what was so when they were placed.
             fired = self._fired(job, where[:, ~reads], here[~reads] >= 0, first)
-            progress.take(inos, where, here, reads, mine | in_none, others, first, now)
+            relevant = (mine | in_none) & ~theirs
+            progress.take(inos, where, here, reads, relevant, others, first, now)
             if fired:
                 job.fired.update(fired)
                 progress.reach(self._fired_in_turn(job), now)
@@ -380,16 +406,39 @@ class MountPlanner:
             if (here >= 0).any():
                 self._woken(job)
 
+    def _strangers(self, job: _Job, inos: Inos, stands: Standings | None, now: float) -> Mask:
+        """Which observations say nothing of the job: strangers'. If its own process is not seen to
+        read for AWAITED_S, its readers may be processes that it has not started.
+        """
+        if stands is None:
+            return np.zeros(len(inos), np.bool_)
+        theirs: Mask = stands == STRANGER
+        if not job.is_read:
+            own = inos[stands == OWN]
+            job.is_read = bool((job.sequence.locate(own, 0) >= 0).any())
+            if not job.is_read and now - job.opened_at >= AWAITED_S:
+                job.is_swayed |= bool(theirs.any())
+                return np.zeros(len(inos), np.bool_)
+            if job.is_read and job.is_swayed:
+                self._release_window(job)
+                job.progress.begin_again(now)
+                self._restart(job)
+                if job.state == "wrong":
+                    job.state, job.reason = "waiting", ""
+        return theirs
+
     def _count_reads(
         self,
         jobs: list[_Job],
         candidates: list[Positions],
         placed: list[Positions],
+        used_in: list[Mask],
+        strange: list[Mask],
         kinds: npt.NDArray[np.uint8],
         reads: Mask,
     ) -> None:
         """Late and unplanned READs (docs/HINTS.md rule 7). One that is late for a job is not
-        unplanned for another.
+        unplanned for another. `used_in`: whether each is in a job's order, whoever reads it.
         """
         if not reads.any():
             return
@@ -405,7 +454,7 @@ class MountPlanner:
         in_dataset = np.zeros(len(reads), np.bool_)
         for index in live:
             planned |= in_window[index]
-            in_dataset |= (candidates[index] >= 0).any(axis=0)
+            in_dataset |= used_in[index]
         for index in live:
             job, late = jobs[index], in_window[index]
             job.misses += int(np.count_nonzero(reads & (placed[index] >= 0)))
@@ -417,7 +466,8 @@ class MountPlanner:
             job.late["queued"] += int(np.count_nonzero(left))
             mine = (candidates[index] >= 0).any(axis=0)
             job.unplanned["not in window"] += int(np.count_nonzero(reads & mine & ~planned))
-            job.unplanned["not in dataset"] += int(np.count_nonzero(reads & ~in_dataset))
+            outside = reads & ~in_dataset & ~strange[index]
+            job.unplanned["not in dataset"] += int(np.count_nonzero(outside))
 
     def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
         """`done` frames (docs/WIRE.md)."""
@@ -484,6 +534,7 @@ class MountPlanner:
         self._stage_unanswered = self._fetch_unanswered = 0
         self._fetching.clear()
         self._again.clear()
+        self._stolen.clear()
 
     # --- deciding
 
@@ -1035,8 +1086,32 @@ class MountPlanner:
             job.wires, [progress.low, progress.high + 2 * progress.spacing]
         )
         where = job.wires[first:last]
-        armed = where[self._flags[job.sequence.inos_at(where)] & ARMED != 0]
-        return int(armed[0]) if len(armed) else None
+        armed = where[self._flags[job.sequence.inos_at(where)] & ARMED != 0].tolist()
+        return next((wire for wire in armed if wire not in job.fired), None)
+
+    def _disarm(
+        self,
+        inos: Inos,
+        reads: Mask,
+        jobs: list[_Job],
+        candidates: list[Positions],
+        strange: list[Mask],
+    ) -> None:
+        """Files that were looked up have no wire any more. What a stranger took away from a job
+        that has not read it yet is laid again, and counts as not fired meanwhile.
+        """
+        stolen = np.zeros(len(inos), np.bool_)
+        for job, where, theirs in zip(jobs, candidates, strange, strict=True):
+            if not theirs.any() or len(job.wires) == 0 or not job.live:
+                continue
+            place = np.minimum(np.searchsorted(job.wires, where), len(job.wires) - 1)
+            wire = (job.wires[place] == where) & (where >= job.progress.low)
+            stolen |= theirs & (wire & ~np.isin(where, list(job.fired))).any(axis=0)
+        stolen &= ~reads
+        self._flags[inos[~reads & ~stolen]] &= ~ARMED & 0xFFFF
+        if stolen.any():
+            self._flags[inos[stolen]] |= ARMED
+            self._stolen.append(inos[stolen])
 
     def _fired(
         self, job: _Job, candidates: Positions, own: Mask, unfired: int | None
@@ -1079,7 +1154,8 @@ class MountPlanner:
         return end
 
     def _wires(self, now: float) -> list[Inos]:
-        parts = []
+        parts = [np.unique(inos[self._flags[inos] & ARMED != 0]) for inos in self._stolen]
+        self._stolen.clear()
         for job in self._jobs.values():
             if not (job.live and job.sequence.orders):
                 continue
@@ -1109,7 +1185,7 @@ class MountPlanner:
             kept = job.wires[np.searchsorted(job.wires, progress.low) :]
             job.wires = np.concatenate([kept, self._grid(job, start, stop, progress.spacing)])
             job.wired = stop
-            job.fired = {wire: how for wire, how in job.fired.items() if wire >= high}
+            job.fired = {wire: how for wire, how in job.fired.items() if wire >= progress.low}
         return job.wires[np.searchsorted(job.wires, high) :]
 
     def _sentinels(self, job: _Job, now: float) -> list[Positions]:

@@ -109,7 +109,7 @@ class Progress:
         # a worker that begins a batch has read its one before; no wire tells that of small batches
         reading = workers_assumed * batch_size if self.spacing <= batch_size else self.disorder
         self._reading = min(reading, quarter)
-        self.low = self.high = start
+        self._told = self.low = self.high = start  # _told: by the trainer, the last time
         self._unstepped = start  # `low`, had there been no steps
         self.begun = False
         self.observations = self.strays = 0  # since the last verdict or jump
@@ -264,7 +264,7 @@ class Progress:
     def step(self, position: int, now: float) -> None:
         """The trainer has taken all samples before `position`."""
         back = self._last_step is not None and position < self._last_step
-        self._last_step = position
+        self._last_step = self._told = position
         if back or position > self.high + self.disorder + 4 * self.spacing:
             self.move(position, now)
         self.begun = True
@@ -281,6 +281,15 @@ class Progress:
         self._paced = (now, position)
         self.confirmed_at = now
         self._forget_evidence()
+
+    def begin(self, position: int, now: float) -> None:
+        """The trainer says that it begins there."""
+        self._told = position
+        self.move(position, now)
+
+    def begin_again(self, now: float) -> None:
+        """All that was seen says nothing of the reader: he is where the trainer said last."""
+        self.move(self._told, now)
 
     def jump(self) -> int | None:
         """Another place that the strays agree on, if the present one explains nothing."""

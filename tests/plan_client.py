@@ -38,6 +38,7 @@ class PlanClient:
         self.hello: dict[str, Any] = json.loads(line)
         self.results: dict[int, list[int]] = {}  # inode -> its results, in order
         self.seen: list[tuple[int, int]] = []
+        self.askers: dict[int, set[tuple[int, int]]] = {}  # inode -> (process, its parent)
         self.lost = 0
         self.directories: list[Frame] = []
         self.state: dict[str, Any] = {}
@@ -140,6 +141,9 @@ class PlanClient:
             case "seen":
                 inos, kinds = fields.array("inos", "u4"), fields.array("kinds", "u1")
                 self.seen += zip(_list(inos), _list(kinds), strict=True)
+                askers = [_list(fields.array(name, "u4")) for name in ("processes", "parents")]
+                for ino, process, parent in zip(_list(inos), *askers, strict=True):
+                    self.askers.setdefault(ino, set()).add((process, parent))
                 self.lost += fields.int("lost", 0, 1 << 40)
             case "directory":
                 self.directories.append(frame)

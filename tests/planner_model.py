@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from hintsd.planner import Command, MountPlanner
+from hintsd.readers import OWN, STRANGER, UNKNOWN
 from hintsd.sequence import Inos
 
 PAGE_BYTES = 4096
@@ -37,7 +38,7 @@ class ModelMount:
         self.staged_order: list[int] = []
         self.failing: set[int] = set()
         self._done: list[tuple[int, int]] = []
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[tuple[int, int, str]] = []
         self.reads = self.lookups = 0
 
     @property
@@ -115,11 +116,13 @@ class ModelMount:
         self.ssd.add(ino)
         return 2
 
-    def read(self, ino: int) -> bool:
-        """A reader opens and reads the file; whether it was a READ (was not in the page cache)."""
+    def read(self, ino: int, reader: str = "") -> bool:
+        """A reader opens and reads the file; whether it was a READ (was not in the page cache).
+        `reader`: the job that it is of, another word: nobody's, or "": it is not known.
+        """
         if ino == 0:
             return False
-        self.look_up(ino)
+        self.look_up(ino, reader)
         if ino in self.ram or self.sizes[ino] == 0:
             return False
         self.reads += 1
@@ -129,16 +132,16 @@ class ModelMount:
             kind = 3
         if any(ino == queued for queued, _ in self.stage_queue):
             kind |= 8 | 16
-        self._seen.append((ino, kind))
+        self._seen.append((ino, kind, reader))
         return True
 
-    def look_up(self, ino: int) -> None:
+    def look_up(self, ino: int, reader: str = "") -> None:
         if ino in self.armed:
             self.armed.remove(ino)
             self.lookups += 1
-            self._seen.append((ino, 1))
+            self._seen.append((ino, 1, reader))
 
-    def deliver(self, planner: MountPlanner, now: float) -> None:
+    def deliver(self, planner: MountPlanner, now: float, jobs: Iterable[str]) -> None:
         """Hands over what the mount has to say."""
         done, self._done = self._done, []
         seen, self._seen = self._seen, []
@@ -146,8 +149,15 @@ class ModelMount:
             inos, results = zip(*done, strict=True)
             planner.done(np.array(inos, np.uint32), np.array(results, np.uint8), now)
         if seen:
-            inos, kinds = zip(*seen, strict=True)
-            planner.observe(np.array(inos, np.uint32), np.array(kinds, np.uint8), now)
+            inos, kinds, readers = zip(*seen, strict=True)
+            whose = {
+                job: np.array(
+                    [UNKNOWN if not of else OWN if of == job else STRANGER for of in readers],
+                    np.uint8,
+                )
+                for job in jobs
+            }
+            planner.observe(np.array(inos, np.uint32), np.array(kinds, np.uint8), now, whose)
 
 
 def make_planner(mount: ModelMount, ram_bytes: int) -> MountPlanner:

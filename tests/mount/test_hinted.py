@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,88 @@ def test_another_seed_is_noticed(place: Place, mounting: Mounting) -> None:
         assert directed.job("job")["window_bytes"] == 0
         assert [name for name, line in directed.notices if "wrong" in line] == ["job"]
         eventually(idle(directed))
+
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+from torch.utils.data import DataLoader
+from hintsd.orders import OrderSpec, access_sequence
+root, names = Path(sys.argv[1]), sys.argv[2:]
+class Files:
+    def __len__(self):
+        return len(names)
+    def __getitem__(self, index):
+        return len((root / names[index]).read_bytes())
+spec = OrderSpec("random", len(names), seed=7, batch_size=4)
+print(0, 0, flush=True)
+assert sys.stdin.readline()
+for epoch in range(3):
+    order = [int(index) for index in access_sequence(spec, epoch)]
+    loader = DataLoader(Files(), batch_size=4, sampler=order, num_workers=2, prefetch_factor=2)
+    for batch, _ in enumerate(loader):
+        time.sleep(0.01)  # what it computes
+        if batch % 10 == 0:
+            print(epoch, 4 * batch, flush=True)
+            assert sys.stdin.readline()
+"""
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with its children, killed at the end."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.claim("P9")
+@pytest.mark.parametrize("ram_bytes", [None, 2 << 20], ids=["wires only", "mostly READs"])
+def test_strangers_beside_a_dataloader(
+    place: Place, mounting: Mounting, ram_bytes: int | None
+) -> None:
+    """They read all the time, in processes that end soon, and the trainer's position is known."""
+    count = 480
+    names = [str(name) for name in make_dataset(place, count)]
+    mount = mounting("--ram", "16M")
+    strangers = f"cd {mount.path}; while :; do cat */*.jpg; ls -lU *; sleep 0.05; done > /dev/null"
+    with (
+        running(sys.executable, "-c", TRAINER, str(mount.path), *names) as trainer,
+        running("sh", "-c", strangers),
+        Directed(ram_bytes=ram_bytes) as directed,
+    ):
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline()  # torch is there
+        directed.open(
+            "job",
+            request(
+                mount.path, shuffled(count), epochs=3, workers=2, prefetch_factor=2, pid=trainer.pid
+            ),
+        )
+        trainer.stdin.write("go on\n")
+        trainer.stdin.flush()
+
+        def position() -> int:
+            status = directed.job("job")
+            return int(status["epoch"] * count + status["index"])
+
+        for line in trainer.stdout:
+            epoch, index = map(int, line.split())
+            # Strangers fire wires before the trainer comes to them, so it may be seen late.
+            assert position() <= epoch * count + index + SPACING
+            trainer.stdin.write("go on\n")
+            trainer.stdin.flush()
+        assert trainer.wait() == 0
+        eventually(lambda: position() > 5 * count // 2)
+        assert directed.job("job")["state"] in ("running", "done")
+        assert not [line for _, line in directed.notices if "wrong" in line]
 
 
 @pytest.mark.claim("P11")

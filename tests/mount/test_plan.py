@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import os
 import random
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -279,6 +280,41 @@ def test_reads_are_seen_with_how_the_file_stood(place: Place, begin: Begin) -> N
     client.settle()
     check(place, mount, names[1:2])
     client.until(lambda: (inos[1], READ_SSD) in client.seen)
+
+
+def test_who_asks_is_seen(place: Place, begin: Begin) -> None:
+    """Threads and processes that read at the same time, and have ended before it is told."""
+    names = [f"d/{number:02}" for number in range(60)]
+    for name in names:
+        place.write(name, random_bytes(name, 10_000))
+    mount, client = begin()
+    inos = inodes(client)
+
+    def cat(number: int) -> tuple[int, int]:
+        with subprocess.Popen(["cat", mount.path / names[number]], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert len(child.stdout.read()) == 10_000
+        return child.pid, os.getpid()
+
+    def read(number: int) -> tuple[int, int]:
+        (mount.path / names[number]).read_bytes()
+        return os.getpid(), os.getppid()
+
+    def read_all() -> None:
+        client.askers.clear()
+        with concurrent.futures.ThreadPoolExecutor(6) as threads:
+            asked = list(threads.map(lambda n: (cat, read)[n % 2](n), range(60)))
+        client.until(lambda: len(client.askers) == 60)
+        assert client.askers == {ino: {asker} for ino, asker in zip(inos, asked, strict=True)}
+
+    read_all()  # from the origin
+    client.fetch_all(inos)
+    mount.drop_pages()
+    read_all()  # from SSD
+    staged(client, inos)
+    client.command("arm", inos)
+    client.settle()
+    read_all()  # look-ups
 
 
 @in_one_mode

@@ -75,8 +75,10 @@ class Door:
         return int(self.call("plan_flags", self.inos(name))[0])
 
     def seen(self) -> list[tuple[int, int]]:
-        inos, kinds, lost = self.call("take_seen", 1000)
+        inos, kinds, processes, parents, lost = self.call("take_seen", 1000)
         assert lost == 0
+        assert processes == pack(os.getpid()) * len(kinds)
+        assert parents == pack(os.getppid()) * len(kinds)
         return list(zip(struct.unpack(f"<{len(kinds)}I", inos), kinds, strict=True))
 
     def reads(self) -> int:

@@ -28,7 +28,7 @@ def test_no_mount(tmp_path: Path) -> None:
 
 def mounted(owner: Director, name: str, cache_dir: str, ram_bytes: int) -> director._Mount:
     mount = director._Mount(owner, name)
-    mount.facts = MountFacts(name, name, cache_dir, ram_bytes)
+    mount.facts = MountFacts(name, name, cache_dir, ram_bytes, 0)
     mount.state = {"ssd_room_bytes": 900}
     mount.jobs = {"job": cast(Any, None)}
     owner._mounts[name] = mount

@@ -103,15 +103,20 @@ def test_events_and_a_new_server(played: Played) -> None:
             server = await played.accept()
             up = await event()
             assert isinstance(up, Up)
-            assert up.channel.facts == ("a", "/m", "/c", 5)
+            assert up.channel.facts == ("a", "/m", "/c", 5, 0)
             inos = np.array([1, 2], np.uint32)
-            await server.send("seen", inos=inos, kinds=np.array([1, 2], np.uint8), lost=3)
+            kinds = np.array([1, 2], np.uint8)
+            await server.send(
+                "seen", inos=inos, kinds=kinds, processes=inos + 7, parents=inos + 8, lost=3
+            )
             await server.send("done", inos=inos, results=np.array([4, 5], np.uint8))
             await server.send("state", **STATE)
             seen, done = await event(), await event()
             assert isinstance(seen, Seen)
             assert seen.lost == 3
             assert list(seen.kinds) == [1, 2]
+            assert list(seen.processes) == [8, 9]
+            assert list(seen.parents) == [9, 10]
             assert isinstance(done, Done)
             assert list(done.results) == [4, 5]
             assert await event() == (STATE,)

@@ -66,7 +66,8 @@ def readable(fd: int) -> bool:
 
 def seen(most: int = SEEN_MOST) -> tuple[list[tuple[int, int]], int]:
     """[(inode, kind), …] and how many were lost."""
-    inos, kinds, lost = _native.take_seen(most)
+    inos, kinds, processes, parents, lost = _native.take_seen(most)
+    assert len(processes) == len(parents) == len(inos)
     return list(zip(struct.unpack(f"<{len(kinds)}I", inos), kinds, strict=True)), lost
 
 
@@ -125,7 +126,7 @@ def test_a_look_up_is_seen_once_after_it_was_armed(plan: Path) -> None:
         _native.note_seen(2, _native.SEEN_LOOKUP)
         assert seen() == ([], 0)
         _native.plan_mark(pack(2), _native.PLAN_ARMED | _native.PLAN_FAILED, 0)
-        assert _native.note_seen(2, _native.SEEN_LOOKUP, pid=os.getpid()) is False
+        assert _native.note_seen(2, _native.SEEN_LOOKUP, tid=os.getpid()) is False
         assert seen() == ([(2, _native.SEEN_LOOKUP | _native.PLAN_FAILED)], 0)
 
 

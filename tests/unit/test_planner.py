@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hintsd.planner import SEEN_LOOKUP, MountPlanner
+from hintsd.planner import AWAITED_S, SEEN_LOOKUP, MountPlanner
 from hintsd.policies.belady import origin_bytes
 from hintsd.sequence import Inos
 from tests.planner_model import ModelMount, loader_order, make_planner, pages
@@ -86,7 +86,7 @@ class Scene:
             self.exchanges.append((changes["drop"], changes["stage"]))
         self.planner.check_invariants()
         self.mount.work(work)
-        self.mount.deliver(self.planner, self.now)
+        self.mount.deliver(self.planner, self.now, self.orders)
         self.planner.check_invariants()
         assert self.mount.ram_bytes_most <= self.budget_bytes
 
@@ -94,11 +94,13 @@ class Scene:
         for _ in range(6):
             self.turn()
 
-    def read(self, inos: list[int], *, turn_every: int = 8, work: int = 1 << 20) -> int:
+    def read(
+        self, inos: list[int], *, turn_every: int = 8, work: int = 1 << 20, reader: str = ""
+    ) -> int:
         """READs that it took."""
         before = self.mount.reads
         for count, ino in enumerate(inos, 1):
-            self.mount.read(ino)
+            self.mount.read(ino, reader)
             if count % turn_every == 0:
                 self.turn(work)
         self.turn(work)
@@ -476,6 +478,178 @@ def test_a_file_read_at_an_epochs_end_is_a_wire_at_the_next_ones_beginning() -> 
     assert grid <= armed, [int(np.flatnonzero(second == ino)[0]) for ino in grid - armed]
 
 
+# --- strangers: processes that are not the job's
+
+
+def strangers_order(kind: str, count: int, rng: np.random.Generator) -> Iterator[int]:
+    """A reader without a hint, for ever."""
+    while True:
+        yield from (np.arange(count) if kind == "listing" else rng.permutation(count)) + 1
+
+
+def follow(
+    scene: Scene, order: Iterable[int], strangers: list[Iterator[int]], each: int = 1
+) -> Iterator[int]:
+    """Reads `order` as the job's process; after each sample every stranger reads `each` more.
+    Yields the samples read, after each turn.
+    """
+    for count, ino in enumerate(order, 1):
+        scene.mount.read(ino, "job")
+        for stranger in strangers * each:
+            scene.mount.read(next(stranger), "cat")
+        if count % 8 == 0:
+            scene.turn()
+            yield count
+
+
+@pytest.mark.claim("P9")
+@pytest.mark.parametrize(("strangers", "each"), [(1, 1), (3, 1), (1, 6)])
+@pytest.mark.parametrize("kind", ["random", "listing"])
+@pytest.mark.parametrize("ram_share", [0.3, 1.2])
+def test_strangers_condemn_nobody_and_move_nothing(
+    ram_share: float, kind: str, strangers: int, each: int
+) -> None:
+    for seed in range(4):
+        count = (480, 1500)[seed % 2]
+        scene = Scene(same_sizes(count), ram_bytes=int(ram_share * count) * FILE_BYTES, seed=seed)
+        orders = scene.shuffled()
+        scene.open("job", orders, samples=count, workers=2)
+        scene.settle()
+        read = [
+            ino for epoch in range(2) for ino in loader_order(orders[epoch], 16, 2, 2, scene.rng)
+        ]
+        others = [strangers_order(kind, count, scene.rng) for _ in range(strangers)]
+        for samples in follow(scene, read, others, each):
+            status = scene.planner.status("job")
+            assert status["state"] == "running"
+            assert abs(status["epoch"] * count + status["index"] - samples) < 300
+        assert sum(status["unplanned"].values()) < 20
+        assert status["not_late"] > 1.8 * count
+
+
+@pytest.mark.parametrize("kind", ["random", "listing"])
+@pytest.mark.parametrize("ram_share", [0.3, 1.2])
+def test_a_wrong_hint_is_noticed_beside_strangers(ram_share: float, kind: str) -> None:
+    count = 1500
+    scene = Scene(same_sizes(count), ram_bytes=int(ram_share * count) * FILE_BYTES)
+    scene.open("job", scene.shuffled(), samples=count, workers=2)
+    scene.settle()
+    read = np.concatenate(scene.shuffled()).tolist()
+    strangers = [strangers_order(kind, count, scene.rng) for _ in range(2)]
+    for samples in follow(scene, read, strangers):  # noqa: B007
+        if scene.planner.status("job")["state"] == "wrong":
+            break
+    assert scene.planner.status("job")["state"] == "wrong"
+    assert samples < 2000
+
+
+def test_strangers_alone_move_no_reader_that_pauses() -> None:
+    scene = Scene(same_sizes(1000), ram_bytes=400 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=1000)
+    scene.settle()
+    scene.read(orders[0][:300].tolist(), reader="job")
+    before = scene.planner.status("job")
+    window = [int(ino) for ino in orders[0][300:600]]
+    scene.read(window, reader="cat")
+    scene.read(list(range(1, 1001)), reader="cat")
+    after = scene.planner.status("job")
+    for figure in ("state", "epoch", "index", "late", "unplanned", "not_late", "window_bytes"):
+        assert after[figure] == before[figure], figure
+    assert scene.read(orders[0][300:].tolist(), reader="job") <= 10
+
+
+def test_what_a_stranger_has_fired_is_laid_again_and_holds_the_window() -> None:
+    """Also between the marks: a slow worker is still to read it."""
+    scene = Scene(same_sizes(3000), ram_bytes=4000 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=3000, batch_size=64, workers=4)
+    scene.settle()
+    order = orders[0].tolist()
+    slow = range(192, 256)  # one worker's batch
+    scene.read([ino for at, ino in enumerate(order[:500]) if at not in slow], reader="job")
+    job = scene.planner._jobs["job"].progress
+    low = job.low
+    assert low <= slow.start < job.high
+    for _ in range(3):
+        assert order[slow.start] in scene.mount.armed
+        scene.mount.look_up(order[slow.start], "cat")
+        scene.turn()
+        assert job.low == low
+        scene.turn()
+    scene.read([order[at] for at in slow], reader="job")
+    assert job.low > slow.start
+
+
+def test_another_jobs_reader_takes_no_wire_away() -> None:
+    scene = Scene(same_sizes(1000), ram_bytes=1200 * FILE_BYTES)
+    orders = {name: scene.shuffled() for name in ("a", "b")}
+    for name in orders:
+        scene.open(name, orders[name], samples=1000, epochs=4, workers=2)
+    scene.settle()
+    for epoch in range(4):
+        for at in range(0, 1000, 8):
+            for name in orders:
+                for ino in orders[name][epoch][at : at + 8].tolist():
+                    scene.mount.read(ino, name)
+            scene.turn()
+            for name in orders:
+                status = scene.planner.status(name)
+                assert status["state"] in ("running", "done")
+                assert abs(status["epoch"] * 1000 + status["index"] - epoch * 1000 - at) < 200
+
+
+def test_a_wrong_seed_is_noticed_although_the_files_are_another_jobs() -> None:
+    scene = Scene(same_sizes(1500), ram_bytes=500 * FILE_BYTES)
+    right, wrong, read = scene.shuffled(), scene.shuffled(), scene.shuffled()
+    scene.open("right", right, samples=1500, workers=2)
+    scene.open("wrong", wrong, samples=1500, workers=2)
+    scene.settle()
+    for at in range(0, 1500, 8):
+        for name, order in (("right", right), ("wrong", read)):
+            for ino in order[0][at : at + 8].tolist():
+                scene.mount.read(ino, name)
+        scene.turn()
+    assert scene.planner.status("wrong")["state"] == "wrong"
+    assert scene.planner.status("right")["state"] == "running"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("ram_share", [0.3, 1.2])
+def test_what_strangers_read_before_the_job_begins_is_forgotten(
+    ram_share: float, is_late: bool
+) -> None:
+    scene = Scene(same_sizes(800), ram_bytes=int(800 * ram_share) * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=800)
+    scene.settle()
+    stranger = strangers_order("random", 800, scene.rng)
+    scene.read([next(stranger) for _ in range(2000)], reader="cat")
+    assert scene.planner.status("job")["state"] == "waiting"
+    assert scene.planner.status("job")["index"] == 0
+    if is_late:
+        scene.turn(step_s=AWAITED_S)
+        scene.read([next(stranger) for _ in range(2000)], reader="cat")
+        assert scene.planner.status("job")["state"] == "wrong"
+    scene.read(orders[0][:700].tolist(), reader="job")
+    status = scene.planner.status("job")
+    assert (status["state"], status["epoch"]) == ("running", 0)
+    assert 600 < status["index"] <= 700
+
+
+def test_readers_that_the_jobs_process_has_not_started_are_believed() -> None:
+    """If that process reads nothing itself for long: a launcher may have announced the order."""
+    scene = Scene(same_sizes(2000), ram_bytes=400 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=2000)
+    scene.settle()
+    scene.read(orders[0][:1000].tolist(), reader="worker")
+    assert scene.planner.status("job")["index"] == 0
+    scene.turn(step_s=AWAITED_S)
+    assert scene.read(orders[0][1000:1900].tolist(), reader="worker") < 50
+    assert 1800 < scene.planner.status("job")["index"] <= 1900
+
+
 # --- odd files
 
 
@@ -622,7 +796,7 @@ def test_any_interleaving_keeps_the_budgets_and_leaves_nothing(data: st.DataObje
                 scene.mount.fetch_queue.clear()
                 scene.mount.armed.clear()
                 scene.mount.drop(range(1, 1000))
-                scene.mount.deliver(scene.planner, scene.now)
+                scene.mount.deliver(scene.planner, scene.now, scene.orders)
                 scene.planner.disconnected()
             case _:
                 scene.turn(work=data.draw(st.integers(0, 100)), step_s=0.3)

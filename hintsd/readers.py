@@ -1,0 +1,105 @@
+"""Who reads: from the process that made a request to whose it is.
+
+A job is announced by a process. What that process and its descendants read (threads, DataLoader
+workers, whether forked, spawned or of a fork server) is the job's OWN; what any other process
+reads, a STRANGER's. UNKNOWN: its ancestors have ended or are hidden (another pid namespace,
+procfs's hidepid), or nobody knows the job's process (`hintsd hint` without --pid).
+
+The mount tells the process and its parent as they were when the request was made: who reads one
+file has ended before we hear of it. The ancestors are looked up here, once a second, so a number
+that is used again is not believed for longer; one that has ended is believed for KEPT_S more.
+
+INVARIANT: a process is a STRANGER only if all its ancestors were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+UNKNOWN, OWN, STRANGER = 0, 1, 2
+LOOKED_UP_EVERY_S: Final = 1.0
+KEPT_S: Final = 5.0
+KNOWN_MOST: Final = 4096
+ANCESTORS_MOST: Final = 256
+
+Pids: TypeAlias = npt.NDArray[np.uint32]
+Standings: TypeAlias = npt.NDArray[np.uint8]
+Lineage: TypeAlias = tuple[int, ...]
+"""A process, its parent, and so on; ends with 0 when all were seen."""
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; 0: none, or one outside the pid namespace. None: the process has
+    ended, or we may not see it.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            status = file.read()
+    except OSError:
+        return None
+    return int(status.partition(b"\nPPid:\t")[2].partition(b"\n")[0])
+
+
+class _Known(NamedTuple):
+    lineage: Lineage
+    looked_up_at: float
+
+
+class Readers:
+    """The ancestors of those that have read, as far as they matter still."""
+
+    def __init__(self, parent_of: Callable[[int], int | None] = parent_of) -> None:
+        self._parent_of = parent_of
+        self._known: dict[int, _Known] = {}
+
+    def whose(
+        self, processes: Pids, parents: Pids, jobs: Mapping[str, int], now: float
+    ) -> dict[str, Standings]:
+        """How each request, of a process that has (or had) a parent, shapes (n,), stands to each of
+        `jobs` (job → the process that it is of): OWN, STRANGER or UNKNOWN, shape (n,).
+        """
+        pairs = processes.astype(np.uint64) << np.uint64(32) | parents
+        different, which = np.unique(pairs, return_inverse=True)
+        lineages = [
+            self._lineage(pair >> 32, pair & 0xFFFF_FFFF, now) for pair in different.tolist()
+        ]
+        return {
+            job: np.array([_standing(lineage, process) for lineage in lineages], np.uint8)[which]
+            for job, process in jobs.items()
+        }
+
+    def _lineage(self, process: int, parent: int, now: float) -> Lineage:
+        return (process, *self._ancestors(parent, now)) if process else ()
+
+    def _ancestors(self, process: int, now: float) -> Lineage:
+        """Of a process's child."""
+        known = self._known.get(process)
+        if known is not None and now - known.looked_up_at < LOOKED_UP_EVERY_S:
+            return known.lineage
+        lineage = self._look_up(process)
+        if len(lineage) > 1 or process == 0:
+            if len(self._known) >= KNOWN_MOST:
+                self._known.clear()
+            self._known[process] = _Known(lineage, now)
+        elif known is not None and now - known.looked_up_at < KEPT_S:
+            return known.lineage
+        return lineage
+
+    def _look_up(self, process: int) -> Lineage:
+        lineage = [process]
+        while lineage[-1] and len(lineage) < ANCESTORS_MOST:
+            parent = self._parent_of(lineage[-1])
+            if parent is None:
+                break
+            lineage.append(parent)
+        return tuple(lineage)
+
+
+def _standing(lineage: Lineage, job_process: int) -> int:
+    if job_process in lineage:
+        return OWN
+    return STRANGER if lineage and lineage[-1] == 0 else UNKNOWN

@@ -1,0 +1,148 @@
+"""Whose a request is: the trainer's and all below it, strangers', the hidden and the ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hintsd.readers import KEPT_S, KNOWN_MOST, OWN, STRANGER, UNKNOWN, Readers, parent_of
+
+TRAINER = 100
+
+
+class Processes:
+    """A /proc of numbers: each process and its parent."""
+
+    def __init__(self) -> None:
+        self.parents = {
+            1: 0,
+            TRAINER: 1,
+            200: TRAINER,  # a fork server
+            201: 200,  # and its worker
+            300: 1,  # a shell
+            301: 300,  # and what it runs
+        }
+        self.looks = 0
+
+    def parent_of(self, pid: int) -> int | None:
+        self.looks += 1
+        return self.parents.get(pid)
+
+
+def standings(
+    readers: Readers, *requests: tuple[int, int], now: float = 0.0, job: int = TRAINER
+) -> list[int]:
+    """Of requests of (process, parent)."""
+    processes, parents = np.array(requests, np.uint32).T
+    return [int(stands) for stands in readers.whose(processes, parents, {"job": job}, now)["job"]]
+
+
+def test_own_are_the_process_and_all_below() -> None:
+    readers = Readers(Processes().parent_of)
+    requests = [(301, 300), (100, 1), (200, 100), (201, 200), (301, 300), (1, 0), (100, 1)]
+    assert standings(readers, *requests) == [
+        *(STRANGER, OWN, OWN, OWN, STRANGER, STRANGER, OWN),
+    ]
+
+
+def test_several_jobs_are_asked_at_once() -> None:
+    readers = Readers(Processes().parent_of)
+    processes, parents = np.array([201, 301], np.uint32), np.array([200, 300], np.uint32)
+    found = readers.whose(processes, parents, {"a": TRAINER, "b": 300, "c": 1}, 0.0)
+    assert {job: stands.tolist() for job, stands in found.items()} == {
+        "a": [OWN, STRANGER],
+        "b": [STRANGER, OWN],
+        "c": [OWN, OWN],
+    }
+    assert readers.whose(processes, parents, {}, 0.0) == {}
+
+
+def test_who_has_ended_is_known_by_its_parent() -> None:
+    readers = Readers(Processes().parent_of)
+    assert standings(readers, (999, 300), (998, 201), (997, TRAINER)) == [STRANGER, OWN, OWN]
+
+
+def test_the_hidden_and_those_nobody_knows_are_unknown() -> None:
+    processes = Processes()
+    del processes.parents[1]  # hidden: the trainer might be above it
+    readers = Readers(processes.parent_of)
+    assert standings(readers, (0, 0), (999, 998), (301, 300), (201, 200)) == [
+        *(UNKNOWN, UNKNOWN, UNKNOWN, OWN),
+    ]
+
+
+def test_a_parent_outside_the_namespace_is_the_end_of_the_line() -> None:
+    assert standings(Readers(Processes().parent_of), (400, 0), (TRAINER, 0)) == [STRANGER, OWN]
+
+
+def test_a_number_that_is_used_again_is_not_believed_for_long() -> None:
+    processes = Processes()
+    readers = Readers(processes.parent_of)
+    assert standings(readers, (201, 200)) == [OWN]
+    processes.parents[200] = 300
+    assert standings(readers, (201, 200), now=0.9) == [OWN]
+    assert standings(readers, (201, 200), now=1.0) == [STRANGER]
+
+
+def test_a_parent_that_has_ended_is_remembered_for_a_while() -> None:
+    processes = Processes()
+    readers = Readers(processes.parent_of)
+    assert standings(readers, (301, 300)) == [STRANGER]
+    del processes.parents[300]
+    assert standings(readers, (302, 300), now=KEPT_S - 1) == [STRANGER]
+    assert standings(readers, (302, 300), now=KEPT_S) == [UNKNOWN]
+
+
+def test_ancestors_are_looked_up_once_a_second() -> None:
+    processes = Processes()
+    readers = Readers(processes.parent_of)
+    for n in range(100):
+        standings(readers, (201, 200), (1000 + n, 300), now=n / 100)
+    assert processes.looks == 3 + 2
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    processes = Processes()
+    processes.parents |= dict.fromkeys(range(1000, 4000 + KNOWN_MOST), TRAINER)
+    readers = Readers(processes.parent_of)
+    for pid in range(1000, 4000 + KNOWN_MOST):
+        assert standings(readers, (7, pid)) == [OWN]
+    assert len(readers._known) <= KNOWN_MOST
+
+
+def test_a_loop_of_parents_ends() -> None:
+    assert standings(Readers(lambda pid: pid ^ 1), (5, 6)) == [UNKNOWN]
+
+
+def _work(pipe: Connection) -> None:
+    pipe.send((os.getpid(), os.getppid()))
+    pipe.recv()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_real_workers(method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    worker = context.Process(target=_work, args=(there,))
+    worker.start()
+    request = here.recv()
+    own = os.getpid(), os.getppid()
+    assert standings(Readers(), request, own, job=os.getpid()) == [OWN, OWN]
+    assert standings(Readers(), request, own, job=request[0]) == [OWN, STRANGER]
+    here.send(None)
+    worker.join()
+    assert parent_of(request[0]) is None
+
+
+def test_a_real_stranger() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as trainer:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as stranger:
+            assert parent_of(stranger.pid) == os.getpid()
+        requests = (stranger.pid, os.getpid()), (trainer.pid, os.getpid())  # it has ended
+        assert standings(Readers(), *requests, job=trainer.pid) == [STRANGER, OWN]
