@@ -342,3 +342,27 @@ def fetch_pending() -> int:
 def fetch_stop() -> None:
     """Forget all that was submitted. Threads that hang in the origin are left to themselves and end
     when it lets them go; they count among the 256 until then."""
+
+# ---- recording accesses ------------------------------------------------------------------------
+def trace_begin(wires: bool, lookups: bool) -> None:
+    """Record READs, and note_open(). `wires`: opens that fire a tripwire; `lookups`: each LOOKUP of
+    a file, whose entry is answered to expire at once. OSError EBUSY: somebody records already."""
+
+def trace_end() -> None:
+    """What was not taken is forgotten."""
+
+def take_accesses(most: int) -> tuple[bytes, int]:
+    """The oldest accesses, at most `most` (and 65,536), and how many were lost since the last call.
+
+    16 bytes each: u64 time (CLOCK_MONOTONIC, ns, ascending), u32 inode, u32 thread id << 8 | seen
+    (docs/TRACES.md). At most 262,144 are kept.
+    """
+
+def note_open(ino: int, tid: int) -> None:
+    """For an OPEN that Python answers."""
+
+def trace_sees_lookups() -> bool:
+    """Entries of files must expire at once."""
+
+def expire_names(fuse_fd: int) -> int:
+    """Have the kernel ask again for the names of all files; returns how many it knew. Blocking."""

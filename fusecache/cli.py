@@ -32,7 +32,16 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fusecache import __version__, command, config, control_client, hintsd_client, keeper, mounts
+from fusecache import (
+    __version__,
+    command,
+    config,
+    control_client,
+    hintsd_client,
+    keeper,
+    mounts,
+    trace_command,
+)
 from fusecache.command import Commands, console, printable
 from fusecache.config import Config
 from fusecache.errors import (
@@ -518,6 +527,9 @@ def verify(path: str) -> None:
     )
     if result["bad"]:
         sys.exit(EXIT_FAILED)
+
+
+cli.add_command(trace_command.trace)
 
 
 # ---- restart, umount -----------------------------------------------------------------------------

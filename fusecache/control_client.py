@@ -53,7 +53,8 @@ def find_all() -> list[Target]:
     return [Target(m, mounts.runtime_directory(m)) for m in mounts.mounts() if m.is_fusecache]
 
 
-def _directory(target: Target) -> str:
+def directory_of(target: Target) -> str:
+    """Its runtime directory. UserError: it is another user's, or there is none any more."""
     if target.directory is not None:
         return target.directory
     if target.mount.uid != os.getuid() and os.getuid() != 0:
@@ -89,7 +90,7 @@ def converse(
     When the server dies meanwhile the request is made again to the next one: what the first did is
     in the cache, so nothing is done twice. UserError: refused, silent, or nobody there.
     """
-    directory = _directory(target)
+    directory = directory_of(target)
     for attempt in range(RECONNECTS_MAX):
         if attempt:
             time.sleep(RECONNECT_PAUSE_S)
@@ -123,7 +124,7 @@ def ask(target: Target, request: Message) -> Message:
 
 def ask_keeper(target: Target, request: Message, timeout_s: float = ANSWER_TIMEOUT_S) -> Message:
     """The keeper's answer, refusals included. ConnectionError: the keeper is gone."""
-    directory = _directory(target)
+    directory = directory_of(target)
     try:
         with mounts.connect(directory, mounts.KEEPER_SOCKET, timeout_s) as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")

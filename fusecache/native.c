@@ -1175,7 +1175,7 @@ PyMODINIT_FUNC PyInit__native(void)
 		       PyModule_AddIntConstant(module, "DOTDOT_COOKIE", DOTDOT_COOKIE) ||
 		       PyModule_AddIntConstant(module, "EVENT_FAULT", EVENT_FAULT) ||
 		       PyModule_AddIntConstant(module, "EVENT_STREAM", EVENT_STREAM) ||
-		       plan_add_to(module)))
+		       plan_add_to(module) || trace_add_to(module)))
 		Py_CLEAR(module);
 	return module;
 }

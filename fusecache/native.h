@@ -9,10 +9,11 @@
  *   native_deep.c    reads of many records at a time
  *   native_plan.c    a hintsd's plan: flags, observations, tripwires, staging, dropping
  *   native_fetch.c   threads that read whole small files from the origin
+ *   native_trace.c   a recording of accesses (native_trace_py.c: its Python functions)
  *
- * Only the first two know Python (native_py.h). Everything else runs without the GIL and reports
+ * Only the first two and native_trace_py.c know Python (native_py.h). Everything else runs without the GIL and reports
  * errors as negative errno values. Locks, outermost first: table.lock, then any one of the leaf
- * locks (segments, deep, events, streams, ring, queue, seen, pool); nobody waits for the GIL while
+ * locks (segments, deep, events, streams, ring, queue, seen, pool, trace); nobody waits for the GIL while
  * holding one.
  */
 #ifndef FUSECACHE_NATIVE_H
@@ -336,6 +337,7 @@ size_t plan_take_seen(size_t most, struct seen *out, uint32_t *lost);
 void plan_saw_read(uint32_t ino, uint8_t what, int tid);
 /* A look-up by thread `tid`. True: it is one of our own, and the wire still stands. */
 bool plan_saw_lookup(uint32_t ino, int tid);
+bool plan_is_asking(int tid); /* the thread makes look-ups of our own */
 bool plan_arm(int fd, uint32_t ino);
 enum { PUSH_NO_BYTES, PUSHED, PUSH_CHANGED, PUSH_REFUSED, PUSH_LARGE, PUSH_READ };
 /* results: PUSH* of each. */
@@ -377,6 +379,33 @@ uint64_t fetch_pending(void);
  * back from one since. */
 struct fetch_job *fetch_end(void);
 struct fetch_job *fetch_abandoned(void);
+
+/* ---- trace -------------------------------------------------------------------------------- */
+enum { TRACE_ON = 1, TRACE_WIRES = 2, TRACE_LOOKUPS = 4 }; /* trace_mode; 0: nobody records */
+enum { SEEN_ELSEWHERE = 4, TRACE_CONTINUES = 16 }; /* with SEEN_*; the numbers are those of docs/TRACES.md */
+struct access {
+	uint64_t time_ns; /* CLOCK_MONOTONIC */
+	uint32_t ino;
+	uint32_t who; /* thread id << 8 | SEEN_* | TRACE_CONTINUES */
+};
+_Static_assert(sizeof(struct access) == 16, "recording.py knows it");
+extern _Atomic uint8_t trace_mode;
+static inline bool trace_is(uint8_t bit)
+{
+	return atomic_load_explicit(&trace_mode, memory_order_relaxed) & bit;
+}
+int trace_begin(bool wires, bool lookups); /* -EBUSY: a recording is under way */
+void trace_end(void);
+size_t trace_take(size_t most, struct access *out, uint64_t *lost);
+int64_t trace_expire(int fd); /* the names of all files; how many the kernel knew */
+void trace_note_open(uint32_t ino, uint32_t tid);
+void trace_note_read(uint32_t ino, uint8_t what, uint32_t tid);
+/* An open by thread `tid` (0: unknown) was seen, and counts in a recording with `bit`. */
+static inline void trace_saw_open(uint32_t ino, uint32_t tid, uint8_t bit)
+{
+	if (trace_is(bit))
+		trace_note_open(ino, tid);
+}
 
 /* ---- event descriptors -------------------------------------------------------------------- */
 static inline void signal_set(int fd, bool on)

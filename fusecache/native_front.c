@@ -230,9 +230,11 @@ static void fill_entry(uint32_t node, struct fuse_entry_param *entry)
 	memset(entry, 0, sizeof(*entry));
 	entry->ino = primary;
 	entry->attr_timeout = FOREVER_S;
+	fill_stat(primary, &entry->attr);
 	/* A wire stands until a reader's look-up takes it away. */
 	entry->entry_timeout = plan_flags(primary) & PLAN_ARMED ? 0 : FOREVER_S;
-	fill_stat(primary, &entry->attr);
+	if (trace_is(TRACE_LOOKUPS) && S_ISREG(entry->attr.st_mode))
+		entry->entry_timeout = 0;
 }
 
 static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -261,6 +263,8 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 			found = 0;
 			listed = false; /* the origin's own errno, from the slow path */
 		} else if (found) {
+			if (trace_is(TRACE_LOOKUPS) && !plan_is_asking(real.req_ctx(req)->pid))
+				trace_note_open(node_primary(found), (uint32_t)real.req_ctx(req)->pid);
 			if (plan_is_active())
 				plan_saw_lookup(node_primary(found), real.req_ctx(req)->pid);
 			fill_entry(found, &entry);
@@ -329,6 +333,8 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 		real.reply_err(req, EINTR);
 	} else if (result == READ_OK) {
 		/* Before the answer: whoever counts the reader's bytes must find them counted. */
+		if (!offset && trace_is(TRACE_ON))
+			trace_note_read((uint32_t)ino, SEEN_SSD, (uint32_t)real.req_ctx(req)->pid);
 		COUNT(from_ssd, 1);
 		COUNT(bytes_from_ssd, size);
 		watch_read((uint32_t)ino, version.size, (uint64_t)offset, size);

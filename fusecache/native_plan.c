@@ -209,7 +209,7 @@ static _Atomic int *asking_begin(void)
 	return NULL;
 }
 
-static bool is_asking(int tid)
+bool plan_is_asking(int tid)
 {
 	for (int i = 0; i < ASKING_MOST; i++)
 		if (tid && atomic_load(&asking[i]) == tid)
@@ -224,9 +224,10 @@ bool plan_saw_lookup(uint32_t ino, int tid)
 
 	if (!at || !(atomic_load_explicit(at, memory_order_relaxed) & PLAN_ARMED))
 		return false;
-	if (is_asking(tid))
+	if (plan_is_asking(tid))
 		return true;
 	before = atomic_fetch_and(at, (uint8_t)~PLAN_ARMED);
+	trace_saw_open(ino, (uint32_t)tid, before & PLAN_ARMED ? TRACE_WIRES : 0);
 	if (before & PLAN_ARMED)
 		seen_note(ino, SEEN_LOOKUP | (before & PLAN_STATE), tid);
 	return false;

@@ -136,6 +136,10 @@ static PyObject *py_note_seen(PyObject *module, PyObject *args, PyObject *kwargs
 		return PyErr_Format(PyExc_ValueError, "what: %d", what);
 	if (ino > table_count())
 		ino = 0;
+	if (what == SEEN_LOOKUP && ino && !plan_is_asking(tid))
+		trace_saw_open((uint32_t)ino, (uint32_t)tid, TRACE_LOOKUPS);
+	else if (what != SEEN_LOOKUP && ino && trace_is(TRACE_ON))
+		trace_note_read((uint32_t)ino, (uint8_t)what, (uint32_t)tid);
 	if (what == SEEN_LOOKUP)
 		stands = plan_saw_lookup((uint32_t)ino, tid);
 	else if (ino)

@@ -32,5 +32,6 @@ PyThreadState *lock_read(void);
 void unlock(PyThreadState *without_gil);
 
 int plan_add_to(PyObject *module);
+int trace_add_to(PyObject *module);
 
 #endif

@@ -165,8 +165,11 @@ void watch_read(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size
 	if (!size)
 		return;
 	table_served(ino);
-	if (file_size > BLOCK_BYTES)
+	if (file_size > BLOCK_BYTES) {
 		stream_read(ino, offset, size);
+		if (offset && trace_is(TRACE_ON))
+			trace_note_read(ino, SEEN_ELSEWHERE, 0);
+	}
 	ring_note(ino, file_size, offset, size);
 }
 

@@ -15,6 +15,7 @@ import errno
 import functools
 import logging
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -198,6 +199,8 @@ class Operations(pyfuse3.Operations):
         )
         if _native.plan_flags(ino.to_bytes(4, "little"))[0] & _native.PLAN_ARMED:
             entry.entry_timeout = 0  # the tripwire stands: a reader's next look-up must come here
+        if stat.S_ISREG(mode) and _native.trace_sees_lookups():
+            entry.entry_timeout = 0  # a recording wants to see each open
         return entry
 
     def _expiry_s(self) -> float:
@@ -271,6 +274,7 @@ class Operations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ENOSYS)
         if _native.is_dead(inode):
             raise pyfuse3.FUSEError(errno.ESTALE)  # the kernel looks the path up again
+        _native.note_open(inode, ctx.pid)
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     @answers

@@ -30,6 +30,7 @@ from fusecache.origin import Origin
 from fusecache.plan import Plan
 from fusecache.prefetcher import Prefetcher
 from fusecache.reader import Reader
+from fusecache.recording import Recording
 from fusecache.revalidate import Revalidation
 from fusecache.stager import Stager
 from fusecache.stats import FaultLog, Stats
@@ -141,7 +142,10 @@ class Server:
                     "verify": maintenance.verify,
                     "sweep": self._sweep,
                 },
-                {"plan": self.plan.serve},
+                {
+                    "plan": self.plan.serve,
+                    "trace": Recording(operations, self.launch.fuse_fd).serve,
+                },
             )
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for task in (

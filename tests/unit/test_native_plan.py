@@ -11,7 +11,7 @@ import select
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -497,3 +497,84 @@ def test_more_threads_for_those_that_hang(pool: None, place: Place, faulty: Faul
     eventually(lambda: pool_threads() == 1)
     submit("f0")
     assert [error for _, _, _, error, _, _ in take(1)] == [0]
+
+
+# ---- a recording ---------------------------------------------------------------------------------
+
+OPENED, SSD, ORIGIN, CONTINUES = _native.SEEN_LOOKUP, _native.SEEN_SSD, _native.SEEN_ORIGIN, 16
+
+
+@pytest.fixture
+def recording(source: Path) -> Iterator[Callable[..., None]]:
+    """Begins one; it is ended with the test."""
+    yield _native.trace_begin
+    _native.trace_end()
+
+
+def accesses() -> tuple[list[tuple[int, int, int]], int]:
+    """[(inode, thread id, seen), …] and how many were lost."""
+    taken, lost = _native.take_accesses(65_536)
+    rows = list(struct.iter_unpack("<QII", taken))
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    return [(ino, who >> 8, who & 0xFF) for _, ino, who in rows], lost
+
+
+def test_nothing_is_recorded_when_nobody_records(recording: Callable[..., None]) -> None:
+    _native.note_open(2, 7)
+    _native.note_seen(2, SSD)
+    recording(wires=False, lookups=False)
+    assert accesses() == ([], 0)
+    _native.note_open(2, 7)
+    _native.trace_end()
+    assert accesses() == ([], 0)
+    recording(wires=True, lookups=False)
+    assert accesses() == ([], 0)
+    with pytest.raises(OSError, match="busy") as caught:
+        _native.trace_begin(wires=False, lookups=False)
+    assert caught.value.errno == errno.EBUSY
+
+
+def test_a_read_continues_the_open_before_it_once(recording: Callable[..., None]) -> None:
+    recording(wires=False, lookups=False)
+    _native.note_open(2, 4_194_303)
+    _native.note_open(3, 8)
+    _native.note_open(_native.count() + 1, 8)  # unknown
+    for ino in (2, 2, 4, 3):
+        _native.note_seen(ino, ORIGIN)
+    seen, lost = accesses()
+    assert lost == 0
+    assert [(ino, what) for ino, _, what in seen] == [
+        *((2, OPENED), (3, OPENED), (2, ORIGIN | CONTINUES)),
+        *((2, ORIGIN), (4, ORIGIN), (3, ORIGIN | CONTINUES)),
+    ]
+    assert [tid for _, tid, _ in seen[:2]] == [4_194_303, 8]
+
+
+def test_lookups_and_fired_wires_count_where_asked_for(recording: Callable[..., None]) -> None:
+    _native.plan_begin()
+    try:
+        for wires, lookups, expected in ((False, False, 0), (True, False, 1), (False, True, 2)):
+            _native.plan_mark(pack(2), _native.PLAN_ARMED, 0)
+            recording(wires=wires, lookups=lookups)
+            assert _native.trace_sees_lookups() is lookups
+            _native.note_seen(2, OPENED, os.getpid())  # fires the wire
+            _native.note_seen(2, OPENED, os.getpid())
+            assert accesses() == ([(2, os.getpid(), OPENED)] * expected, 0)
+            _native.trace_end()
+    finally:
+        _native.plan_end()
+
+
+def test_accesses_that_do_not_fit_are_counted(recording: Callable[..., None]) -> None:
+    recording(wires=False, lookups=False)
+    most = 4 * 65_536
+    for _ in range(most + 5):
+        _native.note_open(2, 1)
+    taken, lost = _native.take_accesses(1)
+    assert (len(taken), lost) == (16, 5)
+    _native.note_open(3, 1)
+    taken_count = 0
+    while (batch := accesses())[0]:
+        assert batch[1] == 0
+        taken_count += len(batch[0])
+    assert taken_count == most

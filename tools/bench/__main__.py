@@ -18,11 +18,22 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from tools.bench import hints, peers, policies, rows
+from tools.bench import hints, peers, policies, recording, rows
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 
-ROWS = ("hot", "cold", "listing", "stream", "memory", "kill", "origin", *hints.ROWS, "policies")
+ROWS = (
+    "hot",
+    "cold",
+    "listing",
+    "stream",
+    "memory",
+    "kill",
+    "origin",
+    *hints.ROWS,
+    *recording.ROWS,
+    "policies",
+)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -85,9 +96,12 @@ def main(row_list: str, peer_list: str, quick: bool, out: Path, work_dir: Path |
         failed += 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        results.save(out, (*names, *hints.COLUMNS))
+        results.save(out, (*names, *hints.COLUMNS, *recording.COLUMNS))
     console.print(
-        results.markdown((*names, *hints.COLUMNS)), markup=False, highlight=False, soft_wrap=True
+        results.markdown((*names, *hints.COLUMNS, *recording.COLUMNS)),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
     console.print(f"saved {out / 'bench.md'}, {out / 'bench.json'}")
     sys.exit(1 if failed else 0)
@@ -107,6 +121,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         "origin": rows.origin,
         **hints.ROWS,
         "policies": policies.policies,
+        **recording.ROWS,
     }
     for name, row in single.items():
         if name in chosen:

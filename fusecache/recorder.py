@@ -1,0 +1,285 @@
+"""Records what a mount sees into a trace: the client of `recording.py`, over server restarts.
+
+INVARIANT: the file is a readable trace at any moment, and at most FLUSH_EVERY_S behind.
+INVARIANT: whatever was not recorded is noted as a gap, with its number where that is known.
+It prints nothing; errors are UserError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fusecache import mounts
+from fusecache.control_client import Target, directory_of
+from fusecache.errors import EXIT_FAILED, UserError
+from fusecache.traces import Writer
+from fusecache.wire import Decoder, Fields, WireError
+
+VERSION: Final = 1  # of the conversation
+FLUSH_EVERY_S: Final = 1.0
+ANSWER_TIMEOUT_S: Final = 120.0  # a large mount's names may have to be expired first
+LAST_WORDS_S: Final = 10.0
+RECONNECT_PAUSE_S: Final = 0.1
+_LINE_BYTES_MOST: Final = 1 << 16
+_NAMES_BYTES_MOST: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a recording ends by itself; None: never."""
+
+    seconds: float | None = None
+    size_bytes: int | None = None
+
+
+class _ServerGoneError(Exception):
+    """The connection ended without last words."""
+
+
+class Recorder:
+    """One recording."""
+
+    def __init__(self, target: Target, path: str, *, every_open: bool, force: bool) -> None:
+        """`force`: replace what `path` names. UserError: it is another user's mount, or its keeper
+        is gone.
+        """
+        self._target, self._path, self._force = target, path, force
+        self._directory = directory_of(target)
+        self._request = {"op": "trace", "version": VERSION, "every_open": every_open}
+        self._writer: Writer | None = None
+        self._item_of = np.full(1024, -1, np.int64)  # by inode number
+        self._clock_ns = 0  # of the server, when the recording began
+        self.lost = self.restarts = 0
+        self.sees_every_open = False
+        self.is_waiting = False  # for a server
+
+    @property
+    def accesses(self) -> int:
+        return self._writer.accesses if self._writer is not None else 0
+
+    @property
+    def files(self) -> int:
+        return self._writer.items if self._writer is not None else 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._writer.size_bytes if self._writer is not None else 0
+
+    def run(self, limits: Limits, wake_fd: int, report: Callable[[], None]) -> str:
+        """Record until `wake_fd` is readable, a limit is reached, or the mount is gone; returns
+        which, as a line. `report` is called every now and then.
+        """
+        try:
+            reason = self._run(limits, wake_fd, report)
+            if self._writer is None:
+                raise UserError(f"{self._target.mountpoint}: nothing was recorded: {reason}")
+            self._writer.close()
+        except UserError:
+            if self._writer is not None:
+                with contextlib.suppress(OSError):
+                    self._writer.close()
+            raise
+        except OSError as error:
+            kept = self._writer.written if self._writer is not None else 0
+            raise UserError(
+                f"{self._path}: {error.strerror or error}; {kept:,} accesses are in it"
+            ) from None
+        return reason
+
+    def _run(self, limits: Limits, wake_fd: int, report: Callable[[], None]) -> str:
+        begun_s = time.monotonic()
+        deadline_s = None if limits.seconds is None else begun_s + limits.seconds
+        while True:
+            connection = self._connect()
+            if connection is None:
+                return "the mount is gone"
+            with connection:
+                talk = _Talk(connection, wake_fd, deadline_s, limits.size_bytes)
+                try:
+                    return self._listen(talk, report)
+                except _ServerGoneError:
+                    if self._writer is not None:
+                        self._writer.note_gap(None)
+                        self.restarts += 1
+            self.is_waiting = True
+            report()
+            if select.select([wake_fd], [], [], RECONNECT_PAUSE_S)[0]:
+                return "asked to end"
+
+    def _connect(self) -> socket.socket | None:
+        """None: there is no such mount any more. The keeper's socket outlives its servers."""
+        try:
+            return mounts.connect(self._directory, mounts.CONTROL_SOCKET, ANSWER_TIMEOUT_S)
+        except PermissionError:
+            raise UserError(f"{self._target.mountpoint} belongs to another user") from None
+        except (FileNotFoundError, ConnectionError):
+            if mounts.find(self._target.mountpoint) == self._target.mount:
+                raise UserError(
+                    f"{self._target.mountpoint}: neither server nor keeper answers"
+                ) from None
+            return None
+
+    def _listen(self, talk: _Talk, report: Callable[[], None]) -> str:
+        talk.send(self._request)
+        answer = talk.answer()
+        if answer is None:
+            return talk.reason
+        self._begin(answer)
+        self.is_waiting = False
+        assert self._writer is not None
+        flushed_s = time.monotonic()
+        while not talk.has_ended:
+            for kind, fields in talk.frames(FLUSH_EVERY_S):
+                self._take(kind, fields)
+            if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
+                self._writer.flush()
+                flushed_s = time.monotonic()
+            talk.end_if_due(self._writer.size_bytes)
+            report()
+        return talk.reason
+
+    def _begin(self, answer: dict[str, Any]) -> None:
+        if not answer.get("ok"):
+            line = f"{self._target.mountpoint}: {answer.get('error', 'refused')}"
+            raise UserError(line, int(answer.get("exit", EXIT_FAILED)))
+        if self._writer is not None:
+            return
+        self.sees_every_open = bool(answer["every_open"])
+        self._clock_ns = int(answer["now_ns"])
+        seen = "each open of a file" if self.sees_every_open else "READs and fired tripwires only"
+        when = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        self._writer = Writer(
+            self._path,
+            source=f"fusecache trace {self._target.mountpoint}, {when}: {seen}",
+            times=True,
+            readers=True,
+            seen=True,
+            names=True,
+            force=self._force,
+        )
+
+    def _take(self, kind: str, fields: Fields) -> None:
+        assert self._writer is not None
+        if kind == "names":
+            self._take_names(fields)
+        elif kind == "accesses":
+            inos, who = fields.array("inos", np.uint32), fields.array("who", np.uint32)
+            times_ns = fields.array("times_ns", np.uint64).astype(np.int64) - self._clock_ns
+            self._writer.add(
+                self._item_of[inos], times_s=times_ns / 1e9, readers=who >> 8, seen=who & 0xFF
+            )
+            lost = fields.int("lost", 0, 1 << 62)
+            if lost:
+                self._writer.note_gap(lost)
+                self.lost += lost
+
+    def _take_names(self, fields: Fields) -> None:
+        """After a restart the server tells again what we know."""
+        assert self._writer is not None
+        inos, sizes = fields.array("inos", np.uint32), fields.array("sizes", np.uint64)
+        ends = np.cumsum(fields.array("lengths", np.uint32)).tolist()
+        text = fields.bytes("names", _NAMES_BYTES_MOST)
+        highest = int(inos.max(initial=0))
+        if highest >= len(self._item_of):
+            grown = np.full(max(highest + 1, 2 * len(self._item_of)), -1, np.int64)
+            grown[: len(self._item_of)] = self._item_of
+            self._item_of = grown
+        new: npt.NDArray[np.intp] = np.flatnonzero(self._item_of[inos] < 0)
+        begins = [0, *ends]
+        names = [text[begins[at] : ends[at]] for at in new.tolist()]
+        first = self._writer.add_items(sizes[new], names)
+        self._item_of[inos[new]] = np.arange(first, first + len(new))
+
+
+class _Talk:
+    """One connection to a server: a request, its answer, frames until the server's last words."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        wake_fd: int,
+        deadline_s: float | None,
+        size_bytes_most: int | None,
+    ) -> None:
+        self._connection, self._wake_fd = connection, wake_fd
+        self._deadline_s, self._size_bytes_most = deadline_s, size_bytes_most
+        self._decoder = Decoder()
+        self._received = b""
+        self._ending_since_s: float | None = None
+        self.reason = ""
+        self.has_ended = False
+
+    def send(self, request: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):  # it is met when the answer is read
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+
+    def answer(self) -> dict[str, Any] | None:
+        """None: the recording is to end first, see `reason`."""
+        patience_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while b"\n" not in self._received:
+            self.end_if_due(0)
+            if self.reason:
+                return None
+            if time.monotonic() > patience_s or len(self._received) > _LINE_BYTES_MOST:
+                raise UserError("the server does not answer")
+            self._received += self._receive(RECONNECT_PAUSE_S)
+        line, _, self._received = self._received.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def frames(self, timeout_s: float) -> list[tuple[str, Fields]]:
+        """What has come, or comes within the time."""
+        data = self._received or self._receive(timeout_s)
+        self._received = b""
+        try:
+            frames = [(frame.type, frame.fields) for frame in self._decoder.feed(data)]
+        except WireError as error:
+            raise UserError(f"the server speaks another language: {error}") from None
+        self.has_ended = any(kind == "ended" for kind, _ in frames)
+        return frames
+
+    def end_if_due(self, size_bytes: int) -> None:
+        """Ask the server for its last words, once, when it is time."""
+        now_s = time.monotonic()
+        if self._ending_since_s is not None:
+            if now_s - self._ending_since_s > LAST_WORDS_S:
+                raise _ServerGoneError
+            return
+        if select.select([self._wake_fd], [], [], 0)[0]:
+            self.reason = "asked to end"
+        elif self._deadline_s is not None and now_s >= self._deadline_s:
+            self.reason = "the time is over"
+        elif self._size_bytes_most is not None and size_bytes >= self._size_bytes_most:
+            self.reason = "the file has its size"
+        if self.reason:
+            self._ending_since_s = now_s
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+
+    def _receive(self, timeout_s: float) -> bytes:
+        """b"": nothing came. Ends early when the recording is to end."""
+        waiting = [self._connection.fileno()]
+        if self._ending_since_s is None:
+            waiting.append(self._wake_fd)
+            if self._deadline_s is not None:
+                timeout_s = max(0.0, min(timeout_s, self._deadline_s - time.monotonic()))
+        ready = select.select(waiting, [], [], timeout_s)[0]
+        if self._connection.fileno() not in ready:
+            return b""
+        try:
+            data = self._connection.recv(1 << 20)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise _ServerGoneError
+        return data
