@@ -30,6 +30,7 @@ from fusecache.errors import (
     UserError,
 )
 from hintsd import report
+from hintsd.lab.command import lab
 
 if TYPE_CHECKING:
     from fusecache.wire import Frame
@@ -502,6 +503,9 @@ def run(words: tuple[str, ...]) -> NoReturn:
         raise UserError(f"{words[0]}: command not found", EXIT_NOT_FOUND) from None
     except OSError as error:
         raise UserError(f"{words[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE) from None
+
+
+cli.add_command(lab)
 
 
 # ---- entry ---------------------------------------------------------------------------------------
