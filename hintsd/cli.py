@@ -31,6 +31,7 @@ from fusecache.errors import (
 )
 from hintsd import report
 from hintsd.lab.command import lab
+from hintsd.simulator.command import simulate
 
 if TYPE_CHECKING:
     from fusecache.wire import Frame
@@ -506,6 +507,7 @@ def run(words: tuple[str, ...]) -> NoReturn:
 
 
 cli.add_command(lab)
+cli.add_command(simulate)
 
 
 # ---- entry ---------------------------------------------------------------------------------------

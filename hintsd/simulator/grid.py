@@ -1,0 +1,83 @@
+"""What another system would bring: run times over sizes of RAM and SSD (HDMLP, section 6.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+from hintsd.simulator.catalogue import simulate
+from hintsd.simulator.orders import Orders
+from hintsd.simulator.system import Scenario, StorageClass, Throughput
+
+GB: Final = 1024.0
+STAGING_MB: Final = (1 * GB, 2 * GB, 4 * GB)
+RAM_MB: Final = (10 * GB, 20 * GB, 40 * GB)
+SSD_MB: Final = (20 * GB, 40 * GB, 80 * GB)
+SSD_READ: Final = Throughput((2.0,), (100.0,))
+THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One system: MB of each, and the run time."""
+
+    staging_mb: float
+    ram_mb: float
+    ssd_mb: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """lower_bound_s: of every system. staging: with a staging buffer alone. storage: with the
+    largest of those and RAM and SSD added, 0 MB of each first.
+    """
+
+    scenario: str
+    policy: str
+    lower_bound_s: float
+    staging: list[Point]
+    storage: list[Point]
+
+
+def explore(
+    scenario: Scenario,
+    policy: str,
+    ram_mb: Sequence[float],
+    ssd_mb: Sequence[float],
+    seed: int,
+    progress: Callable[[float], None],
+) -> Grid:
+    """RAM is as fast as the scenario's staging buffer, SSD reads 100 MB/s with two threads.
+
+    progress: called with the share that is done.
+    """
+    orders = Orders(scenario.dataset, scenario.system.workers, seed)
+    largest = max(STAGING_MB)
+    wanted = [(staging, 0.0, 0.0) for staging in STAGING_MB] + [
+        (largest, ram, ssd) for ram, ssd in product((0.0, *ram_mb), (0.0, *ssd_mb)) if ram or ssd
+    ]
+    lower_bound_s = simulate(scenario, "perfect", orders).total_s
+    points = []
+    for number, (staging, ram, ssd) in enumerate(wanted):
+        progress((number + 1) / (len(wanted) + 1))
+        total_s = simulate(_system(scenario, staging, ram, ssd), policy, orders).total_s
+        points.append(Point(staging, ram, ssd, total_s))
+    progress(1.0)
+    count = len(STAGING_MB)
+    bare = points[count - 1]
+    return Grid(scenario.name, policy, lower_bound_s, points[:count], [bare, *points[count:]])
+
+
+def _system(scenario: Scenario, staging_mb: float, ram_mb: float, ssd_mb: float) -> Scenario:
+    staging = replace(scenario.system.staging, capacity_mb=staging_mb)
+    storage = []
+    if ram_mb:
+        storage.append(StorageClass("RAM", ram_mb, THREADS, staging.read))
+    if ssd_mb:
+        storage.append(StorageClass("SSD", ssd_mb, THREADS, SSD_READ))
+    return replace(
+        scenario, system=replace(scenario.system, staging=staging, storage=tuple(storage))
+    )
