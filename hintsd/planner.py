@@ -21,7 +21,7 @@ those with refs > 0; SENT and STAGED only on HELD files.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,6 +115,8 @@ class _Job:
         self.wires = _NO_POSITIONS  # those laid from `low` on, sorted
         # wires from `low` on that fired in order: not laid again
         self.fired: dict[int, _Fired] = {}
+        # wires from `low` on that a stranger has fired: its reader may have passed meanwhile
+        self.stolen: set[int] = set()
         self.is_read = False  # its own process, or one that this has started, was seen to read
         self.is_swayed = False  # it was not, for long, and others' reads were weighed
         self.misses = 0
@@ -363,7 +365,7 @@ class MountPlanner:
         self._disarm(inos, reads, jobs, candidates, strange)
         for where, theirs in zip(candidates, strange, strict=True):
             where[:, theirs] = -1
-        unfired = [self._first_unfired(job) for job in jobs]
+        unfired = [self._first_unfired(job, job.stolen) for job in jobs]
         placed = [
             np.full(len(inos), -1, np.int64)
             if job.state == "wrong"
@@ -792,6 +794,7 @@ class MountPlanner:
         job.wired = job.progress.high
         job.wires = _NO_POSITIONS
         job.fired.clear()
+        job.stolen.clear()
         job.sentinels_at = -SENTINELS_EVERY_S
 
     def _restart_windows(self) -> None:
@@ -1080,14 +1083,14 @@ class MountPlanner:
                 parts.append(np.array([base + n - 1]))
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def _first_unfired(self, job: _Job) -> int | None:
+    def _first_unfired(self, job: _Job, besides: Container[int] = ()) -> int | None:
         progress = job.progress
         first, last = np.searchsorted(
             job.wires, [progress.low, progress.high + 2 * progress.spacing]
         )
         where = job.wires[first:last]
         armed = where[self._flags[job.sequence.inos_at(where)] & ARMED != 0].tolist()
-        return next((wire for wire in armed if wire not in job.fired), None)
+        return next((wire for wire in armed if wire not in job.fired and wire not in besides), None)
 
     def _disarm(
         self,
@@ -1098,7 +1101,7 @@ class MountPlanner:
         strange: list[Mask],
     ) -> None:
         """Files that were looked up have no wire any more. What a stranger took away from a job
-        that has not read it yet is laid again, and counts as not fired meanwhile.
+        that has not read it yet is laid again; it holds `low`, but not what is in order beyond it.
         """
         stolen = np.zeros(len(inos), np.bool_)
         for job, where, theirs in zip(jobs, candidates, strange, strict=True):
@@ -1106,8 +1109,9 @@ class MountPlanner:
                 continue
             place = np.minimum(np.searchsorted(job.wires, where), len(job.wires) - 1)
             wire = (job.wires[place] == where) & (where >= job.progress.low)
-            stolen |= theirs & (wire & ~np.isin(where, list(job.fired))).any(axis=0)
-        stolen &= ~reads
+            wire &= theirs & ~reads & ~np.isin(where, list(job.fired))
+            job.stolen.update(where[wire].tolist())
+            stolen |= wire.any(axis=0)
         self._flags[inos[~reads & ~stolen]] &= ~ARMED & 0xFFFF
         if stolen.any():
             self._flags[inos[stolen]] |= ARMED
@@ -1186,6 +1190,7 @@ class MountPlanner:
             job.wires = np.concatenate([kept, self._grid(job, start, stop, progress.spacing)])
             job.wired = stop
             job.fired = {wire: how for wire, how in job.fired.items() if wire >= progress.low}
+            job.stolen = {wire for wire in job.stolen if wire >= progress.low}
         return job.wires[np.searchsorted(job.wires, high) :]
 
     def _sentinels(self, job: _Job, now: float) -> list[Positions]:

@@ -581,6 +581,24 @@ def test_what_a_stranger_has_fired_is_laid_again_and_holds_the_window() -> None:
     assert job.low > slow.start
 
 
+def test_a_reader_whose_wires_strangers_fire_is_found_at_the_next_one() -> None:
+    """Four of the first six, each before it is laid again."""
+    scene = Scene(same_sizes(480), ram_bytes=600 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=480, epochs=1, batch_size=4)
+    scene.settle()
+    order = orders[0].tolist()
+    for start, stop, stolen in ((0, 129, [64]), (129, 380, [192, 256, 320])):
+        for wire in stolen:
+            scene.mount.look_up(order[wire], "cat")
+        for ino in order[start:stop]:
+            scene.mount.read(ino, "job")
+        scene.turn()
+        assert scene.planner.status("job")["index"] == 129
+    scene.read(order[380:400], reader="job")
+    assert scene.planner.status("job")["index"] == 385
+
+
 def test_another_jobs_reader_takes_no_wire_away() -> None:
     scene = Scene(same_sizes(1000), ram_bytes=1200 * FILE_BYTES)
     orders = {name: scene.shuffled() for name in ("a", "b")}
