@@ -208,8 +208,14 @@ def _wrong_size(bench: Bench, work: Path, count: int, size: int) -> None:
     files = bench.readers.fill_files(source, count * 3 // 2, size, 8)
     random.Random(8).shuffle(files)
     names, gone = sorted(files[:count]), files[count:]
-    revised = [gone[n // 2] if n % 2 else name for n, name in enumerate(names)]
-    told = {"another seed": (names, 5), "another revision": (revised, 0)}
+    few = count // 100
+    revised = sorted(names[few:] + gone[:few])
+    half = [gone[n // 2] if n % 2 else name for n, name in enumerate(names)]
+    told = {
+        "another seed": (names, 5),
+        "another revision": (revised, 0),
+        "half of it": (half, 0),
+    }
     peers = ("unhinted", *told)
     options = ("--ram", str(int(count * size * RAM_SHARE)))
     with _daemon(work) as daemon, _hinted_mount(daemon, source, work, options) as mount:
@@ -393,4 +399,4 @@ ROWS = {
     "stall": stall,
     "plan": plan,
 }
-COLUMNS = ("device", "limit", "stock", "unhinted", "another seed", "another revision")
+COLUMNS = ("device", "limit", "stock", "unhinted", "another seed", "another revision", "half of it")

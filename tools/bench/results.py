@@ -75,7 +75,7 @@ TARGETS = (
     Target("hot-hinted", "4 readers", "native", 0.90),
     *(
         Target("wrong", f"{size}, {state}", "unhinted", 0.95, peer=peer)
-        for peer in ("another seed", "another revision")
+        for peer in ("another seed", "another revision", "half of it")
         for size in ("110 KB", "10 KB")
         for state in ("begun cold", "next epoch")
     ),
