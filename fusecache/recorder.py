@@ -59,7 +59,7 @@ class Recorder:
         self._writer: Writer | None = None
         self._item_of = np.full(1024, -1, np.int64)  # by inode number
         self._clock_ns = 0  # of the server, when the recording began
-        self.lost = self.restarts = 0
+        self.lost = self.reconnections = 0
         self.sees_every_open = False
         self.is_waiting = False  # for a server
 
@@ -90,10 +90,10 @@ class Recorder:
                     self._writer.close()
             raise
         except OSError as error:
-            kept = self._writer.written if self._writer is not None else 0
-            raise UserError(
-                f"{self._path}: {error.strerror or error}; {kept:,} accesses are in it"
-            ) from None
+            line = f"{self._path}: {error.strerror or error}"
+            if self._writer is not None:
+                line += f"; {self._writer.written:,} accesses are in it"
+            raise UserError(line) from None
         return reason
 
     def _run(self, limits: Limits, wake_fd: int, report: Callable[[], None]) -> str:
@@ -110,7 +110,6 @@ class Recorder:
                 except _ServerGoneError:
                     if self._writer is not None:
                         self._writer.note_gap(None)
-                        self.restarts += 1
             self.is_waiting = True
             report()
             if select.select([wake_fd], [], [], RECONNECT_PAUSE_S)[0]:
@@ -153,6 +152,7 @@ class Recorder:
             line = f"{self._target.mountpoint}: {answer.get('error', 'refused')}"
             raise UserError(line, int(answer.get("exit", EXIT_FAILED)))
         if self._writer is not None:
+            self.reconnections += 1
             return
         self.sees_every_open = bool(answer["every_open"])
         self._clock_ns = int(answer["now_ns"])

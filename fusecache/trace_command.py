@@ -83,11 +83,12 @@ def trace(
         reason = recorder.run(Limits(seconds, size_bytes), wake_fd, report)
     if reason == "the mount is gone":
         command.complain("fusecache", f"{target.mountpoint}: {reason}: the recording has ended")
-    if recorder.restarts:
-        restarts = f"{recorder.restarts} time{'s' * (recorder.restarts > 1)}"
+    if recorder.reconnections:
+        times = f"{recorder.reconnections} time{'s' * (recorder.reconnections > 1)}"
         command.complain(
             "fusecache",
-            f"warning: the server was restarted {restarts}; what was read meanwhile is missing",
+            "warning: the server was restarted, or had to wait too long for this recorder, "
+            f"{times}; what was read meanwhile is missing",
         )
     if recorder.lost:
         command.complain("fusecache", f"warning: {recorder.lost:,} accesses were lost")

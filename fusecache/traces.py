@@ -551,7 +551,10 @@ class _Reading:
             elif kind == _ACCESSES:
                 self._take_accesses(rows, columns)
             elif kind == _EPOCH:
-                self._starts.append(self._position(columns))
+                position = self._position(columns)
+                if position <= self._starts[-1]:
+                    raise ValueError("the epoch before it has no access")
+                self._starts.append(position)
             elif kind == _IMPORTANCES:
                 position = self._position(columns)
                 items = self._known(columns.integers(rows))

@@ -33,9 +33,11 @@ GENERATED_ITEMS: Final = 20_000
 SHUFFLED_ITEMS: Final = 100_000
 GENERATED_MOST: Final = 2_000_000
 READS_MOST: Final = 500_000_000
+BYTES_MOST: Final = 1 << 62
+SEED_MOST: Final = (1 << 63) - 1
 TEXT_COLUMNS: Final = 200
 
-_seed = click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+_seed = click.option("--seed", type=click.IntRange(0, SEED_MOST), default=0, show_default=True)
 _as_json = click.option("--json", "as_json", is_flag=True, help="For machines (docs/LAB.md).")
 
 
@@ -153,7 +155,9 @@ def record(
 
         items = SHUFFLED_ITEMS if items is None else items
         _bounded(items * epochs, READS_MOST, "reads: --items times --epochs")
-        made = shuffled(items, epochs, seed, ITEM_BYTES if item_bytes is None else item_bytes)
+        item_bytes = ITEM_BYTES if item_bytes is None else item_bytes
+        _bounded(items * epochs * item_bytes, BYTES_MOST, "bytes read: --item-bytes")
+        made = shuffled(items, epochs, seed, item_bytes)
     else:
         items = GENERATED_ITEMS if items is None else items
         _bounded(items, GENERATED_MOST, "images: --items")

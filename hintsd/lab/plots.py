@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from fusecache.command import printable
 from fusecache.errors import ConfigError, UserError
 from hintsd.lab.tables import Result
 
@@ -22,6 +23,8 @@ def check(path: str) -> None:
         raise ConfigError(f"--plot {path}: the name must end in {' or '.join(EXTENSIONS)}")
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise ConfigError(f"--plot {path}: there is no such folder")
+    if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise ConfigError(f"--plot {path}: it cannot be written")
     try:
         import matplotlib  # noqa: F401  # whether it is there
     except ImportError:
@@ -51,7 +54,8 @@ def hit_ratios(path: str, results: Sequence[Result]) -> None:
                     for hit, outcome in zip(hits, outcomes, strict=True)
                 ]
                 axes.plot(shares, answered, color=colour, linestyle="--", linewidth=1)
-        axes.set_title(f"{os.path.basename(result.name)}: {result.trace.source}", fontsize=8)
+        title = printable(f"{os.path.basename(result.name)}: {result.trace.source}")
+        axes.set_title(title.replace("$", r"\$"), fontsize=8)  # no formula
         axes.set_xlabel("cache, % of the bytes of all items")
         axes.set_ylabel("hits, % of reads (dashed: + substituted)")
         axes.set_ylim(0, 101)

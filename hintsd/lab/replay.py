@@ -30,6 +30,8 @@ ORIGIN_BYTES_PER_S: Final = 1e8
 """What a fetch costs, as policies are told: a file server on the local network."""
 READ_INTERVAL_S: Final = 1e-3
 """Between two reads of a trace that has no times."""
+BYTES_MOST: Final = 2.0**62
+"""Sums of int64 hold, with as much again for what a policy loads."""
 SEGMENT_READS: Final = 1 << 16
 """At a time as Python's numbers, which take ten times the memory."""
 
@@ -183,6 +185,9 @@ def _check(trace: Trace, name: str) -> None:
         raise ConfigError(f"{name} is an empty trace: it holds no access")
     if not trace.sizes.any():
         raise ConfigError(f"{name}: all its items are empty files; there is nothing to cache")
+    for sizes in (trace.sizes, trace.sizes[trace.items]):
+        if sizes.sum(dtype=np.float64) >= BYTES_MOST:
+            raise ConfigError(f"{name}: the sizes of its items add up to more than can be counted")
     for importance in trace.importances:
         unusable = np.flatnonzero(~np.isfinite(importance.values))
         if len(unusable):

@@ -100,7 +100,8 @@ def record(
     with _one_thread():
         for _ in range(epochs):
             order = sampler.epoch()
-            epoch_starts.append(position)
+            if len(order):  # of a few items iCACHE's sampler may choose none
+                epoch_starts.append(position)
             if cache is not None:
                 cache.hint(Hints(epoch=True))
             for begin in range(0, len(order), batch_size):

@@ -50,7 +50,7 @@ def _sizes_mb(
 @click.option(
     "--accesses", is_flag=True, help="How unequally a worker reads. [N = 4, E = 1000, F = 10000]"
 )
-@click.option("--delta", type=float, default=0.1, show_default=True, help="Accesses: δ.")
+@click.option("--delta", type=float, help="Accesses: δ. [0.1]")
 @click.option("--json", "as_json", is_flag=True, help="For machines (docs/SIMULATOR.md).")
 @click.option("--plot", metavar="FILE", help="Save a picture: .png or .svg.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
@@ -64,7 +64,7 @@ def simulate(
     ram: tuple[float, ...],
     ssd: tuple[float, ...],
     accesses: bool,
-    delta: float,
+    delta: float | None,
     as_json: bool,
     plot: str | None,
     seed: int,
@@ -98,6 +98,10 @@ def simulate(
         )
     if (ram or ssd) and not what_if:
         raise click.UsageError("--ram and --ssd go with --what-if")
+    if delta is not None and not accesses:
+        raise click.UsageError("--delta goes with --accesses")
+    if policies and accesses:
+        raise click.UsageError("--accesses takes no policy")
     if any(size_mb == 0 for size_mb in (*ram, *ssd)):
         raise click.UsageError("--ram and --ssd must be above 0")
     for name in policies:
@@ -117,7 +121,7 @@ def simulate(
         if what_if:
             _what_if(scenarios, policies, ram, ssd, as_json, plot, seed)
         elif accesses:
-            _accesses(scenarios, delta, as_json, plot, seed)
+            _accesses(scenarios, 0.1 if delta is None else delta, as_json, plot, seed)
         else:
             _run_times(scenarios, policies, published, as_json, plot, seed)
     except MemoryError:

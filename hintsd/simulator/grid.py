@@ -26,7 +26,7 @@ class Point:
     staging_mb: float
     ram_mb: float
     ssd_mb: float
-    total_s: float
+    total_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ def explore(
     points = []
     for number, (staging, ram, ssd) in enumerate(wanted):
         progress((number + 1) / (len(wanted) + 1))
-        total_s = simulate(_system(scenario, staging, ram, ssd), policy, orders).total_s
-        points.append(Point(staging, ram, ssd, total_s))
+        result = simulate(_system(scenario, staging, ram, ssd), policy, orders)
+        points.append(Point(staging, ram, ssd, None if result.refused else result.total_s))
     progress(1.0)
     count = len(STAGING_MB)
     bare = points[count - 1]
@@ -74,7 +74,7 @@ def explore(
 def _system(scenario: Scenario, staging_mb: float, ram_mb: float, ssd_mb: float) -> Scenario:
     staging = replace(scenario.system.staging, capacity_mb=staging_mb)
     storage = []
-    if ram_mb:
+    if ram_mb or ssd_mb:  # class 1 is the RAM, also where it is none
         storage.append(StorageClass("RAM", ram_mb, THREADS, staging.read))
     if ssd_mb:
         storage.append(StorageClass("SSD", ssd_mb, THREADS, SSD_READ))

@@ -35,6 +35,8 @@ def check(path: str) -> None:
         raise ConfigError(f"--plot {path}: the name must end in {' or '.join(EXTENSIONS)}")
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise ConfigError(f"--plot {path}: there is no such folder")
+    if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise ConfigError(f"--plot {path}: it cannot be written")
     try:
         import matplotlib  # noqa: F401  # whether it is there
     except ImportError:
@@ -71,7 +73,7 @@ def run_times(path: str, results: Sequence[tuple[Scenario, Sequence[Result]]]) -
                 markersize=14,
                 label="published",
             )
-        _bars(times, names, f"{scenario.name}: run time, s")
+        _bars(times, names, f"{_plain(scenario.name)}: run time, s")
         shares = figure.add_subplot(len(results), 2, 2 * row + 2)
         left = np.zeros(len(shown))
         sources = dict.fromkeys(name for result in shown for name in result.fetch_s)
@@ -80,10 +82,15 @@ def run_times(path: str, results: Sequence[tuple[Scenario, Sequence[Result]]]) -
         for source in [*sources, STAGING]:
             fetch_s = np.array([one.get(source, 0.0) for one in spent])
             widths = 100 * np.divide(fetch_s, totals, out=np.zeros_like(fetch_s), where=totals > 0)
-            shares.barh(places, widths, left=left, label=source)
+            shares.barh(places, widths, left=left, label=_plain(source))
             left += widths
         _bars(shares, names, "I/O, % of its time by source")
     figure.savefig(path, dpi=DOTS_PER_INCH)
+
+
+def _plain(text: str) -> str:
+    """Text that is no formula to matplotlib."""
+    return text.replace("$", r"\$")
 
 
 def _bars(axes: Axes, names: Sequence[str], title: str) -> None:
@@ -105,14 +112,14 @@ def grid(path: str, found: Grid) -> None:
         points = [point for point in found.storage if point.ram_mb == ram_mb]
         axes.plot(
             [point.ssd_mb / GB for point in points],
-            [point.total_s / 3600 for point in points],
+            [np.nan if point.total_s is None else point.total_s / 3600 for point in points],
             marker="o",
             label=f"{ram_mb / GB:g} GB RAM",
         )
     axes.axhline(found.lower_bound_s / 3600, color="k", linestyle=":", label="lower bound")
     axes.set_xlabel("SSD, GB")
     axes.set_ylabel("run time, hours")
-    axes.set_title(f"{found.scenario}, {found.policy}", fontsize=9)
+    axes.set_title(f"{_plain(found.scenario)}, {found.policy}", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
     figure.savefig(path, dpi=DOTS_PER_INCH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from hintsd.simulator.accesses import Accesses
@@ -20,45 +21,45 @@ def seconds(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:.1f}" if value < 10_000 else f"{value:.0f}"
 
 
-def table(scenario: Scenario, results: Sequence[Result], published: bool) -> Table:
-    """Of one scenario, times in seconds. published: beside the published run times."""
-    shown = Table(title=f"{scenario.name}: {scenario.title}", title_justify="left", box=None)
-    shown.add_column("policy")
-    columns = ["run time s"]
-    if published:
-        columns += ["published s", "ratio"]
-    columns += ["start-up", "compute", "barrier", "stall", "staging s"]
+def table(scenario: Scenario, results: Sequence[Result], published: bool) -> Group:
+    """Of one scenario, times in seconds: the run time and its parts, then what goes on beside
+    computing; two tables, so that a terminal of 80 columns shows them. published: beside the
+    published run times.
+    """
+    parts = ["start-up", "compute", "barrier", "stall"]
+    times = _figures(["run time s", *(["paper s", "ratio"] if published else []), *parts])
     sources = list(dict.fromkeys(name for result in results for name in result.fetch_s))
-    columns += [f"{name} s" for name in sources] + ["PFS GB", ""]
-    for column in columns:
-        shown.add_column(column, justify="right" if column else "left")
+    beside = _figures(["staging s", *(f"{name} s" for name in sources), "PFS GB"])
+    refused = []
     for result in results:
-        known = published_s(result.scenario, result.policy)
         if result.refused is not None:
-            blank = [""] * (len(columns) - 1)
-            shown.add_row(result.policy, *blank, f"refused: {result.refused}")
+            refused.append(f"{result.policy}: refused: {result.refused}")
             continue
         cells = [seconds(result.total_s)]
         if published:
+            known = published_s(result.scenario, result.policy)
             cells += (
-                [seconds(known), f"{result.total_s / known:.3f}"] if known is not None else ["", ""]
+                ["", ""] if known is None else [seconds(known), f"{result.total_s / known:.3f}"]
             )
-        cells += [
-            seconds(value)
-            for value in (
-                result.startup_s,
-                result.compute_s,
-                result.barrier_s,
-                result.stall_s,
-                result.write_s,
-            )
-        ]
-        cells += [
-            seconds(result.fetch_s[name]) if name in result.fetch_s else "" for name in sources
-        ]
-        cells.append(f"{result.read_mb.get('PFS', 0.0) / GB:.2f}")
-        shown.add_row(result.policy, *cells)
-    return shown
+        spent = (result.startup_s, result.compute_s, result.barrier_s, result.stall_s)
+        times.add_row(result.policy, *cells, *map(seconds, spent))
+        beside.add_row(
+            result.policy,
+            seconds(result.write_s),
+            *(seconds(result.fetch_s[name]) if name in result.fetch_s else "" for name in sources),
+            f"{result.read_mb.get('PFS', 0.0) / GB:.2f}",
+        )
+    shown: list[RenderableType] = [f"{scenario.name}: {scenario.title}", times, "", beside]
+    return Group(*shown, *refused)
+
+
+def _figures(titles: Sequence[str]) -> Table:
+    """A column of policies and those of figures, none of which is cut."""
+    made = Table(box=None, pad_edge=False, collapse_padding=True)
+    made.add_column("policy", no_wrap=True)
+    for title in titles:
+        made.add_column(title, justify="right", overflow="fold")
+    return made
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -112,14 +113,18 @@ def grid(found: Grid) -> tuple[str, Table, Table]:
     bound = f"{found.scenario}, {found.policy}: lower bound {found.lower_bound_s / 3600:.2f} h"
     staging = Table("staging buffer", "hours", box=None)
     for point in found.staging:
-        staging.add_row(f"{point.staging_mb / GB:g} GB", f"{point.total_s / 3600:.2f}")
+        staging.add_row(f"{point.staging_mb / GB:g} GB", _hours(point.total_s))
     columns = dict.fromkeys(point.ssd_mb for point in found.storage)
     storage = Table("hours", *(f"SSD {ssd_mb / GB:g} GB" for ssd_mb in columns), box=None)
-    hours = {(point.ram_mb, point.ssd_mb): point.total_s / 3600 for point in found.storage}
+    hours = {(point.ram_mb, point.ssd_mb): _hours(point.total_s) for point in found.storage}
     for ram_mb in dict.fromkeys(point.ram_mb for point in found.storage):
-        cells = [f"{hours[ram_mb, ssd_mb]:.2f}" for ssd_mb in columns]
+        cells = [hours[ram_mb, ssd_mb] for ssd_mb in columns]
         storage.add_row(f"RAM {ram_mb / GB:g} GB", *cells)
     return bound, staging, storage
+
+
+def _hours(total_s: float | None) -> str:
+    return "refused" if total_s is None else f"{total_s / 3600:.2f}"
 
 
 def accesses(found: Sequence[Accesses]) -> Table:

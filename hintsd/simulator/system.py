@@ -156,6 +156,10 @@ class System:
             storage.check(f"system.storage[{number}]")
         if len(set(names)) < len(names):
             raise ScenarioError("system.storage", "two classes have one name")
+        for number, name in enumerate(names):
+            if name == "PFS" or name.startswith("remote "):  # other sources are called so
+                key = f"system.storage[{number}].name"
+                raise ScenarioError(key, f"{name!r} is what results call another source")
 
     def pfs_s_per_mb(self, readers: float) -> float:
         """Seconds to fetch a MB from the shared file system, which so many workers (γ, on average)

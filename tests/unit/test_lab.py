@@ -184,6 +184,8 @@ def test_a_fetch_costs_more_for_more_bytes_and_time_never_goes_back(
     [
         (trace_of([], [1]), 0, "t is an empty trace"),
         (trace_of([0], [0]), 0, "empty files"),
+        (trace_of([0], [1 << 62, 1 << 62]), 0, "t: the sizes of its items add up to more"),
+        (trace_of([0, 0, 0], [1 << 61, 0]), 0, "t: the sizes of its items add up to more"),
         (trace_of([0, 0], [1], [0, 1]), 2, "--warm-up 2 leaves nothing to count of 2 epochs"),
         (
             trace_of(

@@ -125,6 +125,19 @@ def test_plots(run: Run, small: str, name: str, magic: bytes) -> None:
     assert Path(name).read_bytes().startswith(magic)
 
 
+def test_dollars_are_no_formula(run: Run, small: str) -> None:
+    os.rename(small, name := r"a$\frac$.trace")
+    words = ("--policy", "lru", "--cache", "50%", "--plot", "a.svg")
+    assert run("replay", name, *words)[0] == 0
+
+
+def test_an_epoch_of_no_reads_is_none(run: Run) -> None:
+    words = ("--items", "1", "--sampler", "icache", "--epochs", "40", "-o", "a")
+    assert run("record", "generated", *words)[0] == 0
+    trace = traces.read("a")
+    assert len(trace.epoch_starts) == len(trace.items) < 40
+
+
 def test_a_cut_off_recording_says_so(run: Run, small: str) -> None:
     data = Path(small).read_bytes()
     Path("cut.trace").write_bytes(data[:-1])
@@ -227,6 +240,7 @@ def test_paper_as_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         ("replay small.trace --warm-up 3", "small.trace: --warm-up 3 leaves nothing"),
         ("replay small.trace --epoch-reads 9", "small.trace knows its 3 epochs"),
         ("replay small.trace --plot a.pdf", "--plot a.pdf: the name must end in .png or .svg"),
+        ("replay small.trace --plot folder.png", "--plot folder.png: it cannot be written"),
         ("replay small.trace --plot no/a.png", "--plot no/a.png: there is no such folder"),
         ("record shuffle -o small.trace", "small.trace exists; --force replaces it"),
         ("record shuffle -o no/a.trace", "no/a.trace: there is no such folder"),
@@ -234,6 +248,8 @@ def test_paper_as_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         ("record shuffle -o a --items 1000000 --epochs 1000", "at most 500,000,000"),
         ("record shuffle -o a --item-bytes much", "'much' is not a size"),
         ("record shuffle -o a --item-bytes 0", "it must be more than 0"),
+        ("record shuffle -o a --item-bytes 9000P", "bytes read: --item-bytes; at most 4,611,"),
+        ("record shuffle -o a --seed 9223372036854775808", "'--seed': 9223372036854775808"),
         ("record digits -o a --items 9", "--items is for generated and shuffle"),
         ("record digits -o a --item-bytes 9", "--item-bytes is for shuffle"),
         ("record digits -o a --cache 20%", "--cache is for --sampler shade"),
@@ -245,6 +261,7 @@ def test_paper_as_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_mistake_is_one_line(run: Run, small: str, arguments: str, message: str) -> None:
     Path("no.trace").write_text("nothing of the kind, and long enough for a header")
+    Path("folder.png").mkdir()
     written("empty.trace", [])
     nan = Importance(1, np.array([1]), np.array([math.nan], np.float32))
     written("nan.trace", [0, 1], (nan,))

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console, RenderableType
 
 from fusecache.errors import EXIT_USAGE, UserError
 from hintsd import cli
-from hintsd.simulator import catalogue, grid, plots, scenario
+from hintsd.simulator import catalogue, grid, plots, report, scenario
 from hintsd.simulator.accesses import analyse, binomial, rest_at_least, rest_at_most
+from hintsd.simulator.clairvoyant import _Window
 from hintsd.simulator.clock import Clock
 from hintsd.simulator.orders import Order, Orders
 from hintsd.simulator.placement import NOT_CACHED, place
@@ -49,6 +51,14 @@ def small(samples: int = 2000, mean_mb: float = 1.0, **system: Any) -> Scenario:
     return Scenario("small", "", replace(base.system, **system), dataset)
 
 
+def shown(*tables: RenderableType) -> str:
+    """On a terminal of 80 columns."""
+    console = Console(width=80, highlight=False, markup=False)
+    with console.capture() as captured:
+        console.print(*tables, sep="\n")
+    return captured.get()
+
+
 # ---- the published figures -----------------------------------------------------------------------
 
 
@@ -70,9 +80,20 @@ def test_a_larger_staging_buffer_brings_nothing_and_ram_does() -> None:
     item = scenario.load("fits-cluster")
     found = grid.explore(item, "frequency", [grid.RAM_MB[1]], [grid.SSD_MB[-1]], 0, quiet)
     assert found.lower_bound_s / 3600 == pytest.approx(2.13, abs=0.01)
-    assert [point.total_s / 3600 for point in found.staging] == pytest.approx([2.76] * 3, abs=0.01)
-    bare, ssd, ram, both = (point.total_s for point in found.storage)
+    hours = [(point.total_s or 0) / 3600 for point in found.staging]
+    assert hours == pytest.approx([2.76] * 3, abs=0.01)
+    bare, ssd, ram, both = (point.total_s or 0 for point in found.storage)
     assert found.lower_bound_s < both < ram < ssd < bare
+
+
+def test_what_if_a_policy_refuses() -> None:
+    """deepio keeps samples in RAM: an SSD is none."""
+    found = grid.explore(small(200), "deepio-opportunistic", [8.0], [16.0], 0, quiet)
+    bare, ssd, ram, both = (point.total_s for point in found.storage)
+    assert [point.total_s for point in found.staging] == [None] * 3
+    assert (bare, ssd) == (None, None)
+    assert ram == both is not None
+    assert "refused" in shown(*report.grid(found))
 
 
 def test_the_estimate_of_access_frequency_agrees_with_shuffles() -> None:
@@ -246,6 +267,39 @@ def test_fusecache_reads_an_item_once_where_everything_fits_into_ram() -> None:
     assert result.total_s <= base.total_s
 
 
+def test_what_the_window_keeps_is_what_comes_again_within_it() -> None:
+    item = small(400)
+    run = Run(item, Orders(item.dataset, 4, 0), "fusecache")
+    window_mb = 60.0
+    window = _Window(run, window_mb)
+    used_mb: dict[tuple[int, int], float] = {}
+    read_mb = [0.0] * 4
+    found = []
+    for number in range(item.dataset.epochs):
+        order = run.orders.epoch(number)
+        kept = window.kept(order)
+        for entry, (worker, sample) in enumerate(
+            zip(order.workers().tolist(), order.samples.tolist(), strict=True)
+        ):
+            read_mb[worker] += float(run.sizes_mb[sample])
+            before_mb = used_mb.get((worker, sample))
+            wanted = before_mb is not None and read_mb[worker] - before_mb <= window_mb
+            assert kept[entry] == wanted
+            used_mb[worker, sample] = read_mb[worker]
+            found.append(wanted)
+    again = 3 * 400 - len(used_mb)
+    assert 0 < sum(found) < again
+
+
+@pytest.mark.parametrize("policy", ["frequency", "fusecache"])
+def test_storage_that_is_slower_than_the_shared_file_system_is_not_read(policy: str) -> None:
+    fast, slow = Throughput((2.0,), (20_000.0,)), Throughput((2.0,), (20.0,))
+    storage = (StorageClass("RAM", 50.0, 2, fast), StorageClass("SSD", 500.0, 2, slow))
+    read_mb = run_of(small(storage=storage), policy).read_mb
+    assert read_mb["PFS"] > 0
+    assert not {"SSD", "remote SSD"} & set(read_mb)
+
+
 def test_fusecache_shares_nothing() -> None:
     assert not any(name.startswith("remote") for name in run_of(small(), "fusecache").read_mb)
 
@@ -379,6 +433,14 @@ def test_a_scenario_of_ones_own() -> None:
         ("= 20\n", "= 2000\ndrop_last = true\n", "dataset.batch_size: must be at most dataset."),
         ("[system]", "[system", "not TOML: "),
         ("[dataset]", "[data]", "data: unknown key; there are title, system, dataset"),
+        ("[system]\n", '[system]\n"a\\nb" = 1\n', r"system.'a\nb': unknown key"),
+        ("2 = 80", '"\\n" = 80', r"system.pfs_mb_per_s.'\n': must be a whole number of clients"),
+        ("workers = 2", f"workers = 1{'0' * 400}", "system.workers: is too large a number"),
+        ("= 0.5", f"= 1{'0' * 400}", "dataset.mean_mb: is too large a number"),
+        ("= 0.5", f"= 1{'0' * 5000}", "not TOML: "),
+        ("= 0.5", f"= {'[' * 5000}", "not TOML: nested too deep"),
+        ('"NVMe"', '"PFS"', "system.storage[0].name: 'PFS' is what results call another source"),
+        ('"NVMe"', '"remote SSD"', "system.storage[0].name: 'remote SSD' is what results call"),
     ],
 )
 def test_a_mistake_is_named(old: str, new: str, line: str) -> None:
@@ -388,6 +450,15 @@ def test_a_mistake_is_named(old: str, new: str, line: str) -> None:
     assert str(caught.value).startswith(f"mine.toml: {line}")
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == EXIT_USAGE
+
+
+def test_a_file_that_is_named_like_a_built_in_scenario_is_not_set_beside_what_was_published(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "fits-ram.toml"
+    path.write_text(GOOD)
+    (result,) = json.loads(simulate(capsys, str(path), "--policy", "naive", "--json"))["results"]
+    assert (result["scenario"], result["published_s"]) == ("fits-ram.toml", None)
 
 
 def test_built_in_scenarios_load() -> None:
@@ -408,6 +479,22 @@ def test_the_table_shows_published_times(capsys: pytest.CaptureFixture[str]) -> 
     out = simulate(capsys, "fits-ram", "--policy", "naive", "--published")
     assert "27.78" in out
     assert "0.99" in out
+
+
+@pytest.mark.parametrize("name", ["fits-ram", "fits-cluster"])
+def test_no_line_of_the_tables_exceeds_80_columns(name: str) -> None:
+    item = scenario.load(name)
+    results = [
+        Result(name, policy, 9999.9, 9999.9, 9999.9, 9999.9, 9999.9, 9999.9)
+        for policy in catalogue.POLICIES
+    ]
+    results[0].fetch_s = dict.fromkeys(("PFS", "remote RAM", "remote SSD", "RAM", "SSD"), 9999.9)
+    results[1].refused = "the dataset exceeds the aggregate RAM"
+    text = shown(report.table(item, results, published=True))
+    words = text.split()
+    assert words.count("9999.9") == 10 * 5 + 10 + 5
+    assert {*catalogue.POLICIES} - {*words} == {"naive"}
+    assert "\nnaive: refused: the dataset exceeds the aggregate RAM\n" in text
 
 
 def test_json_has_one_object_with_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -474,11 +561,13 @@ def test_plots_are_saved(
         (["mine.toml", "--toml"], "mine.toml: no built-in scenario; there are fits-ram, "),
         (["--toml"], "--toml takes one scenario"),
         (["--ram", "1G"], "--ram and --ssd go with --what-if"),
+        (["--delta", "0.2"], "--delta goes with --accesses"),
+        (["--accesses", "--policy", "naive"], "--accesses takes no policy"),
         (["--what-if", "--ram", "lots"], "'lots' is not a size"),
         (["--what-if", "--ram", "0"], "--ram and --ssd must be above 0"),
         (["--accesses", "--delta", "nan"], "--delta nan: must be between 0 and"),
         (["--plot", "x.pdf"], "--plot x.pdf: the name must end in .png or .svg"),
-        (["missing.toml"], "No such file"),
+        (["missing.toml"], "missing.toml: No such file"),
     ],
 )
 def test_a_mistaken_command_is_one_line(words: list[str], line: str) -> None:
@@ -490,6 +579,19 @@ def test_a_mistaken_command_is_one_line(words: list[str], line: str) -> None:
     assert done.stderr.startswith("hintsd: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_dollars_are_no_formula(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / r"a$\frac$.toml"
+    path.write_text(GOOD.replace("NVMe", r"$\\frac$"))
+    for words in ([], ["--what-if", "--ram", "1G", "--ssd", "1G"]):
+        simulate(capsys, str(path), "--policy", "frequency", *words, "--plot", f"{path}.svg")
+
+
+def test_a_plot_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(UserError, match="it cannot be written"):
+        plots.check(str(tmp_path / "a.png"))
 
 
 def test_a_plot_needs_a_folder(tmp_path: Path) -> None:

@@ -293,6 +293,7 @@ def forged(kind: int, rows: int, payload: bytes, size_bytes: int | None = None) 
         (1, 1 << 31, b"\x00"),
         (2, 1, b"\x01\x00"),  # an access, and no items
         (3, 1, bytes(4)),
+        (3, 1, bytes(8)),  # an epoch where one begins already
         (3, 1, b"\x05" + bytes(7)),  # an epoch far away
         (6, 0, b"\x01" + bytes(15)),  # the end of something else
     ],

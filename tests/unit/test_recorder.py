@@ -1,0 +1,151 @@
+"""A recording that loses accesses: the ring in C, and what the recorder makes of its count.
+
+With a mount: tests/mount/test_trace.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusecache import _native, mounts, traces
+from fusecache.control_client import Target
+from fusecache.recorder import Limits, Recorder
+from fusecache.traces import Gap
+from fusecache.wire import encode
+
+RING_ACCESSES = 1 << 18
+ACCESS_BYTES = 16
+TAKEN_MOST = 1 << 16
+ROOT = 1
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[int]:
+    """A recording, and the inode number of a file to note."""
+    (tmp_path / "f").write_bytes(b"x")
+    source_fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    table_fd = os.memfd_create("table")
+    _native.attach(table_fd, source_fd, True)
+    _native.scan(ROOT)
+    os.close(source_fd)
+    os.close(table_fd)
+    _native.trace_begin(wires=False, lookups=False)
+    yield _native.lookup(ROOT, b"f")
+    _native.trace_end()
+
+
+def test_a_full_ring_keeps_the_first_accesses_and_counts_the_others(ring: int) -> None:
+    for number in range(RING_ACCESSES + 3):
+        _native.note_open(ring, number)
+    taken, lost = _native.take_accesses(TAKEN_MOST)
+    assert lost == 3
+    for _ in range(RING_ACCESSES // TAKEN_MOST - 1):
+        more, lost = _native.take_accesses(TAKEN_MOST)
+        taken += more
+        assert lost == 0
+    assert len(taken) == RING_ACCESSES * ACCESS_BYTES
+    assert [who >> 8 for _, _, who in struct.iter_unpack("<QII", taken)] == list(
+        range(RING_ACCESSES)
+    )
+    _native.note_open(ring, 7)  # there is room again, and it goes round
+    more, lost = _native.take_accesses(TAKEN_MOST)
+    assert (len(more), lost) == (ACCESS_BYTES, 0)
+
+
+def test_nobody_records_and_nothing_is_kept(ring: int) -> None:
+    _native.note_open(ring, 1)
+    _native.trace_end()
+    _native.note_open(ring, 2)
+    assert _native.take_accesses(TAKEN_MOST) == (b"", 0)
+
+
+class FakeServer(threading.Thread):
+    """Answers recorders, one script of frames each; a script that ends with `ended` is the last."""
+
+    def __init__(self, directory: Path, scripts: list[list[bytes]]) -> None:
+        super().__init__(daemon=True)
+        self._scripts = scripts
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(directory / mounts.CONTROL_SOCKET))
+        self._listener.listen()
+
+    def run(self) -> None:
+        with self._listener:
+            for frames in self._scripts:
+                connection, _ = self._listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    answer = {"ok": True, "every_open": True, "now_ns": 0}
+                    connection.sendall(json.dumps(answer).encode() + b"\n" + b"".join(frames))
+
+
+def names(*inos: int) -> bytes:
+    of = [f"f{ino}".encode() for ino in inos]
+    return encode(
+        "names",
+        {
+            "inos": np.array(inos, np.uint32),
+            "sizes": np.ones(len(inos), np.uint64),
+            "lengths": np.array([len(name) for name in of], np.uint32),
+            "names": b"".join(of),
+        },
+    )
+
+
+def accesses(*inos: int, lost: int = 0) -> bytes:
+    return encode(
+        "accesses",
+        {
+            "inos": np.array(inos, np.uint32),
+            "times_ns": np.zeros(len(inos), np.uint64),
+            "who": np.full(len(inos), traces.OPENED, np.uint32),
+            "lost": lost,
+        },
+    )
+
+
+def record(directory: Path, scripts: list[list[bytes]]) -> tuple[Recorder, traces.Trace]:
+    """What a recorder makes of these frames."""
+    server = FakeServer(directory, scripts)
+    server.start()
+    mount = mounts.Mount(0, "0:0", "/mnt", "fuse.fusecache", "/src")
+    recorder = Recorder(
+        Target(mount, str(directory)), str(directory / "t"), every_open=True, force=False
+    )
+    ours, theirs = os.pipe()
+    recorder.run(Limits(), ours, lambda: None)
+    server.join()
+    os.close(ours)
+    os.close(theirs)
+    return recorder, traces.read(directory / "t")
+
+
+def test_lost_accesses_are_gaps(tmp_path: Path) -> None:
+    ended = encode("ended", {})
+    recorder, trace = record(
+        tmp_path, [[names(5, 9), accesses(9, 5, lost=3), accesses(9, lost=4), ended]]
+    )
+    assert trace.items.tolist() == [1, 0, 1]
+    assert trace.gaps == (Gap(2, 3), Gap(3, 4))
+    assert (recorder.lost, recorder.reconnections) == (7, 0)
+
+
+def test_a_lost_connection_is_a_gap_and_files_keep_their_item(tmp_path: Path) -> None:
+    ended = encode("ended", {})
+    recorder, trace = record(
+        tmp_path,
+        [[names(5, 9), accesses(9, 5)], [names(9, 6), accesses(6, 9), ended]],
+    )
+    assert trace.names == ("f5", "f9", "f6")
+    assert trace.items.tolist() == [1, 0, 2, 1]
+    assert trace.gaps == (Gap(2, None),)
+    assert (recorder.lost, recorder.reconnections) == (0, 1)
