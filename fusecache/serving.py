@@ -17,7 +17,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from fusecache import __version__, _native, mounts, namespace
+from fusecache import __version__, _native, mounts, namespace, wire
 from fusecache.config import Config
 from fusecache.control import ControlServer, Message, Send
 from fusecache.errors import UserError
@@ -131,7 +131,7 @@ class Server:
                     "source": self.config.source,
                     "cache_dir": self.config.cache_dir,
                     "ram_bytes": self.config.ram_bytes,
-                    "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
+                    "pid_namespace": wire.pid_namespace(),
                 },
             )
             control = ControlServer(

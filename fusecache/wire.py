@@ -11,6 +11,7 @@ small multiple of what was received.
 from __future__ import annotations
 
 import builtins
+import os
 import socket
 import struct
 from typing import Any, NamedTuple, TypeVar
@@ -237,3 +238,14 @@ def peer_of(connection: socket.socket) -> Peer:
     """Who is at the other end of a connected Unix socket (as of its connect or listen)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(raw))
+
+
+def pid_namespace() -> int:
+    """The inode number of our pid namespace, whose process ids are ours and those of FUSE requests;
+    0: the /proc that we see is not of it, so that it knows them by other numbers.
+    """
+    try:
+        is_of_proc = os.readlink("/proc/self") == str(os.getpid())
+        return os.stat("/proc/self/ns/pid").st_ino if is_of_proc else 0
+    except OSError:
+        return 0

@@ -365,12 +365,13 @@ def tidy_paths(paths: Sequence[Path], base: str) -> list[str]:
     """Of an argument `paths`, each as `absolute` gives it. ValueError: not paths."""
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
         raise ValueError(f"paths must be a sequence of paths, not {_shown(paths)}")
+    given = list(paths)
     try:
-        return [absolute(path, base) for path in paths]
+        return [absolute(path, base) for path in given]
     except TypeError:  # looked for afterwards: there may be millions
-        for index, path in enumerate(paths):
+        for index, path in enumerate(given):
             _path(f"paths[{index}]", path)
-        return [absolute(os.fsdecode(path), base) for path in paths]
+        return [absolute(os.fsdecode(path), base) for path in given]
 
 
 def absolute(path: Path, base: str) -> str:

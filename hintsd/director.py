@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import trio
 
-from fusecache import mounts
+from fusecache import mounts, wire
 from hintsd import folders
 from hintsd.folders import DatasetError, Samples
 from hintsd.messages import Check, JobRequest
@@ -71,7 +71,7 @@ ORDERS_AT_ONCE: Final = 2
 RESOLVING_AT_ONCE: Final = 4
 RATE_SMOOTHING: Final = 0.3
 SHORT_EPOCH: Final = 1 << 18  # samples; a longer one is not read in REPORT_EVERY_S
-_PID_NAMESPACE: Final = os.stat("/proc/self/ns/pid").st_ino
+_PID_NAMESPACE: Final = wire.pid_namespace()
 _SHOWN_STATE: Final = (
     *("ram_bytes", "ram_limit_bytes", "ssd_bytes", "ssd_limit_bytes", "ssd_room_bytes"),
     *("origin_bytes", "origin_files", "origin_bytes_per_s", "depth", "queued_stage"),
@@ -739,7 +739,7 @@ class _Mount:
 
     def _trainers(self) -> dict[str, int]:
         """The process that each job is of, if process ids of the mount mean anything to us."""
-        if self.facts is None or self.facts.pid_namespace != _PID_NAMESPACE:
+        if self.facts is None or self.facts.pid_namespace != _PID_NAMESPACE or not _PID_NAMESPACE:
             return {}
         jobs = self.jobs.values()
         return {job.name: job.request.pid for job in jobs if job.request.pid is not None}

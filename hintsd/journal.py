@@ -35,6 +35,7 @@ NUMBER_FILE: Final = "number"
 JOB_SUFFIX: Final = ".job"
 POSITION_SUFFIX: Final = ".position"
 TEMPORARY_SUFFIX: Final = ".new"
+NUMBER_MOST: Final = 1 << 60  # msgpack must be able to hold the next one
 
 _TYPES: Final = {
     "version": int,
@@ -129,8 +130,10 @@ class Journal:
         numbers = [
             _number_in(name.removesuffix(JOB_SUFFIX)) for name in os.listdir(self._directory)
         ]
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            numbers.append(int(self._unpack(NUMBER_FILE)))
+        with contextlib.suppress(OSError, ValueError):
+            number = self._unpack(NUMBER_FILE)
+            if type(number) is int and number < NUMBER_MOST:
+                numbers.append(number)
         return max(numbers)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class MountFacts(NamedTuple):
     mountpoint: str
     cache_dir: str
     ram_bytes: int
-    pid_namespace: int  # of its process ids: the inode number of /proc/self/ns/pid; 0: unknown
+    pid_namespace: int  # of its process ids: wire.pid_namespace; 0: unknown
 
 
 class Up(NamedTuple):

@@ -118,7 +118,7 @@ class _Job:
         # wires from `low` on that a stranger has fired: its reader may have passed meanwhile
         self.stolen: set[int] = set()
         self.is_read = False  # its own process, or one that this has started, was seen to read
-        self.is_swayed = False  # it was not, for long, and others' reads were weighed
+        self.is_swayed = False  # before that, reads that may be others' were weighed
         self.misses = 0
         self.late: Counter[str] = Counter()
         self.unplanned: Counter[str] = Counter()
@@ -363,8 +363,12 @@ class MountPlanner:
         candidates = [job.sequence.locate(inos, job.progress.low) for job in jobs]
         used_in: list[Mask] = [np.logical_or.reduce(where >= 0, axis=0) for where in candidates]
         self._disarm(inos, reads, jobs, candidates, strange)
-        for where, theirs in zip(candidates, strange, strict=True):
+        for job, where, theirs in zip(jobs, candidates, strange, strict=True):
             where[:, theirs] = -1
+            progress = job.progress
+            unseen = progress.spacing * sum(wire >= progress.high for wire in job.stolen)
+            # not more: if all were in order, no wrong hint would be noticed
+            progress.unseen = min(unseen, job.sequence.samples_per_epoch // 4)
         unfired = [self._first_unfired(job, job.stolen) for job in jobs]
         placed = [
             np.full(len(inos), -1, np.int64)
@@ -409,25 +413,28 @@ class MountPlanner:
                 self._woken(job)
 
     def _strangers(self, job: _Job, inos: Inos, stands: Standings | None, now: float) -> Mask:
-        """Which observations say nothing of the job: strangers'. If its own process is not seen to
-        read for AWAITED_S, its readers may be processes that it has not started.
+        """Which observations say nothing of the job: strangers', and, once its own process is seen
+        to read, those of processes that are unknown: all that it has started would be known. If it
+        is not seen to read for AWAITED_S, its readers may be processes that it has not started.
         """
         if stands is None:
             return np.zeros(len(inos), np.bool_)
-        theirs: Mask = stands == STRANGER
         if not job.is_read:
             own = inos[stands == OWN]
             job.is_read = bool((job.sequence.locate(own, 0) >= 0).any())
-            if not job.is_read and now - job.opened_at >= AWAITED_S:
-                job.is_swayed |= bool(theirs.any())
-                return np.zeros(len(inos), np.bool_)
-            if job.is_read and job.is_swayed:
+            if not job.is_read:
+                is_awaited = now - job.opened_at < AWAITED_S
+                theirs: Mask = (stands == STRANGER) & is_awaited
+                job.is_swayed |= bool((~theirs & (stands != OWN)).any())
+                return theirs
+            if job.is_swayed:
                 self._release_window(job)
                 job.progress.begin_again(now)
                 self._restart(job)
                 if job.state == "wrong":
                     job.state, job.reason = "waiting", ""
-        return theirs
+        others: Mask = stands != OWN
+        return others
 
     def _count_reads(
         self,

@@ -111,6 +111,7 @@ class Progress:
         self._reading = min(reading, quarter)
         self._told = self.low = self.high = start  # _told: by the trainer, the last time
         self._unstepped = start  # `low`, had there been no steps
+        self.unseen = 0  # samples beyond `high` that may be read: others have fired the wires
         self.begun = False
         self.observations = self.strays = 0  # since the last verdict or jump
         self.passed_samples = 0
@@ -137,7 +138,7 @@ class Progress:
     def zone_end(self, unfired: int | None) -> int:
         """End of what is in order; `unfired`: the first wire from `low` on that has not fired."""
         base = self.high if unfired is None else min(unfired, self.high)
-        return max(base + self.disorder + 4 * self.spacing, self.high + 1)
+        return max(base + self.disorder + 4 * self.spacing + self.unseen, self.high + 1)
 
     @property
     def slack(self) -> int:

@@ -181,6 +181,7 @@ def test_arguments_without_sense(wrong: dict[str, Any]) -> None:
         ({"num_samples": "all"}, "num_samples must be an integer, not 'all'"),
         ({"paths": "/data/a.jpg"}, "paths must be a sequence of paths, not '/data/a.jpg'"),
         ({"paths": ["a", 3]}, r"paths\[1\] must be a path, not 3"),
+        ({"paths": iter(["a", 3])}, r"paths\[1\] must be a path, not 3"),
         ({"extensions": [1]}, r"extensions must be strings like '.jpg', not \[1\]"),
     ],
 )

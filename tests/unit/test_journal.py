@@ -147,6 +147,9 @@ def test_numbers_go_on(journal: Journal, directory: Path, caplog: pytest.LogCapt
     assert third.number("") == 9
     assert third.number("train-12") == 13
     assert third.number("train-x1") == 14
+    for garbage in (float("inf"), 2**64 - 1):
+        (directory / "number").write_bytes(msgpack.packb(garbage))
+        assert third._last_number() == 8
     third._directory = "/none"
     with caplog.at_level(logging.WARNING):
         assert third.number("") == 15

@@ -488,7 +488,11 @@ def strangers_order(kind: str, count: int, rng: np.random.Generator) -> Iterator
 
 
 def follow(
-    scene: Scene, order: Iterable[int], strangers: list[Iterator[int]], each: int = 1
+    scene: Scene,
+    order: Iterable[int],
+    strangers: list[Iterator[int]],
+    each: int = 1,
+    stranger_is: str = "cat",
 ) -> Iterator[int]:
     """Reads `order` as the job's process; after each sample every stranger reads `each` more.
     Yields the samples read, after each turn.
@@ -496,18 +500,21 @@ def follow(
     for count, ino in enumerate(order, 1):
         scene.mount.read(ino, "job")
         for stranger in strangers * each:
-            scene.mount.read(next(stranger), "cat")
+            scene.mount.read(next(stranger), stranger_is)
         if count % 8 == 0:
             scene.turn()
             yield count
 
 
 @pytest.mark.claim("P9")
-@pytest.mark.parametrize(("strangers", "each"), [(1, 1), (3, 1), (1, 6)])
+@pytest.mark.parametrize(
+    ("strangers", "each", "stranger_is"),
+    [(1, 1, "cat"), (3, 1, "cat"), (1, 6, "cat"), (3, 1, "")],  # "": ended, as its parent has
+)
 @pytest.mark.parametrize("kind", ["random", "listing"])
 @pytest.mark.parametrize("ram_share", [0.3, 1.2])
 def test_strangers_condemn_nobody_and_move_nothing(
-    ram_share: float, kind: str, strangers: int, each: int
+    ram_share: float, kind: str, strangers: int, each: int, stranger_is: str
 ) -> None:
     for seed in range(4):
         count = (480, 1500)[seed % 2]
@@ -519,7 +526,7 @@ def test_strangers_condemn_nobody_and_move_nothing(
             ino for epoch in range(2) for ino in loader_order(orders[epoch], 16, 2, 2, scene.rng)
         ]
         others = [strangers_order(kind, count, scene.rng) for _ in range(strangers)]
-        for samples in follow(scene, read, others, each):
+        for samples in follow(scene, read, others, each, stranger_is):
             status = scene.planner.status("job")
             assert status["state"] == "running"
             assert abs(status["epoch"] * count + status["index"] - samples) < 300
@@ -599,6 +606,23 @@ def test_a_reader_whose_wires_strangers_fire_is_found_at_the_next_one() -> None:
     assert scene.planner.status("job")["index"] == 385
 
 
+def test_strangers_that_fire_most_wires_condemn_nobody() -> None:
+    """They go through all files several times while the job's reader comes from wire to wire."""
+    for seed in range(4):
+        scene = Scene(same_sizes(1500), ram_bytes=1800 * FILE_BYTES, seed=seed)
+        orders = scene.shuffled()
+        scene.open("job", orders, samples=1500, batch_size=4, workers=2)
+        scene.settle()
+        for count, ino in enumerate(np.concatenate(orders[:2]).tolist(), 1):
+            scene.mount.read(ino, "job")
+            for wire in sorted(scene.mount.armed):
+                if scene.rng.random() < 0.1:
+                    scene.mount.look_up(wire, "cat")
+            if count % 8 == 0:
+                scene.turn(step_s=0.025)
+                assert scene.planner.status("job")["state"] == "running"
+
+
 def test_another_jobs_reader_takes_no_wire_away() -> None:
     scene = Scene(same_sizes(1000), ram_bytes=1200 * FILE_BYTES)
     orders = {name: scene.shuffled() for name in ("a", "b")}
@@ -632,10 +656,10 @@ def test_a_wrong_seed_is_noticed_although_the_files_are_another_jobs() -> None:
     assert scene.planner.status("right")["state"] == "running"
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(("stranger_is", "is_late"), [("cat", False), ("cat", True), ("", False)])
 @pytest.mark.parametrize("ram_share", [0.3, 1.2])
 def test_what_strangers_read_before_the_job_begins_is_forgotten(
-    ram_share: float, is_late: bool
+    ram_share: float, stranger_is: str, is_late: bool
 ) -> None:
     scene = Scene(same_sizes(800), ram_bytes=int(800 * ram_share) * FILE_BYTES)
     orders = scene.shuffled()
@@ -647,7 +671,8 @@ def test_what_strangers_read_before_the_job_begins_is_forgotten(
     assert scene.planner.status("job")["index"] == 0
     if is_late:
         scene.turn(step_s=AWAITED_S)
-        scene.read([next(stranger) for _ in range(2000)], reader="cat")
+    if is_late or not stranger_is:
+        scene.read([next(stranger) for _ in range(2000)], reader=stranger_is)
         assert scene.planner.status("job")["state"] == "wrong"
     scene.read(orders[0][:700].tolist(), reader="job")
     status = scene.planner.status("job")

@@ -323,3 +323,10 @@ def test_a_slow_reader_is_not_cut_off() -> None:
         return bytes(received)
 
     assert run(main) == encode("big", {"data": data})
+
+
+def test_pid_namespace_of_another_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`unshare --pid --fork` without --mount-proc: /proc knows other numbers."""
+    assert wire.pid_namespace() == os.stat("/proc/self/ns/pid").st_ino
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+    assert wire.pid_namespace() == 0
