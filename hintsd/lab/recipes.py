@@ -10,7 +10,7 @@ from fusecache import traces
 from fusecache.traces import Trace
 from hintsd.lab.images import Images, digits, generated
 from hintsd.lab.sampler import make
-from hintsd.lab.shuffle import shuffled
+from hintsd.lab.shuffle import of_rank, shuffled, zipf
 from hintsd.lab.training import record
 
 
@@ -30,8 +30,18 @@ def _shuffled(items: int, epochs: int) -> Callable[[int], Trace]:
     return lambda seed: shuffled(items, epochs, seed)
 
 
+def _of_rank(items: int, epochs: int, ranks: int) -> Callable[[int], Trace]:
+    return lambda seed: of_rank(items, epochs, ranks, seed)
+
+
+def _zipf(items: int, epochs: int) -> Callable[[int], Trace]:
+    return lambda seed: zipf(items, epochs, seed)
+
+
 FULL: Final[dict[str, Callable[[int], Trace]]] = {
     "shuffle": _shuffled(20_000, 6),
+    "rank": _of_rank(20_000, 44, 4),
+    "zipf": _zipf(20_000, 11),
     "digits-uniform": _digits("uniform", 30),
     "digits-coarse": _digits("coarse", 30),
     "digits-loss": _digits("loss", 30),
@@ -42,6 +52,8 @@ FULL: Final[dict[str, Callable[[int], Trace]]] = {
 }
 QUICK: Final[dict[str, Callable[[int], Trace]]] = {
     "shuffle": _shuffled(500, 3),
+    "rank": _of_rank(500, 3, 2),
+    "zipf": _zipf(500, 3),
     "generated-shade": _generated(500, "shade", 3),
     "generated-icache": _generated(500, "icache", 3),
 }

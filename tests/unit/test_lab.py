@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DistributedSampler, TensorDataset
 
 from fusecache.errors import ConfigError
 from fusecache.traces import Importance, Trace
@@ -18,7 +20,7 @@ from hintsd.lab.grid import Capacity, parse_capacity, replay_all
 from hintsd.lab.images import digits, generated
 from hintsd.lab.replay import Outcome, Workload
 from hintsd.lab.sampler import SAMPLERS, Repeating, make
-from hintsd.lab.shuffle import lru_hit_ratio, shuffled
+from hintsd.lab.shuffle import lru_hit_ratio, of_rank, shuffled, zipf
 from hintsd.lab.training import BATCH_SIZE, LEARNING_RATE, Network, Recording, record
 from hintsd.orders import OrderSpec, access_sequence
 from hintsd.policies import MISS, Hints, Policy
@@ -250,6 +252,25 @@ def test_impossible_capacities_are_quoted(text: str) -> None:
 def recorded(sampler: str, seed: int = 0) -> Recording:
     images = digits()
     return record(images, make(sampler, images, seed), epochs=EPOCHS, seed=seed)
+
+
+def test_a_rank_reads_what_its_distributed_sampler_draws() -> None:
+    trace = of_rank(items=100, epochs=3, ranks=4, seed=9)
+    numbered = TensorDataset(torch.arange(100))
+    sampler: DistributedSampler[Any] = DistributedSampler(numbered, 4, rank=0, seed=9)
+    drawn: list[int] = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        drawn += list(sampler)
+    assert trace.items.tolist() == drawn
+    assert trace.epoch_starts.tolist() == [0, 25, 50]
+
+
+def test_zipf_reads_the_first_rank_twice_as_often_as_the_second() -> None:
+    trace = zipf(items=50, epochs=2000, seed=3)
+    counts = np.sort(np.bincount(trace.items, minlength=50))[::-1]
+    assert counts[0] / counts[1] == pytest.approx(2, rel=0.05)
+    assert counts[0] / counts[9] == pytest.approx(10, rel=0.1)
 
 
 def test_shuffles_are_torchs() -> None:
