@@ -22,7 +22,7 @@ import numpy.typing as npt
 from fusecache import mounts
 from fusecache.control_client import Target, directory_of
 from fusecache.errors import EXIT_FAILED, UserError
-from fusecache.traces import Writer
+from fusecache.traces import MISSES_ONLY, Writer
 from fusecache.wire import Decoder, Fields, WireError
 
 VERSION: Final = 1  # of the conversation
@@ -156,7 +156,7 @@ class Recorder:
             return
         self.sees_every_open = bool(answer["every_open"])
         self._clock_ns = int(answer["now_ns"])
-        seen = "each open of a file" if self.sees_every_open else "READs and fired tripwires only"
+        seen = "each open of a file" if self.sees_every_open else MISSES_ONLY
         when = time.strftime("%Y-%m-%d %H:%M:%S %z")
         self._writer = Writer(
             self._path,

@@ -36,6 +36,9 @@ FROM_ORIGIN: Final = 3  # a READ at offset 0, answered from the origin
 ELSEWHERE: Final = 4  # a READ at another offset of a file of several blocks
 CONTINUES: Final = 16  # flag: part of an access that has been noted before
 
+# How the source line of a recording ends that does not hold all that was read.
+MISSES_ONLY: Final = "READs and fired tripwires only"
+
 Path_ = str | os.PathLike[str]
 Integers = npt.NDArray[Any]
 Floats = npt.NDArray[Any]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.console import Console, RenderableType
 
-from fusecache import units
+from fusecache import command, units
 from fusecache.command import Commands, console
 from fusecache.errors import ConfigError, UserError
 
@@ -264,7 +264,7 @@ def replay(
 
     \b
     hintsd lab replay a.trace b.trace
-    hintsd lab replay a.trace --policy lru --policy shade --cache 10%,64GiB --measure origin
+    hintsd lab replay a.trace --policy lru --policy shade --cache 10%,20% --measure origin
     """
     from hintsd.lab import plots
     from hintsd.lab.grid import parse_capacity, parse_policies
@@ -293,6 +293,12 @@ def _read(name: str, epoch_reads: int | None) -> Trace:
         trace = traces.read(name)
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror}") from None
+    if trace.source.endswith(traces.MISSES_ONLY):
+        command.complain(
+            "hintsd",
+            f"warning: {name} holds what reached the mount, not all that was read: "
+            "fusecache trace --every-open records that",
+        )
     if epoch_reads is None:
         return trace
     if len(trace.epoch_starts) > 1:

@@ -47,6 +47,8 @@ class Capacity:
 def parse_capacity(text: str) -> Capacity:
     """ "20%" or "1.5GiB". ConfigError quotes what it is not."""
     text = text.strip()
+    if text.isdecimal() and int(text):
+        raise ConfigError(f"--cache {text}: of what? write {text}% or {text}B")
     try:
         if text.endswith("%"):
             share = float(text[:-1]) / 100

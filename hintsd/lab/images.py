@@ -52,7 +52,7 @@ def digits() -> Images:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # has no types
     except ImportError:
-        raise UserError("the digits need scikit-learn: pip install 'fusecache[lab]'") from None
+        raise UserError("the digits need scikit-learn: pip install scikit-learn") from None
     loaded = load_digits()
     shuffled = np.random.default_rng(0).permutation(len(loaded.target))
     pixels = (loaded.data[shuffled] / 16).astype(np.float32)

@@ -44,7 +44,7 @@ def _drawn(spec: OrderSpec, epochs: int, item_bytes: int, source: str) -> Trace:
     try:
         sequences = [order.sequence(epoch) for epoch in range(epochs)]
     except ImportError:
-        raise UserError("a shuffle needs torch: pip install 'fusecache[lab]'") from None
+        raise UserError("a shuffle needs torch: pip install torch") from None
     return _trace(np.concatenate(sequences), spec.length, epochs, item_bytes, source)
 
 

@@ -44,7 +44,7 @@ class Network:
         try:
             import torch
         except ImportError:
-            raise UserError("a training needs torch: pip install 'fusecache[lab]'") from None
+            raise UserError("a training needs torch: pip install torch") from None
         self._pixels = torch.from_numpy(images.pixels)
         self._labels = torch.from_numpy(images.labels)
         self._held_out = torch.from_numpy(images.held_out_pixels)

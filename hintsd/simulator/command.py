@@ -45,7 +45,11 @@ def _sizes_mb(
     "--ram", callback=_sizes_mb, multiple=True, metavar="SIZE", help="What-if. [10G 20G 40G]"
 )
 @click.option(
-    "--ssd", callback=_sizes_mb, multiple=True, metavar="SIZE", help="What-if. [20G 40G 80G]"
+    "--ssd",
+    callback=_sizes_mb,
+    multiple=True,
+    metavar="SIZE",
+    help="What-if, of 100 MB/s. [20G 40G 80G]",
 )
 @click.option(
     "--accesses", is_flag=True, help="How unequally a worker reads. [N = 4, E = 1000, F = 10000]"

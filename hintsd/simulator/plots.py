@@ -40,7 +40,7 @@ def check(path: str) -> None:
     try:
         import matplotlib  # noqa: F401  # whether it is there
     except ImportError:
-        raise UserError("plots need matplotlib: pip install 'fusecache[lab]'") from None
+        raise UserError("plots need matplotlib: pip install matplotlib") from None
 
 
 def run_times(path: str, results: Sequence[tuple[Scenario, Sequence[Result]]]) -> None:

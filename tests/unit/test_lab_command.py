@@ -49,7 +49,12 @@ def small(run: Run) -> str:
     return "small.trace"
 
 
-def written(path: str, items: list[int], importances: tuple[Importance, ...] = ()) -> None:
+def written(
+    path: str,
+    items: list[int],
+    importances: tuple[Importance, ...] = (),
+    source: str = "by hand",
+) -> None:
     trace = Trace(
         items=np.array(items, np.int64),
         sizes=np.ones(2, np.int64),
@@ -59,7 +64,7 @@ def written(path: str, items: list[int], importances: tuple[Importance, ...] = (
         readers=None,
         seen=None,
         names=None,
-        source="by hand",
+        source=source,
     )
     traces.write(path, trace)
 
@@ -149,7 +154,7 @@ def test_a_cut_off_recording_says_so(run: Run, small: str) -> None:
 
 def test_a_trace_that_knows_no_epochs_is_told_them(run: Run) -> None:
     written("mount.trace", [0, 1, 1, 0, 0, 1])
-    arguments = ("replay", "mount.trace", "--policy", "lru", "--cache", "1", "--json")
+    arguments = ("replay", "mount.trace", "--policy", "lru", "--cache", "1B", "--json")
     (whole,) = json.loads(run(*arguments)[1])["traces"]
     assert (whole["epochs"], whole["outcomes"][0]["accesses"]) == (1, 6)
     (split,) = json.loads(run(*arguments, "--epoch-reads", "2")[1])["traces"]
@@ -273,6 +278,20 @@ def test_a_mistake_is_one_line(run: Run, small: str, arguments: str, message: st
     assert message in err
 
 
+def test_a_trace_of_misses_is_warned_of(run: Run) -> None:
+    written("misses.trace", [0, 1, 0], source=f"fusecache trace /data: {traces.MISSES_ONLY}")
+    code, out, err = run("replay", "misses.trace", "--policy", "lru")
+    assert code == 0
+    assert "lru" in out
+    assert err.startswith("hintsd: warning: misses.trace holds what reached the mount")
+    assert "--every-open" in err
+
+
+def test_a_forgotten_percent_sign_is_asked_for(run: Run, small: str) -> None:
+    code, _, err = run("replay", small, "--cache", "10,20%")
+    assert (code, err) == (2, "hintsd: --cache 10: of what? write 10% or 10B\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "missing"),
     [
@@ -291,7 +310,8 @@ def test_what_is_not_installed_is_named(
     code, out, err = run(*arguments.split())
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
-    assert "pip install 'fusecache[lab]'" in err
+    package = {"sklearn.datasets": "scikit-learn"}.get(missing, missing)
+    assert err.endswith(f"pip install {package}\n")
 
 
 def killed(*_: object) -> None:
