@@ -61,7 +61,12 @@ def test_a_job_tells_what_has_become_of_it(
     assert f"read with hints by {job.name} (process {os.getpid()})" in done.stderr
     mount.umount("--force")
     becomes(job, "waiting")
-    assert repr(job).endswith(f"({mount.path} is not mounted any more)>")
+
+    def says_why() -> bool:  # its server is gone a little earlier
+        assert repr(job).endswith(f"({mount.path} is not mounted any more)>")
+        return True
+
+    eventually(says_why)
     mount.start()
     becomes(job, "hinted")
     job.close()
