@@ -266,6 +266,7 @@ def replay(
     hintsd lab replay a.trace b.trace
     hintsd lab replay a.trace --policy lru --policy shade --cache 10%,20% --measure origin
     """
+    from hintsd import plot_file
     from hintsd.lab import plots
     from hintsd.lab.grid import parse_capacity, parse_policies
     from hintsd.lab.tables import as_json as to_json
@@ -274,7 +275,7 @@ def replay(
     names = parse_policies(policies)
     capacities = [parse_capacity(text) for text in caches.split(",")]
     if plot is not None:
-        plots.check(plot)
+        plot_file.check(plot)
     read = {name: _read(name, epoch_reads) for name in files}
     results = replayed(read, names, capacities, warm_up, seed)
     if as_json:
@@ -405,6 +406,7 @@ def everything(output: str, quick: bool, seed: int) -> None:
     DIR/replay.{txt,json,svg}  all of them through every policy
     DIR/papers.{txt,json}      the published figures
     """
+    from hintsd import plot_file
     from hintsd.lab import papers, plots, recipes
     from hintsd.lab.grid import parse_capacity, parse_policies
     from hintsd.lab.tables import MEASURES, tables
@@ -415,7 +417,7 @@ def everything(output: str, quick: bool, seed: int) -> None:
         os.makedirs(output, exist_ok=True)
     except FileExistsError:
         raise ConfigError(f"--output {output} is no folder") from None
-    plots.check(plot)
+    plot_file.check(plot)
     with _progress("traces", len(recipes.QUICK if quick else recipes.FULL)) as advance:
         made = recipes.record_all(output, quick=quick, seed=seed, on_trace=advance)
     capacities = [parse_capacity(text) for text in SHARES.split(",")]

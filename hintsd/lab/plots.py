@@ -8,27 +8,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from fusecache.command import printable
-from fusecache.errors import ConfigError, UserError
 from hintsd.lab.tables import Result
+from hintsd.plot_file import DOTS_PER_INCH
 
-EXTENSIONS: Final = (".png", ".svg")
 MARKERS: Final = "osv^D<>PX*phd8"
 INCHES: Final = (9.0, 5.5)
-DOTS_PER_INCH: Final = 120
-
-
-def check(path: str) -> None:
-    """UserError: no plot can be written there. Before the work, not after it."""
-    if os.path.splitext(path)[1].lower() not in EXTENSIONS:
-        raise ConfigError(f"--plot {path}: the name must end in {' or '.join(EXTENSIONS)}")
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        raise ConfigError(f"--plot {path}: there is no such folder")
-    if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise ConfigError(f"--plot {path}: it cannot be written")
-    try:
-        import matplotlib  # noqa: F401  # whether it is there
-    except ImportError:
-        raise UserError("plots need matplotlib: pip install matplotlib") from None
 
 
 def hit_ratios(path: str, results: Sequence[Result]) -> None:

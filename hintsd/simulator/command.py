@@ -94,7 +94,8 @@ def simulate(
 
     docs/SIMULATOR.md has the keys of a FILE.toml, and what each policy is taken to do.
     """
-    from hintsd.simulator import catalogue, plots, scenario
+    from hintsd import plot_file
+    from hintsd.simulator import catalogue, scenario
 
     if sum((listed, toml, published, what_if, accesses)) > 1:
         raise click.UsageError(
@@ -120,7 +121,7 @@ def simulate(
         click.echo(scenario.text_of(scenarios[0]), nl=False)
         return
     if plot is not None:
-        plots.check(plot)
+        plot_file.check(plot)
     try:
         if what_if:
             _what_if(scenarios, policies, ram, ssd, as_json, plot, seed)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fusecache.errors import ConfigError, UserError
+from hintsd.plot_file import DOTS_PER_INCH
 from hintsd.simulator.accesses import Accesses
 from hintsd.simulator.catalogue import published_s
 from hintsd.simulator.grid import GB, Grid
@@ -18,8 +17,6 @@ from hintsd.simulator.system import Scenario
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-EXTENSIONS: Final = (".png", ".svg")
-DOTS_PER_INCH: Final = 120
 STAGING: Final = "staging (preprocess, write)"
 PARTS: Final = (
     ("startup_s", "start-up", "#9a9a9a"),
@@ -27,20 +24,6 @@ PARTS: Final = (
     ("barrier_s", "barrier", "#9cc7e6"),
     ("stall_s", "stall", "#d1495b"),
 )
-
-
-def check(path: str) -> None:
-    """UserError: no plot can be written there. Before the work, not after it."""
-    if os.path.splitext(path)[1].lower() not in EXTENSIONS:
-        raise ConfigError(f"--plot {path}: the name must end in {' or '.join(EXTENSIONS)}")
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        raise ConfigError(f"--plot {path}: there is no such folder")
-    if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise ConfigError(f"--plot {path}: it cannot be written")
-    try:
-        import matplotlib  # noqa: F401  # whether it is there
-    except ImportError:
-        raise UserError("plots need matplotlib: pip install matplotlib") from None
 
 
 def run_times(path: str, results: Sequence[tuple[Scenario, Sequence[Result]]]) -> None:

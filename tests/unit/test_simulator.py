@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from fusecache.errors import EXIT_USAGE, UserError
-from hintsd import cli
-from hintsd.simulator import catalogue, grid, plots, report, scenario
+from hintsd import cli, plot_file
+from hintsd.simulator import catalogue, grid, report, scenario
 from hintsd.simulator.accesses import analyse, binomial, rest_at_least, rest_at_most
 from hintsd.simulator.clairvoyant import _Window
 from hintsd.simulator.clock import Clock
@@ -591,9 +591,9 @@ def test_dollars_are_no_formula(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_a_plot_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
     with pytest.raises(UserError, match="it cannot be written"):
-        plots.check(str(tmp_path / "a.png"))
+        plot_file.check(str(tmp_path / "a.png"))
 
 
 def test_a_plot_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        plots.check(str(tmp_path / "none" / "a.png"))
+        plot_file.check(str(tmp_path / "none" / "a.png"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fusecache import command
+from hintsd import plot_file
 from hintsd.simulator import catalogue, grid, plots, report, scenario
 from hintsd.simulator.accesses import analyse
 from hintsd.simulator.orders import Orders
@@ -24,7 +25,7 @@ def main() -> None:
     """Progress on stderr, tables on stdout and in tables.txt."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "out/simulate")
     folder.mkdir(parents=True, exist_ok=True)
-    plots.check(str(folder / "x.png"))
+    plot_file.check(str(folder / "x.png"))
     shown: list[Any] = []
     for name in scenario.BUILT_IN:
         item = scenario.load(name)
