@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 
 from fusecache.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+
+WIDTH_MOST: Final = 10_000
+"""Columns of what no terminal limits."""
 
 
 class Commands(click.Group):
@@ -68,5 +72,16 @@ def printable(value: object) -> str:
 def console() -> Console:
     """Of stdout."""
     # A script gets whole lines: nothing is cut or folded that does not go to a terminal.
-    width = None if sys.stdout.isatty() else 10_000
+    width = None if sys.stdout.isatty() else WIDTH_MOST
     return Console(highlight=False, markup=False, width=width)
+
+
+def show(*parts: RenderableType) -> None:
+    """Prints tables on stdout, one below the other. On a terminal that is too narrow for them lines
+    are longer than it: figures are not folded.
+    """
+    target = console()
+    options = target.options.update_width(WIDTH_MOST)
+    needed = max(Measurement.get(target, options, part).minimum for part in parts)
+    target.width = max(target.width, needed)
+    target.print(*parts, sep="\n")

@@ -28,6 +28,7 @@ from typing import Any
 
 from fusecache import mounts
 from fusecache.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
+from fusecache.memory import usable_memory_bytes
 from fusecache.units import format_bytes, parse_bytes
 
 SSD_BYTES_MIN = 16 << 20
@@ -284,54 +285,6 @@ def _home_of_record() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         raise ConfigError("no HOME: say where to keep the cache with --cache-dir") from None
-
-
-def usable_memory_bytes() -> int:
-    """What this process may use: free memory of the machine, or less where a cgroup says so."""
-    candidates = [_available_memory_bytes()]
-    candidates += _cgroup_limits("/proc/self/cgroup", "/sys/fs/cgroup")
-    return min(candidates)
-
-
-def _available_memory_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        table = dict(line.split(":", 1) for line in file)
-    amounts = [table[key] for key in ("MemAvailable", "MemTotal") if key in table]
-    return min(int(text.split()[0]) for text in amounts) << 10
-
-
-def _cgroup_limits(listing: str, root: str) -> list[int]:
-    """Memory limits of the cgroups in `listing` and of all above them, v1 and v2."""
-    found = []
-    try:
-        with open(listing, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            roots, name = [root, os.path.join(root, "unified")], "memory.max"
-        elif "memory" in controllers.split(","):
-            roots, name = [os.path.join(root, "memory")], "memory.limit_in_bytes"
-        else:
-            continue
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for base in roots:
-            for depth in range(len(parts) + 1):
-                limit = _read_limit(os.path.join(base, *parts[:depth], name))
-                if limit is not None:
-                    found.append(limit)
-    return found
-
-
-def _read_limit(path: str) -> int | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            text = file.read().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None  # "max"
 
 
 def _total_memory_bytes() -> int:

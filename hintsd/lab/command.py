@@ -18,7 +18,7 @@ import click
 from rich.console import Console, RenderableType
 
 from fusecache import command, units
-from fusecache.command import Commands, console
+from fusecache.command import Commands, show
 from fusecache.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def replay(
         click.echo(json.dumps(to_json(results, seed), indent=2))
     else:
         for result in results:
-            console().print(tables(result, list(dict.fromkeys(measures)) or ["hits"]))
+            show(tables(result, list(dict.fromkeys(measures)) or ["hits"]))
     if plot is not None:
         plots.hit_ratios(plot, results)
 
@@ -382,7 +382,7 @@ def paper(names: tuple[str, ...], quick: bool, seed: int, as_json: bool) -> None
         click.echo(json.dumps({"figures": made}, indent=2))
         return
     for comparison in compared.values():
-        console().print(papers.tables(comparison))
+        show(papers.tables(comparison))
 
 
 def _compared(names: Sequence[str], quick: bool, seed: int) -> dict[str, Comparison]:

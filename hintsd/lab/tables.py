@@ -104,7 +104,9 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The first column to the left, figures to the right."""
     made = Table(box=None, pad_edge=False)
     for number, title in enumerate(titles):
-        made.add_column(title, justify="right" if number else "left", overflow="fold")
+        made.add_column(
+            title, justify="right" if number else "left", overflow="fold", no_wrap=not number
+        )
     for row in rows:
         made.add_row(*row)
     return made

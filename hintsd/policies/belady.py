@@ -15,6 +15,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from hintsd.policies import MISS, Hints, Integers
+from hintsd.policies.sampling import counts
 from hintsd.policies.table import Table
 
 NEVER: Final = np.iinfo(np.int64).max
@@ -44,9 +45,10 @@ class Belady(Table):
         self._uses: list[int] = []  # heap of -(position of a next use); past ones count for nothing
 
     def hint(self, hints: Hints) -> None:
+        """Raises ValueError unless the sequence is of items, one after the other."""
         if hints.sequence is None:
             return
-        sequence = np.array(hints.sequence, np.int64)
+        sequence = counts("sequence", hints.sequence)
         order = np.argsort(sequence, kind="stable")
         again = sequence[order[1:]] == sequence[order[:-1]]
         next_use = np.full(len(sequence), NEVER)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hintsd.policies import MISS, Hints, Integers, Mask
 from hintsd.policies.minio import MinIO, fill
+from hintsd.policies.sampling import counts
 
 
 class Frequency(MinIO):
@@ -45,12 +46,19 @@ class Frequency(MinIO):
         return item if item in self else MISS
 
     def hint(self, hints: Hints) -> None:
+        """Raises ValueError, and chooses nothing, where uses and sizes are not of one shape, or not
+        counts.
+        """
         if hints.uses is None:
             return
+        uses = counts("uses", hints.uses)
         if hints.sizes is None:
-            self._uses = hints.uses
-        else:
-            self._choose(hints.uses, hints.sizes)
+            self._uses = uses
+            return
+        sizes = counts("sizes", hints.sizes)
+        if len(uses) != len(sizes):
+            raise ValueError(f"uses and sizes must be of one length, not {len(uses)}, {len(sizes)}")
+        self._choose(uses, sizes)
 
     def _choose(self, uses: Integers, sizes: Integers) -> None:
         """What is held stays, so it takes no more room."""

@@ -32,6 +32,21 @@ def finite(name: str, values: Floats) -> Values:
     return values
 
 
+def counts(name: str, values: Integers) -> Items:
+    """The values in int64, copied. Raises ValueError unless they are whole numbers of 0 or more, of
+    shape (n,).
+    """
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise ValueError(f"{name} must be of shape (n,), not {values.shape}")
+    if len(values):
+        if values.dtype.kind not in "iu":
+            raise ValueError(f"{name} must be whole numbers, not {values.dtype}")
+        if values.min() < 0:
+            raise ValueError(f"{name} must be 0 or more, not {values.min()}")
+    return np.array(values, np.int64)
+
+
 def sample_losses(logits: Floats, labels: Integers) -> Values:
     """Categorical cross entropy of each sample (SHADE, equations 3 and 4).
 

@@ -15,11 +15,13 @@ from hintsd.simulator.system import Scenario
 @dataclass(frozen=True, slots=True)
 class Entry:
     """published_s: run times of HDMLP's authors for the scenarios fits-ram, fits-worker and
-    fits-cluster; None where their simulator refuses or there is none.
+    fits-cluster; None where their simulator refuses or there is none. places: whether it keeps a
+    table of all samples for each worker.
     """
 
     run: Callable[[Run], None]
     published_s: tuple[float | None, float | None, float | None] = (None, None, None)
+    places: bool = False
 
     @property
     def about(self) -> str:
@@ -39,8 +41,8 @@ POLICIES: Final[dict[str, Entry]] = {
     "lbann-dynamic": Entry(rivals.lbann_dynamic, (7.71, 4051.12, None)),
     "lbann-preloading": Entry(rivals.lbann_preloading, (8.41, 4433.27, None)),
     "locality-aware": Entry(rivals.locality_aware, (8.41, 4433.27, 9314.33)),
-    "frequency": Entry(clairvoyant.frequency, (7.78, 3836.12, 7661.26)),
-    "fusecache": Entry(clairvoyant.fusecache),
+    "frequency": Entry(clairvoyant.frequency, (7.78, 3836.12, 7661.26), places=True),
+    "fusecache": Entry(clairvoyant.fusecache, places=True),
 }
 
 

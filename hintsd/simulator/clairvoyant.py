@@ -37,13 +37,13 @@ def fusecache(run: Run) -> None:
     """This project (docs/HINTS.md): the next bytes of the sequence are in RAM, over an epoch's end;
     what each worker reads most is on its SSD and is never replaced. Workers share nothing.
     """
-    system = run.system
-    window_mb = system.staging.capacity_mb
-    if system.storage:
-        window_mb += system.storage[RAM].capacity_mb
+    ram = run.system.ram
+    if ram is None:
+        _run(run, place(run, 0), [], None)
+        return
+    window_mb = run.system.staging.capacity_mb + ram.capacity_mb
     run.widen(window_mb)
-    window = _Window(run, window_mb) if system.storage else None
-    _run(run, place(run, 1), [], window)
+    _run(run, place(run, 1), [], _Window(run, window_mb))
 
 
 class _Window:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fusecache import units
-from fusecache.command import console
+from fusecache.command import show
 from fusecache.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def _sizes_mb(
     "--policy", "policies", multiple=True, metavar="NAME", help="Again for another. [all]"
 )
 @click.option("--published", is_flag=True, help="Beside the run times of HDMLP's authors.")
-@click.option("--what-if", "what_if", is_flag=True, help="Sizes of RAM and SSD. [of fits-cluster]")
+@click.option(
+    "--what-if", "what_if", is_flag=True, help="Other sizes of RAM and SSD. [of the paper's system]"
+)
 @click.option(
     "--ram", callback=_sizes_mb, multiple=True, metavar="SIZE", help="What-if. [10G 20G 40G]"
 )
@@ -49,7 +51,7 @@ def _sizes_mb(
     callback=_sizes_mb,
     multiple=True,
     metavar="SIZE",
-    help="What-if, of 100 MB/s. [20G 40G 80G]",
+    help="What-if. [20G 40G 80G]",
 )
 @click.option(
     "--accesses", is_flag=True, help="How unequally a worker reads. [N = 4, E = 1000, F = 10000]"
@@ -148,7 +150,7 @@ def _list(as_json: bool) -> None:
             )
         )
         return
-    console().print(report.scenarios(built_in), "", report.policies(catalogue.POLICIES))
+    show(report.scenarios(built_in), "", report.policies(catalogue.POLICIES))
 
 
 def _run_times(
@@ -159,11 +161,13 @@ def _run_times(
     plot: str | None,
     seed: int,
 ) -> None:
-    from hintsd.simulator import catalogue, plots, report
+    from hintsd.simulator import catalogue, footprint, plots, report
     from hintsd.simulator.orders import Orders
 
     chosen = list(dict.fromkeys(policies)) or list(catalogue.POLICIES)
     loaded = _load(names or catalogue.PUBLISHED)
+    for scenario in loaded:
+        footprint.check_run(scenario, chosen)
     found = []
     with _bar(len(loaded) * len(chosen)) as step:
         for scenario in loaded:
@@ -180,7 +184,7 @@ def _run_times(
         click.echo(json.dumps({"seed": seed, "results": report.as_json(flat)}, indent=2))
         return
     for scenario, results in found:
-        console().print(report.table(scenario, results, published), "")
+        show(report.table(scenario, results, published), "")
 
 
 def _what_if(
@@ -194,12 +198,13 @@ def _what_if(
 ) -> None:
     from dataclasses import asdict
 
-    from hintsd.simulator import grid, plots, report
+    from hintsd.simulator import footprint, grid, plots, report
 
     if len(names) > 1 or len(policies) > 1:
         raise click.UsageError("--what-if takes one scenario and one policy")
-    (scenario,) = _load(names or ("fits-cluster",))
+    scenario = _load(names)[0] if names else grid.paper()
     policy = policies[0] if policies else "frequency"
+    footprint.check_run(scenario, [policy])
     with _bar(1) as step:
         found = grid.explore(
             scenario, policy, ram_mb or grid.RAM_MB, ssd_mb or grid.SSD_MB, seed, step("what if")
@@ -209,22 +214,24 @@ def _what_if(
     if as_json:
         click.echo(json.dumps({"seed": seed, **asdict(found)}, indent=2))
     else:
-        console().print(*report.grid(found), sep="\n\n")
+        show(*(part for shown in report.grid(found) for part in (shown, "")))
 
 
 def _accesses(
     names: Sequence[str], delta: float, as_json: bool, plot: str | None, seed: int
 ) -> None:
-    from hintsd.simulator import plots, report
+    from hintsd.simulator import footprint, plots, report
     from hintsd.simulator.accesses import analyse
 
     if not 0 <= delta <= 1e6:
         raise ConfigError(f"--delta {delta:g}: must be between 0 and 1,000,000")
     shapes = [(4, 1000, 10_000)]
     if names:
+        loaded = _load(names)
+        for item in loaded:
+            footprint.check_accesses(item)
         shapes = [
-            (item.system.workers, item.dataset.epochs, item.dataset.samples)
-            for item in _load(names)
+            (item.system.workers, item.dataset.epochs, item.dataset.samples) for item in loaded
         ]
     with _bar(len(shapes)) as step:
         found = [analyse(*shape, delta, seed, step("shuffles")) for shape in shapes]
@@ -233,7 +240,7 @@ def _accesses(
     if as_json:
         click.echo(json.dumps({"seed": seed, "accesses": report.accesses_json(found)}, indent=2))
     else:
-        console().print(report.accesses(found))
+        show(report.accesses(found))
 
 
 def _load(names: Sequence[str]) -> list[Scenario]:

@@ -9,7 +9,8 @@ from typing import Final
 
 from hintsd.simulator.catalogue import simulate
 from hintsd.simulator.orders import Orders
-from hintsd.simulator.system import Scenario, StorageClass, Throughput
+from hintsd.simulator.scenario import load
+from hintsd.simulator.system import RAM_NAME, Scenario, StorageClass, Throughput
 
 GB: Final = 1024.0
 STAGING_MB: Final = (1 * GB, 2 * GB, 4 * GB)
@@ -42,6 +43,14 @@ class Grid:
     storage: list[Point]
 
 
+def paper() -> Scenario:
+    """The system that section 6.2 asks about: fits-cluster, but that the SSD reads 100 MB/s."""
+    scenario = load("fits-cluster")
+    ram, ssd = scenario.system.storage
+    storage = (ram, replace(ssd, read=SSD_READ))
+    return replace(scenario, system=replace(scenario.system, storage=storage))
+
+
 def explore(
     scenario: Scenario,
     policy: str,
@@ -50,7 +59,8 @@ def explore(
     seed: int,
     progress: Callable[[float], None],
 ) -> Grid:
-    """RAM is as fast as the scenario's staging buffer, SSD reads 100 MB/s with two threads.
+    """RAM is the scenario's, SSD the first of its other storage classes, each of another size. RAM
+    that it has not is as fast as its staging buffer, an SSD reads 100 MB/s, both with two threads.
 
     progress: called with the share that is done.
     """
@@ -72,12 +82,13 @@ def explore(
 
 
 def _system(scenario: Scenario, staging_mb: float, ram_mb: float, ssd_mb: float) -> Scenario:
-    staging = replace(scenario.system.staging, capacity_mb=staging_mb)
-    storage = []
-    if ram_mb or ssd_mb:  # class 1 is the RAM, also where it is none
-        storage.append(StorageClass("RAM", ram_mb, THREADS, staging.read))
-    if ssd_mb:
-        storage.append(StorageClass("SSD", ssd_mb, THREADS, SSD_READ))
-    return replace(
-        scenario, system=replace(scenario.system, staging=staging, storage=tuple(storage))
+    system = scenario.system
+    staging = replace(system.staging, capacity_mb=staging_mb)
+    ram = system.ram or StorageClass(RAM_NAME, ram_mb, THREADS, staging.read)
+    ssd = next(
+        (kind for kind in system.storage if kind is not system.ram),
+        StorageClass("SSD", ssd_mb, THREADS, SSD_READ),
     )
+    sizes_mb = ((ram, ram_mb), (ssd, ssd_mb))
+    storage = tuple(replace(kind, capacity_mb=size_mb) for kind, size_mb in sizes_mb if size_mb)
+    return replace(scenario, system=replace(system, staging=staging, storage=storage))

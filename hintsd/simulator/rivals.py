@@ -9,8 +9,7 @@ import numpy as np
 
 from hintsd.simulator.orders import Order
 from hintsd.simulator.run import PFS, Refusal, Run, Shards, Sources, fill_s, laid_out, shards
-
-RAM = 0
+from hintsd.simulator.system import RAM_NAME, StorageClass
 
 
 def perfect(run: Run) -> None:
@@ -34,6 +33,7 @@ def staging_buffer(run: Run) -> None:
 
 def deepio_ordered(run: Run) -> None:
     """Each worker loads a shard into RAM; the rest is read when it is needed."""
+    _ram(run)
     held = _loaded(run, 1)
     for number in run.epochs():
         order = run.orders.epoch(number)
@@ -42,6 +42,7 @@ def deepio_ordered(run: Run) -> None:
 
 def deepio_opportunistic(run: Run) -> None:
     """As ordered, but only what is in RAM is used."""
+    _ram(run)
     held = _loaded(run, 1)
     subset = np.flatnonzero(held.owners < run.system.workers).astype(np.int32)
     if len(subset) == 0:
@@ -111,10 +112,16 @@ def _needs_storage(run: Run) -> None:
         raise Refusal("the system has no storage class")
 
 
+def _ram(run: Run) -> StorageClass:
+    ram = run.system.ram
+    if ram is None:
+        raise Refusal(f"the system has no storage class called {RAM_NAME}")
+    return ram
+
+
 def _fits_ram(run: Run) -> None:
-    _needs_storage(run)
-    if run.total_mb > run.system.workers * run.system.storage[RAM].capacity_mb:
-        raise Refusal(f"the dataset exceeds the aggregate {run.system.storage[RAM].name}")
+    if run.total_mb > run.system.workers * _ram(run).capacity_mb:
+        raise Refusal(f"the dataset exceeds the aggregate {RAM_NAME}")
 
 
 def _loaded(run: Run, classes: int) -> Shards:

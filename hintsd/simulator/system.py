@@ -31,6 +31,7 @@ SAMPLES_MOST: Final = 2**31 - 1
 EPOCHS_MOST: Final = 2**16 - 1
 WORKERS_MOST: Final = 2**16 - 2
 STORAGE_MOST: Final = 100
+RAM_NAME: Final = "RAM"
 
 
 def _require(
@@ -123,7 +124,7 @@ class System:
     workers: N. compute_mb_per_s: c. preprocess_mb_per_s: β. network_mb_per_s: b_c, between
     workers. pfs: t(γ), of the shared file system with γ reading workers. pfs_network_mb_per_s:
     b_fs, of a worker, None where it limits nothing. staging: storage class 0. storage: the classes
-    from 1 on, the fastest first.
+    from 1 on, the fastest first; one that is called RAM is class 1.
     """
 
     workers: int
@@ -139,6 +140,11 @@ class System:
     def capacity_mb(self) -> float:
         """D: local storage of a worker, without the staging buffer."""
         return sum(storage.capacity_mb for storage in self.storage)
+
+    @property
+    def ram(self) -> StorageClass | None:
+        """Class 1, if it is called RAM: some policies keep samples there and nowhere else."""
+        return next((kind for kind in self.storage if kind.name == RAM_NAME), None)
 
     def check(self) -> None:
         """Raises ScenarioError."""
@@ -160,6 +166,8 @@ class System:
             if name == "PFS" or name.startswith("remote "):  # other sources are called so
                 key = f"system.storage[{number}].name"
                 raise ScenarioError(key, f"{name!r} is what results call another source")
+        if RAM_NAME in names[1:]:
+            raise ScenarioError("system.storage[0].name", f"must be {RAM_NAME} where one class is")
 
     def pfs_s_per_mb(self, readers: float) -> float:
         """Seconds to fetch a MB from the shared file system, which so many workers (γ, on average)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache import config, errors, mounts
+from fusecache import config, errors, memory, mounts
 from fusecache.config import Config
 from fusecache.errors import ConfigError, UserError
 
@@ -93,7 +93,7 @@ def test_memory_limits_of_cgroups(
     path = tmp_path / "root" / limit_file
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    assert config._cgroup_limits(str(tmp_path / "listing"), str(tmp_path / "root")) == limits
+    assert memory._cgroup_limits(str(tmp_path / "listing"), str(tmp_path / "root")) == limits
 
 
 # ---- where settings come from -------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from random import Random
 
 import numpy as np
@@ -252,6 +253,36 @@ def test_belady_says_where_a_read_is_not_as_told() -> None:
         ValueError, match="access 1 is of item 5; the sequence that was told says 1"
     ):
         policy.access(5, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "hints", "line"),
+    [
+        (
+            Belady,
+            Hints(sequence=np.zeros((2, 2), int)),
+            r"sequence must be of shape (n,), not (2, 2)",
+        ),
+        (Belady, Hints(sequence=np.array([0.5])), "sequence must be whole numbers, not float64"),
+        (Belady, Hints(sequence=np.array([0, -1])), "sequence must be 0 or more, not -1"),
+        (Frequency, Hints(uses=np.array(3)), "uses must be of shape (n,), not ()"),
+        (Frequency, Hints(uses=np.array([1]), sizes=np.array([np.nan])), "sizes must be whole"),
+        (
+            Frequency,
+            Hints(uses=np.array([1, 2]), sizes=np.array([1])),
+            "uses and sizes must be of one length, not 2, 1",
+        ),
+    ],
+)
+def test_hints_of_a_wrong_shape_are_refused_in_a_line(
+    policy: type[Policy], hints: Hints, line: str
+) -> None:
+    one = policy(2)
+    with pytest.raises(ValueError, match=re.escape(line)) as caught:
+        one.hint(hints)
+    assert "\n" not in str(caught.value)
+    assert one.access(0, 1) == MISS
+    one.check_invariants()
 
 
 def test_minio_keeps_what_came_first() -> None:

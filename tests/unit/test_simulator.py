@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from fusecache import command
 from fusecache.errors import EXIT_USAGE, UserError
 from hintsd import cli, plot_file
-from hintsd.simulator import catalogue, grid, report, scenario
+from hintsd.simulator import catalogue, footprint, grid, report, scenario
 from hintsd.simulator.accesses import analyse, binomial, rest_at_least, rest_at_most
 from hintsd.simulator.clairvoyant import _Window
 from hintsd.simulator.clock import Clock
@@ -77,13 +78,38 @@ def test_every_published_run_time_is_reproduced(name: str) -> None:
 
 def test_a_larger_staging_buffer_brings_nothing_and_ram_does() -> None:
     """HDMLP, section 6.2: a lower bound of 2.13 hours, and 2.76 with any staging buffer."""
-    item = scenario.load("fits-cluster")
-    found = grid.explore(item, "frequency", [grid.RAM_MB[1]], [grid.SSD_MB[-1]], 0, quiet)
+    found = grid.explore(grid.paper(), "frequency", [grid.RAM_MB[1]], [grid.SSD_MB[-1]], 0, quiet)
     assert found.lower_bound_s / 3600 == pytest.approx(2.13, abs=0.01)
     hours = [(point.total_s or 0) / 3600 for point in found.staging]
     assert hours == pytest.approx([2.76] * 3, abs=0.01)
     bare, ssd, ram, both = (point.total_s or 0 for point in found.storage)
     assert found.lower_bound_s < both < ram < ssd < bare
+
+
+def test_what_if_changes_the_sizes_of_the_storage_that_a_scenario_has() -> None:
+    """A faster SSD of one's own helps more, and is not the paper's."""
+    slow, fast = (
+        small(
+            400,
+            storage=(
+                StorageClass("RAM", 1.0, 2, small().system.staging.read),
+                StorageClass("disk", 1.0, threads, Throughput((1.0,), (threads * each,))),
+                StorageClass("tape", 1e6, 1, Throughput((1.0,), (1e6,))),
+            ),
+        )
+        for threads, each in ((2, 50.0), (4, 5000.0))
+    )
+    found = [grid.explore(item, "frequency", [8.0], [64.0], 0, quiet) for item in (slow, fast)]
+    by_paper = grid.explore(small(400), "frequency", [8.0], [64.0], 0, quiet)
+    hours = [[point.total_s or 0.0 for point in one.storage] for one in found]
+    assert hours[0][0] == hours[1][0]
+    assert hours[0][2] == hours[1][2]  # RAM alone
+    assert hours[0][1] > hours[1][1]
+    assert hours[0][3] > hours[1][3]
+    bare = small(400, storage=())
+    assert grid.explore(bare, "frequency", [8.0], [64.0], 0, quiet).storage == found[0].storage
+    assert by_paper.storage != found[0].storage  # its SSD has 86 MB/s
+    assert grid.paper().system.storage[1].read_mb_per_s == 50
 
 
 def test_what_if_a_policy_refuses() -> None:
@@ -175,7 +201,23 @@ def test_without_storage_a_policy_refuses_or_streams(policy: str) -> None:
     if result.refused is None:
         assert set(result.read_mb) <= {"PFS"}
     else:
-        assert result.refused == "the system has no storage class"
+        assert result.refused.startswith("the system has no storage class")
+
+
+@pytest.mark.parametrize("policy", catalogue.POLICIES)
+def test_a_first_class_that_is_not_called_ram_is_none(policy: str) -> None:
+    """deepio and lbann keep samples in RAM only, and refuse; of fusecache it is the SSD."""
+    read = Throughput((1.0,), (1000.0,))
+    ram, ssd = StorageClass("RAM", 400.0, 2, read), StorageClass("NVMe", 400.0, 2, read)
+    found = run_of(small(storage=(ssd,)), policy)
+    if policy.startswith(("deepio", "lbann")):
+        assert found.refused == "the system has no storage class called RAM"
+        assert run_of(small(storage=(ram,)), policy).refused is None or "lbann" in policy
+        return
+    assert found.refused is None
+    if policy == "fusecache":
+        assert set(found.read_mb) == {"PFS", "NVMe"}
+        assert found.read_mb["PFS"] < run_of(small(storage=(ram,)), policy).read_mb["PFS"]
 
 
 def test_one_worker_alone_has_the_file_system_for_itself() -> None:
@@ -397,6 +439,14 @@ epochs = 2
 """
 
 
+_RAM_SECOND = """[[system.storage]]
+name = "RAM"
+capacity_mb = 10
+threads = 1
+read_mb_per_s = 9
+[dataset]"""
+
+
 def test_a_scenario_of_ones_own() -> None:
     item = scenario.parse("mine", GOOD, "mine.toml")
     assert item.system.storage[0].write_mb_per_s == 250
@@ -439,6 +489,7 @@ def test_a_scenario_of_ones_own() -> None:
         ("= 0.5", f"= 1{'0' * 400}", "dataset.mean_mb: is too large a number"),
         ("= 0.5", f"= 1{'0' * 5000}", "not TOML: "),
         ("= 0.5", f"= {'[' * 5000}", "not TOML: nested too deep"),
+        ("[dataset]", _RAM_SECOND, "system.storage[0].name: must be RAM where one class is"),
         ('"NVMe"', '"PFS"', "system.storage[0].name: 'PFS' is what results call another source"),
         ('"NVMe"', '"remote SSD"', "system.storage[0].name: 'remote SSD' is what results call"),
     ],
@@ -495,6 +546,14 @@ def test_no_line_of_the_tables_exceeds_80_columns(name: str) -> None:
     assert words.count("9999.9") == 10 * 5 + 10 + 5
     assert {*catalogue.POLICIES} - {*words} == {"naive"}
     assert "\nnaive: refused: the dataset exceeds the aggregate RAM\n" in text
+
+
+def test_a_narrow_terminal_folds_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "console", lambda: Console(width=20))
+    found = simulate(capsys, "fits-ram", "--policy", "naive", "--published")
+    assert {"27.78", "20.26", "14.26"} <= set(found.split())
 
 
 def test_json_has_one_object_with_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -579,6 +638,31 @@ def test_a_mistaken_command_is_one_line(words: list[str], line: str) -> None:
     assert done.stderr.startswith("hintsd: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            [],
+            "mine, frequency: needs about 1 TiB of memory for 50,000 workers, 2,000,000 samp",
+        ),
+        (["--policy", "fusecache"], "mine, fusecache: needs about 1 TiB of memory for 50,000"),
+        (["--what-if"], "mine, frequency: needs about 1 TiB of memory for 50,000 workers,"),
+        (["--accesses"], "mine, --accesses: needs about 186 GiB of memory for 50,000 workers,"),
+    ],
+)
+def test_what_does_not_fit_into_memory_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
+) -> None:
+    monkeypatch.setattr(footprint, "usable_memory_bytes", lambda: 64 << 30)
+    path = tmp_path / "mine.toml"
+    text = GOOD.replace("workers = 2", "workers = 50_000").replace("= 1000\nm", "= 2_000_000\nm")
+    path.write_text(text.replace("batch_size = 20", "batch_size = 2_000_000"))
+    with pytest.raises(UserError) as caught:
+        cli.cli.main(["simulate", str(path), *words], standalone_mode=False)
+    assert str(caught.value).startswith(line)
+    assert str(caught.value).endswith(", batches of 2,000,000; 64 GiB are free")
 
 
 def test_dollars_are_no_formula(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,1 +1,3 @@
-"""All tables and plots of the I/O simulator by one command: tools/simulate/run."""
+"""All tables and plots of the I/O simulator and the hit-ratio laboratory by one command, checked:
+tools/simulate/run.
+"""
