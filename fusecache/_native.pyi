@@ -358,6 +358,10 @@ def take_accesses(most: int) -> tuple[bytes, int]:
     (docs/TRACES.md). At most 262,144 are kept.
     """
 
+def describe_files(inos: bytes) -> tuple[bytes, bytes, bytes]:
+    """Of the first inodes (u32), as many as is convenient, at least one: sizes (u64), lengths
+    of their paths (u32; 0: no regular file, or its path has more than 65,535 bytes), paths."""
+
 def note_open(ino: int, tid: int) -> None:
     """For an OPEN that Python answers."""
 

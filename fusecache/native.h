@@ -397,6 +397,15 @@ static inline bool trace_is(uint8_t bit)
 int trace_begin(bool wires, bool lookups); /* -EBUSY: a recording is under way */
 void trace_end(void);
 size_t trace_take(size_t most, struct access *out, uint64_t *lost);
+/* Sizes and paths of inodes, in turn, until `names` is full; how many, or -ENOMEM. */
+#define TRACE_NAME_MOST 65535u /* bytes; of a path, docs/TRACES.md */
+struct described {
+	uint64_t *sizes;
+	uint32_t *lengths; /* of the path in `names`; 0: no file, or its path is too long */
+	char *names;
+	size_t names_len;
+};
+ssize_t trace_describe(const uint32_t *inos, size_t count, size_t names_most, struct described *out);
 int64_t trace_expire(int fd); /* the names of all files; how many the kernel knew */
 void trace_note_open(uint32_t ino, uint32_t tid);
 void trace_note_read(uint32_t ino, uint8_t what, uint32_t tid);

@@ -16,7 +16,7 @@ static uint32_t ino_at(const Py_buffer *inos, Py_ssize_t i)
 	return ino;
 }
 
-static bool are_inos(Py_buffer *inos)
+bool are_inos(Py_buffer *inos)
 {
 	if (inos->len % 4 == 0)
 		return true;

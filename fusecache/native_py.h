@@ -24,6 +24,8 @@ PyObject *unknown_inode(unsigned long long ino);
 /* Too large a number is 0: no such inode. */
 bool take_ino(PyObject *arg, uint64_t *ino);
 bool convert_version(PyObject *arg, struct version *out);
+/* A buffer of u32; it is released when it is none. */
+bool are_inos(Py_buffer *inos);
 
 /* table.lock, held with the GIL when it can be had at once, else without: nobody waits for one while
  * holding the other (a waiting writer keeps new readers out, so even two readers could wait in a circle).

@@ -137,6 +137,45 @@ void trace_note_read(uint32_t ino, uint8_t what, uint32_t tid)
 	pthread_mutex_unlock(&trace.lock);
 }
 
+/* ---- what files are ------------------------------------------------------------------------- */
+ssize_t trace_describe(const uint32_t *inos, size_t count, size_t names_most, struct described *out)
+{
+	size_t told = 0;
+
+	out->names_len = 0;
+	for (; told < count; told++) {
+		char *path = NULL;
+		size_t len = 0;
+		bool is_file = false;
+
+		pthread_rwlock_rdlock(&table.lock); /* for each: whoever changes the table waits for one */
+		if (node_at(inos[told])) {
+			const struct node *n = &table.nodes[node_primary(inos[told])];
+			uint32_t name = node_live_name(inos[told]);
+
+			is_file = S_ISREG(n->mode);
+			out->sizes[told] = n->size;
+			if (is_file)
+				path = table_path(name ? name : inos[told], &len);
+		}
+		pthread_rwlock_unlock(&table.lock);
+		if (is_file && !path)
+			return -ENOMEM;
+		if (len > TRACE_NAME_MOST)
+			len = 0; /* not a path that a trace can hold */
+		if (len > names_most - out->names_len) {
+			free(path);
+			break;
+		}
+		if (len)
+			memcpy(out->names + out->names_len, path, len);
+		out->lengths[told] = (uint32_t)len;
+		out->names_len += len;
+		free(path);
+	}
+	return (ssize_t)told;
+}
+
 /* ---- names that the kernel has ------------------------------------------------------------- */
 int64_t trace_expire(int fd)
 {

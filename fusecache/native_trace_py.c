@@ -2,6 +2,8 @@
 #include "native_py.h"
 
 #define TAKE_MOST 65536
+#define DESCRIBE_MOST 8192u
+#define NAMES_MOST (1u << 20) /* bytes; >= TRACE_NAME_MOST, or it would not come to an end */
 
 static PyObject *py_trace_begin(PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -43,6 +45,37 @@ static PyObject *py_take_accesses(PyObject *module, PyObject *arg)
 	return out;
 }
 
+static PyObject *py_describe_files(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	struct described found;
+	PyObject *out = NULL;
+	Py_buffer inos;
+	ssize_t told;
+	size_t count;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*", KEYWORDS("inos"), &inos) || !are_inos(&inos))
+		return NULL;
+	count = (size_t)inos.len / 4 < DESCRIBE_MOST ? (size_t)inos.len / 4 : DESCRIBE_MOST;
+	found.sizes = PyMem_Calloc(count + 1, sizeof(*found.sizes));
+	found.lengths = PyMem_Calloc(count + 1, sizeof(*found.lengths));
+	found.names = PyMem_Malloc(NAMES_MOST);
+	if (!found.sizes || !found.lengths || !found.names) {
+		PyErr_NoMemory();
+	} else {
+		WITHOUT_GIL(told = trace_describe(inos.buf, count, NAMES_MOST, &found));
+		out = told < 0 ? os_error((int)told)
+			       : Py_BuildValue("y#y#y#", (char *)found.sizes, told * 8,
+					       (char *)found.lengths, told * 4, found.names,
+					       (Py_ssize_t)found.names_len);
+	}
+	PyMem_Free(found.sizes);
+	PyMem_Free(found.lengths);
+	PyMem_Free(found.names);
+	PyBuffer_Release(&inos);
+	return out;
+}
+
 static PyObject *py_note_open(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	PyObject *ino_arg;
@@ -81,6 +114,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(trace_begin),
     NO_ARGUMENT(trace_end),
     ONE_ARGUMENT(take_accesses),
+    WITH_KEYWORDS(describe_files),
     WITH_KEYWORDS(note_open),
     NO_ARGUMENT(trace_sees_lookups),
     ONE_ARGUMENT(expire_names),

@@ -1,6 +1,7 @@
 """Records what a mount sees into a trace: the client of `recording.py`, over server restarts.
 
-INVARIANT: the file is a readable trace at any moment, and at most FLUSH_EVERY_S behind.
+INVARIANT: the file is a readable trace at any moment, and at most a second behind: half of
+it in the server's ring, half in the pending block.
 INVARIANT: whatever was not recorded is noted as a gap, with its number where that is known.
 It prints nothing; errors are UserError.
 """
@@ -26,7 +27,7 @@ from fusecache.traces import MISSES_ONLY, Writer
 from fusecache.wire import Decoder, Fields, WireError
 
 VERSION: Final = 1  # of the conversation
-FLUSH_EVERY_S: Final = 1.0
+FLUSH_EVERY_S: Final = 0.5  # the server sends as often
 ANSWER_TIMEOUT_S: Final = 120.0  # a large mount's names may have to be expired first
 LAST_WORDS_S: Final = 10.0
 RECONNECT_PAUSE_S: Final = 0.1
@@ -187,18 +188,20 @@ class Recorder:
         """After a restart the server tells again what we know."""
         assert self._writer is not None
         inos, sizes = fields.array("inos", np.uint32), fields.array("sizes", np.uint64)
-        ends = np.cumsum(fields.array("lengths", np.uint32)).tolist()
-        text = fields.bytes("names", _NAMES_BYTES_MOST)
+        lengths = fields.array("lengths", np.uint32)
+        names = fields.bytes("names", _NAMES_BYTES_MOST)
         highest = int(inos.max(initial=0))
         if highest >= len(self._item_of):
             grown = np.full(max(highest + 1, 2 * len(self._item_of)), -1, np.int64)
             grown[: len(self._item_of)] = self._item_of
             self._item_of = grown
-        new: npt.NDArray[np.intp] = np.flatnonzero(self._item_of[inos] < 0)
-        begins = [0, *ends]
-        names = [text[begins[at] : ends[at]] for at in new.tolist()]
-        first = self._writer.add_items(sizes[new], names)
-        self._item_of[inos[new]] = np.arange(first, first + len(new))
+        are_new: npt.NDArray[np.bool_] = self._item_of[inos] < 0
+        if not are_new.all():
+            of_new = np.frombuffer(names, np.uint8)[np.repeat(are_new, lengths)]
+            inos, sizes, lengths = inos[are_new], sizes[are_new], lengths[are_new]
+            names = of_new.tobytes()
+        first = self._writer.add_named_items(sizes, lengths, names)
+        self._item_of[inos] = np.arange(first, first + len(inos))
 
 
 class _Talk:

@@ -290,29 +290,36 @@ class Writer:
     def items(self) -> int:
         return self._items
 
-    def add_items(self, sizes: Integers, names: Sequence[str | bytes] | None = None) -> int:
-        """More items; returns the number of the first one, the others follow it.
-
-        names: bytes: as the kernel has them.
-        """
-        first = self._items
-        if self._has_names and (names is None or len(names) != len(sizes)):
+    def add_items(self, sizes: Integers, names: Sequence[str] | None = None) -> int:
+        """More items; returns the number of the first one, the others follow it."""
+        if not self._has_names:
+            return self._add_items(sizes, None, b"")
+        if names is None or len(names) != len(sizes):
             raise ValueError("names: one for each size")
-        most = _ROWS_MOST[_ITEMS]
+        raw = [os.fsencode(name) for name in names]
+        lengths = np.array([len(name) for name in raw], np.int64)
+        return self._add_items(sizes, lengths, b"".join(raw))
+
+    def add_named_items(self, sizes: Integers, lengths: Integers, names: bytes) -> int:
+        """The same with names as the kernel has them: how many bytes each has, and all joined."""
+        if not self._has_names or len(lengths) != len(sizes) or int(lengths.sum()) != len(names):
+            raise ValueError("names: one for each size")
+        return self._add_items(sizes, lengths, names)
+
+    def _add_items(self, sizes: Integers, lengths: Integers | None, names: bytes) -> int:
+        first = self._items
+        if lengths is not None and int(lengths.max(initial=0)) > _NAME_BYTES_MOST:
+            raise ValueError(f"names: one is longer than {_NAME_BYTES_MOST} bytes")
+        most, begin = _ROWS_MOST[_ITEMS], 0
         for start in range(0, len(sizes), most):
-            some = np.asarray(sizes[start : start + most], np.int64)
-            payload = _pack(some)
-            if self._has_names:
-                assert names is not None
-                raw = [
-                    name if isinstance(name, bytes) else os.fsencode(name)
-                    for name in names[start : start + most]
-                ]
-                if max(map(len, raw)) > _NAME_BYTES_MOST:
-                    raise ValueError(f"names: one is longer than {_NAME_BYTES_MOST} bytes")
-                payload += _pack(np.array([len(name) for name in raw])) + b"".join(raw)
-            self._block(_ITEMS, len(some), payload)
-            self._items += len(some)
+            some = slice(start, start + most)
+            payload = _pack(sizes[some])
+            if lengths is not None:
+                end = begin + int(lengths[some].sum())
+                payload += _pack(lengths[some]) + names[begin:end]
+                begin = end
+            self._block(_ITEMS, len(sizes[some]), payload)
+            self._items += len(sizes[some])
         return first
 
     def add(

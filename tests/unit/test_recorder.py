@@ -28,16 +28,20 @@ TAKEN_MOST = 1 << 16
 ROOT = 1
 
 
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[int]:
-    """A recording, and the inode number of a file to note."""
-    (tmp_path / "f").write_bytes(b"x")
-    source_fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+def attach(source: Path) -> None:
+    source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
     table_fd = os.memfd_create("table")
     _native.attach(table_fd, source_fd, True)
     _native.scan(ROOT)
     os.close(source_fd)
     os.close(table_fd)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[int]:
+    """A recording, and the inode number of a file to note."""
+    (tmp_path / "f").write_bytes(b"x")
+    attach(tmp_path)
     _native.trace_begin(wires=False, lookups=False)
     yield _native.lookup(ROOT, b"f")
     _native.trace_end()
@@ -66,6 +70,42 @@ def test_nobody_records_and_nothing_is_kept(ring: int) -> None:
     _native.trace_end()
     _native.note_open(ring, 2)
     assert _native.take_accesses(TAKEN_MOST) == (b"", 0)
+
+
+def described(inos: list[int]) -> list[tuple[int, bytes]]:
+    """Size and path of each, asked for until all have been told."""
+    packed = np.array(inos, np.uint32).tobytes()
+    found: list[tuple[int, bytes]] = []
+    while packed:
+        sizes, lengths, text = _native.describe_files(packed)
+        assert len(lengths) > 0
+        told = len(lengths) // 4
+        at = 0
+        for size, length in zip(
+            np.frombuffer(sizes, np.uint64), np.frombuffer(lengths, np.uint32).tolist(), strict=True
+        ):
+            found.append((int(size), text[at : at + length]))
+            at += length
+        assert at == len(text)
+        packed = packed[4 * told :]
+    return found
+
+
+def test_files_are_described_and_nothing_else(tmp_path: Path) -> None:
+    folder, long = tmp_path / "folder", "n" * 250
+    folder.mkdir()
+    (folder / "f").write_bytes(b"four")
+    (folder / "empty").write_bytes(b"")
+    (folder / long).write_bytes(b"x")
+    attach(tmp_path)
+    parent = _native.lookup(ROOT, b"folder")
+    _native.scan(parent)
+    file, empty, named = (_native.lookup(parent, n) for n in (b"f", b"empty", long.encode()))
+    unknown = _native.count() + 1
+    paths = [path for _, path in described([file, parent, empty, unknown, 0])]
+    assert paths == [b"folder/f", b"", b"folder/empty", b"", b""]
+    many = [named, file] * 10_000  # more than a call tells, in number and in bytes
+    assert described(many) == [(1, b"folder/" + long.encode()), (4, b"folder/f")] * 10_000
 
 
 class FakeServer(threading.Thread):
@@ -143,9 +183,9 @@ def test_a_lost_connection_is_a_gap_and_files_keep_their_item(tmp_path: Path) ->
     ended = encode("ended", {})
     recorder, trace = record(
         tmp_path,
-        [[names(5, 9), accesses(9, 5)], [names(9, 6), accesses(6, 9), ended]],
+        [[names(5, 9), accesses(9, 5)], [names(16, 9, 7), accesses(7, 16, 9), ended]],
     )
-    assert trace.names == ("f5", "f9", "f6")
-    assert trace.items.tolist() == [1, 0, 2, 1]
+    assert trace.names == ("f5", "f9", "f16", "f7")
+    assert trace.items.tolist() == [1, 0, 3, 2, 1]
     assert trace.gaps == (Gap(2, None),)
     assert (recorder.lost, recorder.reconnections) == (0, 1)
