@@ -76,13 +76,17 @@ class Policy(ABC):
 
         Raises ValueError for a negative capacity.
         """
-        del seed
         if capacity_bytes < 0:
             raise ValueError(f"capacity_bytes must be 0 or more, not {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
         self.held_bytes = 0
         self.on_load = None
         self._on_evict = on_evict
+        self._prepare(seed)
+
+    def _prepare(self, seed: int) -> None:
+        """Makes the state of a policy that holds nothing."""
+        del seed
 
     @abstractmethod
     def access(self, item: int, size_bytes: int, cost_s: float = 0.0, now_s: float = 0.0) -> int:

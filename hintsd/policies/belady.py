@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
 
 from hintsd.policies import MISS, Hints, Integers
 from hintsd.policies.sampling import counts
-from hintsd.policies.table import Table
+from hintsd.policies.table import NOT_HELD, Table
 
 NEVER: Final = np.iinfo(np.int64).max
 _STALE_MOST = 1024
@@ -32,14 +32,8 @@ class Belady(Table):
 
     name: ClassVar[str] = "belady"
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._sequence = self._next_use = memoryview(array("q"))
         self._position = 0
         self._uses: list[int] = []  # heap of -(position of a next use); past ones count for nothing
@@ -56,7 +50,7 @@ class Belady(Table):
         first = order[np.concatenate([np.ones(min(1, len(order)), np.bool_), ~again])]
         self._sequence, self._next_use = sequence.data, next_use.data
         self._position = 0
-        held = np.flatnonzero(np.array(self._sizes, np.int64) >= 0)
+        held = np.flatnonzero(self._rows["size"] > NOT_HELD)
         for item in held[~np.isin(held, sequence)].tolist():
             self._drop(item)
         self._uses = (-first[np.isin(sequence[first], held)]).tolist()
@@ -64,7 +58,7 @@ class Belady(Table):
 
     def access(self, item: int, size_bytes: int, cost_s: float = 0.0, now_s: float = 0.0) -> int:
         """Raises ValueError where the sequence that was told says otherwise."""
-        if item >= len(self._sizes):
+        if item >= self._items:
             self._grow(item)
         use = self._advance(item)
         if item in self:

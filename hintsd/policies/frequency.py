@@ -4,7 +4,6 @@ more often than others, and those with the largest access frequency go to the fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -26,14 +25,8 @@ class Frequency(MinIO):
 
     name: ClassVar[str] = "frequency"
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._chosen: bytes | None = None
         self._uses: Integers | None = None  # told without sizes
 

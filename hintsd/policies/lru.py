@@ -6,44 +6,72 @@ c + (1 - c) ln(1 - c), for what was read last is what will be read last (docs/PO
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final
 
-from hintsd.policies.ring import Ring
+import numpy as np
+import numpy.typing as npt
+
 from hintsd.policies.table import Evicting
+
+END: Final = -1
 
 
 class LRU(Evicting):
-    """16 bytes an item, O(1) an access."""
+    """16 bytes an item, O(1) an access.
+
+    The held items are doubly linked, the least recently used first. END is both before the first
+    and after the last: its links are in the last row.
+    """
 
     name: ClassVar[str] = "lru"
+    row: ClassVar[np.dtype[np.void]] = np.dtype(
+        [("size", np.int64), ("before", np.int32), ("after", np.int32)]
+    )
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
-        self._order = Ring()  # the least recently used is the first
-
-    def _grow(self, item: int) -> int:
-        more = super()._grow(item)
-        self._order.grow(more)
-        return more
+    def _use(self, rows: npt.NDArray[Any]) -> None:
+        super()._use(rows)
+        self._before = rows["before"].data
+        self._after = rows["after"].data
 
     def _touch(self, item: int) -> None:
-        self._order.renew(item)
+        before, after = self._before, self._after
+        ahead, behind = before[item], after[item]
+        after[ahead] = behind
+        before[behind] = ahead
+        last = before[END]
+        before[item] = last
+        after[item] = END
+        after[last] = before[END] = item
 
     def _enter(self, item: int) -> None:
-        self._order.append(item)
+        before, after = self._before, self._after
+        last = before[END]
+        before[item] = last
+        after[item] = END
+        after[last] = before[END] = item
 
     def _evict(self) -> None:
-        self._drop(self._order.pop())
+        after = self._after
+        item = after[END]
+        behind = after[item]
+        after[END] = behind
+        self._before[behind] = END
+        self._drop(item)
+
+    def _in_order(self) -> Iterator[int]:
+        """Checks the links on the way."""
+        item = END
+        while True:
+            behind = self._after[item]
+            assert self._before[behind] == item
+            if behind == END:
+                return
+            yield behind
+            item = behind
 
     def check_invariants(self) -> None:
         super().check_invariants()
-        order = list(self._order)
+        order = list(self._in_order())
         assert len(order) == len(self)
         assert all(item in self for item in order)

@@ -6,7 +6,6 @@ share, and keeping any fixed set reaches exactly that (docs/HINTS.md rule 2; pol
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Final
 
 import numpy as np
@@ -27,14 +26,8 @@ class MinIO(Policy):
 
     name: ClassVar[str] = "minio"
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._held = bytearray()
         self._count = 0
 

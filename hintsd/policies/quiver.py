@@ -29,7 +29,6 @@ the same either way: substitution takes misses out of the reader's way, not off 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import ClassVar, Final
 
 import numpy as np
@@ -53,14 +52,8 @@ class Quiver(Policy):
 
     name: ClassVar[str] = "quiver"
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._rng = np.random.default_rng(seed)
         self._kept: dict[int, int] = {}  # what is held outside of chunks -> its size
         self._sizes = array("q")  # of every item that was asked for; -1: unknown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -16,14 +15,8 @@ class RandomEviction(Evicting):
 
     name: ClassVar[str] = "random"
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._held = array("i")  # in no order
         self._draw = np.random.default_rng(seed).random
 

@@ -15,7 +15,6 @@ cache of a few items it has no room for any.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Final
 
 from hintsd.policies import MISS
@@ -37,30 +36,23 @@ class S3FIFO(Evicting):
     name: ClassVar[str] = "s3fifo"
     ghost_share: ClassVar[float] = 0.9
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._small, self._main = Queue(), Queue()
         self._uses = bytearray()  # since it entered its queue; at most USES_MOST
-        self._small_most_bytes = int(capacity_bytes * SMALL_SHARE)
-        self._ghost_most_bytes = int(capacity_bytes * self.ghost_share)
+        self._small_most_bytes = int(self.capacity_bytes * SMALL_SHARE)
+        self._ghost_most_bytes = int(self.capacity_bytes * self.ghost_share)
         self._small_bytes = 0
         self._ghost_clock_bytes = 0  # of all names that were ever put into the ghost queue
         self._returning = False  # the item that is about to enter was in the ghost queue
         self._has_evicted = False
 
-    def _grow(self, item: int) -> int:
-        more = super()._grow(item)
-        self._uses.extend(bytes(more))
-        return more
+    def _grow(self, item: int) -> None:
+        super()._grow(item)
+        self._uses.extend(bytes(self._items - len(self._uses)))
 
     def access(self, item: int, size_bytes: int, cost_s: float = 0.0, now_s: float = 0.0) -> int:
-        if item >= len(self._sizes):
+        if item >= self._items:
             self._grow(item)
         state = self._sizes[item]
         if state > NOT_HELD:
@@ -113,4 +105,4 @@ class S3FIFO(Evicting):
         assert all(item in self for item in (*small, *main))
         assert all(self._uses[item] <= USES_MOST for item in (*small, *main))
         assert sum(self._sizes[item] for item in small) == self._small_bytes
-        assert NOT_HELD - 1 - min(self._sizes, default=NOT_HELD) <= self._ghost_clock_bytes
+        assert NOT_HELD - 1 - int(self._rows["size"].min()) <= self._ghost_clock_bytes

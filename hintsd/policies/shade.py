@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable
 from typing import ClassVar, Final
 
 from hintsd.policies import MISS, Hints, Policy
@@ -51,14 +50,8 @@ class Shade(Policy):
     name: ClassVar[str] = "shade"
     counted: ClassVar[bool] = True  # of equally important ones the least often read goes
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._sizes: dict[int, int] = {}  # of the held items
         self._ghost = Importance()
         self._frequency = array("q")  # reads of every item, held or not

@@ -1,17 +1,17 @@
-"""State in arrays indexed by item: a few bytes for each item of the dataset, whether held or not.
+"""State in one row of an array for each item of the dataset, whether held or not: a few bytes.
 
 A dict or an object for each item would cost a hundred bytes or more, which matters with fourteen
-million of them.
+million of them. What is known of an item lies side by side: an access waits for memory once for
+each item that it looks at, not for each part.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from array import array
-from collections.abc import Callable
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from hintsd.policies import MISS, Policy
 
@@ -20,31 +20,39 @@ ROWS_LEAST: Final = 1024
 
 
 class Table(Policy):
-    """Remembers which items are held and their sizes: 8 bytes an item."""
+    """Remembers which items are held and their sizes: 8 bytes an item.
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        on_evict: Callable[[int], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(capacity_bytes, on_evict=on_evict, seed=seed)
-        self._sizes = array("q")  # bytes of an item that is held, else NOT_HELD or less
+    row: what is known of an item. A row begins with NOT_HELD in all its parts. One more, the last,
+    is of no item.
+    """
+
+    row: ClassVar[np.dtype[np.void]] = np.dtype([("size", np.int64)])
+
+    def _prepare(self, seed: int) -> None:
+        super()._prepare(seed)
         self._count = 0
+        self._use(np.full(1, NOT_HELD, self.row))
+
+    def _use(self, rows: npt.NDArray[Any]) -> None:
+        """Takes memory, and memoryviews of its parts: one element of those is faster to get at
+        than NumPy's."""
+        self._rows = rows
+        self._items = len(rows) - 1
+        self._sizes = rows["size"].data  # bytes of an item that is held, else NOT_HELD or less
+
+    def _grow(self, item: int) -> None:
+        """Makes room for `item`."""
+        old, items = self._rows, self._items
+        rows = np.full(max(item + 1, items + (items >> 3), ROWS_LEAST) + 1, NOT_HELD, self.row)
+        rows[:items] = old[:items]
+        rows[-1] = old[-1]
+        self._use(rows)
 
     def __contains__(self, item: int) -> bool:
-        return 0 <= item < len(self._sizes) and self._sizes[item] > NOT_HELD
+        return 0 <= item < self._items and self._sizes[item] > NOT_HELD
 
     def __len__(self) -> int:
         return self._count
-
-    def _grow(self, item: int) -> int:
-        """Makes room for `item` in the arrays; how many rows were added."""
-        rows = len(self._sizes)
-        more = max(item + 1 - rows, rows >> 3, ROWS_LEAST)
-        self._sizes.extend(array("q", [NOT_HELD]) * more)
-        return more
 
     def _drop(self, item: int) -> None:
         self.held_bytes -= self._sizes[item]
@@ -55,7 +63,7 @@ class Table(Policy):
 
     def check_invariants(self) -> None:
         super().check_invariants()
-        sizes = np.array(self._sizes, np.int64)
+        sizes = self._rows["size"]
         held = sizes > NOT_HELD
         assert int(sizes[held].sum()) == self.held_bytes
         assert int(np.count_nonzero(held)) == self._count
@@ -65,7 +73,7 @@ class Evicting(Table):
     """Who is missed comes in, and a subclass says who goes for it."""
 
     def access(self, item: int, size_bytes: int, cost_s: float = 0.0, now_s: float = 0.0) -> int:
-        if item >= len(self._sizes):
+        if item >= self._items:
             self._grow(item)
         if self._sizes[item] > NOT_HELD:
             self._touch(item)

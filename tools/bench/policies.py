@@ -2,21 +2,21 @@
 
 import json
 
-from hintsd.policies.catalogue import CATALOGUE
 from tools.bench.hints import run_module
 from tools.bench.policy_cost import WORKLOADS
 from tools.bench.rows import Bench
 
 SIMPLE = ("fifo", "lru", "lfu", "random", "s3fifo", "minio", "frequency")
 OPERATIONS, OPERATIONS_QUICK = 100_000_000, 2_000_000
-OTHERS_SHARE = 10  # the others do a tenth of that
+OTHERS = ("belady", "shade", "icache", "quiver")  # SHADE's ablations cost what one of these does
+OTHERS_SHARE = 10  # they do a tenth of that
 ITEMS, MEMORY_ITEMS = 1_000_000, 10_000_000
 ROUNDS = 5
 
 
 def policies(bench: Bench) -> None:
     """Each policy in a process of its own."""
-    for name in CATALOGUE:
+    for name in (*SIMPLE, *OTHERS):
         operations = OPERATIONS_QUICK if bench.quick else OPERATIONS
         if name not in SIMPLE:
             operations //= OTHERS_SHARE
