@@ -25,6 +25,7 @@ from fusecache import _native
 from fusecache.control import Message, Send
 from fusecache.errors import OriginError
 from fusecache.operations import Operations
+from fusecache.passings import Passings
 from fusecache.prefetcher import Inos, Prefetcher
 from fusecache.stats import Stats
 from fusecache.store import Store
@@ -58,6 +59,7 @@ class Plan:
         preload: Callable[[int], Awaitable[None]],
         store: Store,
         stats: Stats,
+        passings: Passings,
         mount: Message,
     ) -> None:
         """`preload(directory)` returns when the front knows where the files of a listed directory
@@ -68,6 +70,7 @@ class Plan:
         self._preload = preload
         self._store = store
         self._stats = stats
+        self.passings = passings
         self._mount = mount
         self._newest = 0
         self._lock = trio.Lock()
@@ -134,6 +137,7 @@ class Plan:
             "in_flight": self._prefetcher.in_flight,
             "changes_seen": self._stats["changes_seen"],
             "segments_lost": self._stats["segments_lost"],
+            "recording": self.passings.recording,
         }
 
     @property
@@ -185,6 +189,8 @@ class _Channel:
             self._prefetcher.clear()
             self._done_inos.clear()
             self._done_results.clear()
+        elif kind == "passed":
+            self._plan.passings.put(fields)
         elif kind in ("stage", "fetch", "cancel", "drop", "arm"):
             await self._command_inos(kind, fields.array("inos", np.uint32), fields)
         else:
@@ -287,7 +293,12 @@ class _Channel:
                 rate = (state["origin_bytes"] - bytes_before) / (now - at_before)
             bytes_before, at_before = state["origin_bytes"], now
             await self._frames.send("state", **state, origin_bytes_per_s=int(rate))
-            await trio.sleep(STATE_EVERY_S)
+            passings = self._plan.passings
+            if state["recording"] != passings.recording:
+                continue
+            passings.told.set()
+            with trio.move_on_after(STATE_EVERY_S):
+                await passings.changed.wait()
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

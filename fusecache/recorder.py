@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fusecache import mounts
 from fusecache.control_client import Target, directory_of
 from fusecache.errors import EXIT_FAILED, UserError
-from fusecache.traces import MISSES_ONLY, Writer
+from fusecache.traces import BY_HINT, MISSES_ONLY, Writer
 from fusecache.wire import Decoder, Fields, WireError
 
 VERSION: Final = 1  # of the conversation
@@ -33,6 +33,9 @@ LAST_WORDS_S: Final = 10.0
 RECONNECT_PAUSE_S: Final = 0.1
 _LINE_BYTES_MOST: Final = 1 << 16
 _NAMES_BYTES_MOST: Final = 4 << 20
+_JOB_CHARACTERS_MOST: Final = 256
+_COUNT_MOST: Final = 1 << 62
+_AGAIN_SHARE: Final = 4  # of an epoch: hintsd may find a reader so far behind what was told
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,16 @@ class Limits:
 
     seconds: float | None = None
     size_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    """What hints have told of one; positions as in hintsd/sequence.py."""
+
+    number: int
+    samples_per_epoch: int = 0
+    next: int = 0  # where its next stretch begins, if nothing is missing
+    stop: int = 0  # before this all is written
 
 
 class _ServerGoneError(Exception):
@@ -60,6 +73,7 @@ class Recorder:
         self._writer: Writer | None = None
         self._item_of = np.full(1024, -1, np.int64)  # by inode number
         self._clock_ns = 0  # of the server, when the recording began
+        self._jobs: dict[str, _Job] = {}
         self.lost = self.reconnections = 0
         self.sees_every_open = False
         self.is_waiting = False  # for a server
@@ -183,6 +197,42 @@ class Recorder:
             if lost:
                 self._writer.note_gap(lost)
                 self.lost += lost
+        elif kind == "passed":
+            self._take_passed(fields)
+
+    def _take_passed(self, fields: Fields) -> None:
+        """A stretch of a job's sequence. A hintsd that is new, or was wrong about the place, may
+        tell again what we know: a step back by less than an epoch's share is taken for that.
+        """
+        assert self._writer is not None
+        name = fields.str("job", _JOB_CHARACTERS_MOST)
+        position = fields.int("position", 0, _COUNT_MOST)
+        samples = fields.int("samples", 1, _COUNT_MOST)
+        inos = fields.array("inos", np.uint32)
+        job = self._jobs.setdefault(name, _Job(len(self._jobs) + 1, samples, position, position))
+        is_other = samples != job.samples_per_epoch
+        if (is_other or position != job.next) and not self.sees_every_open:
+            self._writer.note_gap(None)
+        job.samples_per_epoch, job.next = samples, position + len(inos)
+        again = job.stop - position
+        if not is_other and 0 < again <= samples // _AGAIN_SHARE:
+            inos = inos[again:]
+            position += again
+        if len(inos) == 0:
+            return
+        begins = position % samples == 0 or position // samples != (job.stop - 1) // samples
+        if begins and job.number == 1:
+            self._writer.begin_epoch()
+        job.stop = job.next
+        items = self._item_of[np.where(inos < len(self._item_of), inos, 0)]
+        items = items[items >= 0]
+        time_s = (fields.int("time_ns", 0, _COUNT_MOST) - self._clock_ns) / 1e9
+        self._writer.add(
+            items,
+            times_s=np.full(len(items), time_s),
+            readers=np.full(len(items), -job.number),
+            seen=np.full(len(items), BY_HINT),
+        )
 
     def _take_names(self, fields: Fields) -> None:
         """After a restart the server tells again what we know."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from fusecache import _native
 from fusecache.control import Message, Send
 from fusecache.errors import EXIT_BUSY
 from fusecache.operations import Operations
+from fusecache.passings import Passings
 from fusecache.wire import WireError
 from fusecache.wire_trio import FrameStream
 
@@ -30,6 +31,8 @@ VERSION = 1
 TAKE_EVERY_S = 0.5  # each time costs some 0.5 ms of CPU in two processes, whatever there is
 LAST_WORDS_S = 1.0  # that the end of a mount waits for a recorder
 TAKE_MOST = 65_536
+HINTS_LAST_S = 0.3  # so much later hintsd has told what was certain when the recording ended
+HINTS_WAIT_S = 1.0  # until hintsd knows of the recording: it will tell from then on
 
 _ACCESS = np.dtype([("time_ns", "<u8"), ("ino", "<u4"), ("who", "<u4")])
 _UNKNOWN, _FILE, _OTHER = 0, 1, 2
@@ -40,9 +43,17 @@ Accesses = npt.NDArray[np.void]
 class Recording:
     """Serves recorders, one at a time."""
 
-    def __init__(self, operations: Operations, fuse_fd: int) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        fuse_fd: int,
+        passings: Passings,
+        has_hintsd: Callable[[], bool],
+    ) -> None:
         self._operations = operations
         self._fuse_fd = fuse_fd
+        self._passings = passings
+        self._has_hintsd = has_hintsd
         self._is_running = False
 
     async def serve(self, request: Message, send: Send, stream: trio.SocketStream) -> None:
@@ -67,6 +78,7 @@ class Recording:
             pass  # it is gone
         finally:
             _native.trace_end()
+            self._passings.end()
             self._is_running = False
 
     async def _record(self, every_open: bool, send: Send, stream: trio.SocketStream) -> None:
@@ -76,6 +88,11 @@ class Recording:
         _native.trace_begin(wires=is_zero_open and not every_open, lookups=has_lookups)
         if has_lookups:
             await trio.to_thread.run_sync(_native.expire_names, self._fuse_fd)
+        if not every_open:  # which is exact by itself
+            self._passings.begin()
+        if self._passings.recording and self._has_hintsd():
+            with trio.move_on_after(HINTS_WAIT_S):
+                await self._passings.told.wait()
         sees_every_open = has_lookups or not is_zero_open
         await send({"ok": True, "every_open": sees_every_open, "now_ns": now_ns})
         frames, ended = FrameStream(stream), trio.Event()
@@ -90,8 +107,9 @@ class Recording:
             seen = _Seen()
             while True:
                 is_last = ended.is_set()
-                while await self._send_some(frames, seen):
-                    pass
+                if is_last and self._passings.recording and self._has_hintsd():
+                    await trio.sleep(HINTS_LAST_S)
+                await self._send_all(frames, seen)
                 if is_last:
                     break
                 try:
@@ -99,18 +117,27 @@ class Recording:
                         await ended.wait()
                 except trio.Cancelled:  # the mount ends
                     with trio.move_on_after(LAST_WORDS_S, shield=True):
-                        while await self._send_some(frames, seen):
-                            pass
+                        await self._send_all(frames, seen)
                     raise
             await frames.send("ended")
+
+    async def _send_all(self, frames: FrameStream, seen: _Seen) -> None:
+        passed = self._passings.take()
+        while await self._send_some(frames, seen):  # by which hintsd knew
+            pass
+        for stretch in passed:
+            await self._send_names(frames, seen, stretch.inos)
+            await frames.send(
+                "passed", job=stretch.job, position=stretch.position,
+                samples=stretch.samples_per_epoch, time_ns=stretch.time_ns, inos=stretch.inos,
+            )  # fmt: skip
 
     async def _send_some(self, frames: FrameStream, seen: _Seen) -> bool:
         """Whether there may be more."""
         taken, lost = _native.take_accesses(TAKE_MOST)
         accesses = np.frombuffer(taken, _ACCESS)
         seen.lost += lost  # after all that the ring holds
-        for names in seen.learn(accesses["ino"]):
-            await frames.send("names", **names)
+        await self._send_names(frames, seen, accesses["ino"])
         files = accesses[seen.are_files(accesses["ino"])]
         is_empty = len(accesses) < TAKE_MOST
         lost = seen.lost if is_empty else 0
@@ -122,6 +149,12 @@ class Recording:
             )  # fmt: skip
         return not is_empty
 
+    async def _send_names(
+        self, frames: FrameStream, seen: _Seen, inos: npt.NDArray[np.uint32]
+    ) -> None:
+        for names in seen.learn(inos):
+            await frames.send("names", **names)
+
 
 class _Seen:
     """Which inodes the recorder knows, and what it has not been told."""
@@ -131,7 +164,10 @@ class _Seen:
         self._kinds = np.zeros(1024, np.uint8)
 
     def learn(self, inos: npt.NDArray[np.uint32]) -> Iterator[dict[str, Any]]:
-        """The fields of `names` frames for those among `inos` that are files and new."""
+        """The fields of `names` frames for those among `inos` that are files and new. What hintsd
+        names may be no inode at all.
+        """
+        inos = inos[(inos > 0) & (inos <= _native.count())]
         highest = int(inos.max(initial=0))
         if highest >= len(self._kinds):
             self._kinds.resize(max(highest + 1, 2 * len(self._kinds)), refcheck=False)

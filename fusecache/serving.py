@@ -27,6 +27,7 @@ from fusecache.launch import Launch
 from fusecache.maintenance import Maintenance
 from fusecache.operations import FOREVER_S, Operations
 from fusecache.origin import Origin
+from fusecache.passings import Passings
 from fusecache.plan import Plan
 from fusecache.prefetcher import Prefetcher
 from fusecache.reader import Reader
@@ -119,12 +120,17 @@ class Server:
             maintenance = Maintenance(
                 operations, self.reader, self.store, self.config.origin_threads
             )
+            passings = Passings()
+            recording = Recording(
+                operations, self.launch.fuse_fd, passings, lambda: self.plan.is_connected
+            )
             self.plan = Plan(
                 operations=operations,
                 prefetcher=self.prefetcher,
                 preload=self._preload,
                 store=self.store,
                 stats=self.stats,
+                passings=passings,
                 mount={
                     "identity": f"{self.launch.keeper_pid}-{self.launch.mounted_at!r}",
                     "mountpoint": self.config.mountpoint,
@@ -144,7 +150,7 @@ class Server:
                 },
                 {
                     "plan": self.plan.serve,
-                    "trace": Recording(operations, self.launch.fuse_fd).serve,
+                    "trace": recording.serve,
                 },
             )
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)

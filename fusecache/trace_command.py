@@ -53,7 +53,8 @@ def trace(
     fusecache trace --show epoch.trace
 
     A mount sees READs that the page cache cannot serve, and opens of hinted files that carry a
-    tripwire; the rest never leaves the kernel. With --every-open the kernel asks the mount at each
+    tripwire; the rest never leaves the kernel. Of hinted jobs hintsd tells the rest: what their
+    readers have passed, and where epochs begin. With --every-open the kernel asks the mount at each
     open of a file while the recording runs: all is seen, and each open costs some microseconds more
     (`ls -l` and stat() count as opens then). A mount in ordinary mode sees every open anyway.
 
@@ -147,10 +148,11 @@ def _facts(path: str) -> dict[str, Any]:
     from fusecache import traces
 
     whole = traces.read(path, parts=True)
-    seen = np.zeros(len(whole.items), np.uint8) if whole.seen is None else whole.seen
-    is_access = seen & traces.CONTINUES == 0
-    kinds = np.bincount(seen & 7, minlength=8)
-    items, times_s, readers = whole.items[is_access], whole.times_s, whole.readers
+    merged = traces.accesses(whole)
+    kinds = np.bincount(
+        np.zeros(0, np.uint8) if whole.seen is None else whole.seen & 7, minlength=8
+    )
+    items, times_s, readers = merged.items, merged.times_s, merged.readers
     losses = [gap.lost for gap in whole.gaps]
     return {
         "file": path,
@@ -163,7 +165,7 @@ def _facts(path: str) -> dict[str, Any]:
         "items_read": len(np.unique(items)),
         "item_bytes": int(whole.sizes.sum()),
         "access_bytes": int(whole.sizes[items].sum()),
-        "epochs": len(whole.epoch_starts),
+        "epochs": len(merged.epoch_starts),
         "seconds": None if times_s is None or not len(times_s) else float(np.ptp(times_s)),
         "readers": None if readers is None else len(np.unique(readers[readers != 0])),
         "seen": None
@@ -173,6 +175,9 @@ def _facts(path: str) -> dict[str, Any]:
             "from_ssd": int(kinds[traces.FROM_SSD]),
             "from_origin": int(kinds[traces.FROM_ORIGIN]),
             "elsewhere": int(kinds[traces.ELSEWHERE]),
+            "by_hint": 0
+            if merged.seen is None
+            else int(np.count_nonzero(merged.seen & 7 == traces.BY_HINT)),
         },
         "importances": len(whole.importances),
         "lost": sum(lost for lost in losses if lost is not None),
@@ -210,7 +215,7 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
                 "seen",
                 f"{seen['opened']:,} opens; READs: {seen['from_ssd']:,} from SSD, "
                 f"{seen['from_origin']:,} from the origin, "
-                f"{seen['elsewhere']:,} within large files",
+                f"{seen['elsewhere']:,} within large files; {seen['by_hint']:,} by hints alone",
             )
         )
     if facts["importances"]:

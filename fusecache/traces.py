@@ -16,7 +16,7 @@ import itertools
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -34,10 +34,13 @@ OPENED: Final = 1  # a look-up or an open
 FROM_SSD: Final = 2  # a READ at offset 0, answered from SSD
 FROM_ORIGIN: Final = 3  # a READ at offset 0, answered from the origin
 ELSEWHERE: Final = 4  # a READ at another offset of a file of several blocks
+BY_HINT: Final = 5  # not seen: hintsd says that a hinted reader has passed it
 CONTINUES: Final = 16  # flag: part of an access that has been noted before
 
 # How the source line of a recording ends that does not hold all that was read.
 MISSES_ONLY: Final = "READs and fired tripwires only"
+
+_Mask = npt.NDArray[np.bool_]
 
 Path_ = str | os.PathLike[str]
 Integers = npt.NDArray[Any]
@@ -77,7 +80,8 @@ class Trace:
     epoch_starts: positions where an epoch begins, int64, ascending, the first is 0
     times_s: since the recording began, float64, shape (accesses,), to the microsecond; None: none
     importances: in the order of their positions
-    readers: who read (thread id or rank; 0: not known), int32, shape (accesses,); None: one reader
+    readers: who read (thread id or rank; -n: the n-th job that hints told of; 0: not known), int32,
+        shape (accesses,); None: one reader
     seen: how a mount saw it (OPENED, FROM_SSD, …), uint8, shape (accesses,); None: all are exact
     names: path of each item; None: none
     source: one line: where it comes from
@@ -228,6 +232,9 @@ _ZLIB_LEVEL: Final = 1
 _ROWS_MOST: Final = {_ITEMS: 1 << 9, _ACCESSES: BLOCK_ACCESSES, _IMPORTANCES: 1 << 20}
 _NAME_BYTES_MOST: Final = (64 << 10) - 1
 _UNKNOWN: Final = (1 << 64) - 1
+_HOW: Final = 7  # the bits of `seen` that are no flags
+_NESTED_MOST: Final = 64  # uses of one item that are seen before the first is told: bounds the work
+_BEHIND_MOST: Final = 1 << 16  # samples that hintsd is behind a reader, at most
 
 
 class Writer:
@@ -472,7 +479,7 @@ def _write_accesses(writer: Writer, trace: Trace) -> None:
 def read(path: Path_, *, parts: bool = False) -> Trace:
     """The trace in `path`; of one whose writer was killed, all that was written in whole blocks.
 
-    `parts`: with the rows that continue an access (CONTINUES), which are left out otherwise.
+    `parts`: all rows, as they are written; else `accesses` of them.
     TraceError: no trace, damaged, or of another version. OSError.
     """
     with open(path, "rb") as file:
@@ -480,9 +487,89 @@ def read(path: Path_, *, parts: bool = False) -> Trace:
         for block in reading.blocks():
             reading.take(*block)
         trace = reading.trace()
-    if trace.seen is None or parts:
+    return trace if parts else accesses(trace)
+
+
+def accesses(trace: Trace) -> Trace:
+    """Of a recording's rows, one for each access: without those that continue one (CONTINUES), and
+    what a hint told merged with what was seen of the same access.
+
+    Told rows of a job keep their order, which is the job's. Each takes the latest row that was seen
+    of its item before it and that no other has taken, if there is one that is not too old: `seen`
+    and time come from there, and so does its place among the rows of others, unless the job was
+    further already. The others stand behind the one before them, at a time between those of their
+    neighbours that were seen.
+    """
+    if trace.seen is None:
         return trace
-    return trace.select(trace.seen & CONTINUES == 0)
+    trace = trace.select(trace.seen & CONTINUES == 0)
+    assert trace.seen is not None
+    told: _Mask = trace.seen & _HOW == BY_HINT
+    return _merged(trace, trace.seen, told) if told.any() else trace
+
+
+def _merged(trace: Trace, seen: Integers, told: _Mask) -> Trace:
+    readers = np.zeros(len(told), np.int32) if trace.readers is None else trace.readers
+    times_s = None if trace.times_s is None else trace.times_s.copy()
+    taken = _latest_seen(trace.items, told)  # by each told row; -1: none
+    keys, how = np.arange(len(told)), seen.copy()
+    for job in np.unique(readers[told]):
+        its = np.flatnonzero(told & (readers == job))
+        found = taken[its]
+        found[_BEHIND_MOST:][found[_BEHIND_MOST:] < its[:-_BEHIND_MOST]] = -1
+        taken[its] = found
+        known = np.flatnonzero(found >= 0)
+        if len(known) == 0:
+            continue
+        how[its[known]] = seen[found[known]]
+        keys[its] = np.maximum(np.maximum.accumulate(found), found[known[0]])
+        if times_s is not None:
+            ascending = np.maximum.accumulate(times_s[found[known]])
+            times_s[its] = np.interp(np.arange(len(its)), known, ascending)
+    merged = np.flatnonzero(taken >= 0)
+    kept = np.ones(len(told), np.bool_)
+    kept[taken[merged]] = False
+    order = np.argsort(keys, kind="stable")
+    order = order[kept[order]]
+    moved_to = np.full(len(told) + 1, len(order))
+    moved_to[order] = np.arange(len(order))
+    moved_to[taken[merged]] = moved_to[merged]
+
+    def moved(positions: Iterable[int]) -> list[int]:
+        found: list[int] = np.maximum.accumulate(
+            moved_to[np.fromiter(positions, np.int64)]
+        ).tolist()
+        return found
+
+    importances = moved(what.position for what in trace.importances)
+    gaps = moved(gap.position for gap in trace.gaps)
+    return replace(
+        trace,
+        items=trace.items[order],
+        epoch_starts=np.unique([0, *moved(trace.epoch_starts[1:])]),
+        times_s=None if times_s is None else times_s[order],
+        readers=None if trace.readers is None else trace.readers[order],
+        seen=how[order],
+        importances=tuple(
+            replace(what, position=at)
+            for at, what in zip(importances, trace.importances, strict=True)
+        ),
+        gaps=tuple(Gap(at, gap.lost) for at, gap in zip(gaps, trace.gaps, strict=True)),
+    )
+
+
+def _latest_seen(items: npt.NDArray[np.int64], told: _Mask) -> npt.NDArray[np.int64]:
+    """For each told row the row that was seen of its item: like brackets, inner pairs first."""
+    found = np.full(len(items), -1, np.int64)
+    left = np.argsort(items, kind="stable")
+    for _ in range(_NESTED_MOST):
+        is_pair = ~told[left[:-1]] & told[left[1:]] & (items[left[:-1]] == items[left[1:]])
+        pairs = np.flatnonzero(is_pair)
+        if len(pairs) == 0:
+            break
+        found[left[pairs + 1]] = left[pairs]
+        left = np.delete(left, np.concatenate((pairs, pairs + 1)))
+    return found
 
 
 class _Reading:

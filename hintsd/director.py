@@ -50,6 +50,7 @@ from hintsd.mount_link import (
 from hintsd.orders import Order, OrderSpec, OrderUnknown, samples_per_epoch
 from hintsd.planner import Command, MountPlanner
 from hintsd.readers import Readers
+from hintsd.trail import Passed
 
 log = logging.getLogger(__name__)
 
@@ -259,6 +260,8 @@ class Director:
 
 class _Decided(NamedTuple):
     commands: list[Command]
+    recording: int
+    passed: list[Passed]
     pause_s: float
     notices: list[tuple[str, str]]
     finished: list[_Job]
@@ -679,6 +682,7 @@ class _Mount:
                 values["origin_bytes_per_s"] - before
             )
         self._told.append(functools.partial(self._planner.set_budgets, ram_bytes, room_bytes))
+        self._told.append(functools.partial(self._planner.record, values["recording"]))
         self._told.append(functools.partial(self._planner.rates, self._origin_bytes_per_s, 0.0))
         if self._changes_seen is not None and values["changes_seen"] > self._changes_seen:
             for job in self.jobs.values():
@@ -710,6 +714,8 @@ class _Mount:
             if channel is not None:
                 for command in found.commands:
                     await channel.send(command.kind, command.inos, command.store)
+                for passed in found.passed:
+                    await channel.send_passed(found.recording, passed)
         except LinkDown:
             pass  # `Down` will come
         self._report(found)
@@ -748,6 +754,7 @@ class _Mount:
         """In a thread, `_planning` held."""
         now, planner = _now(), self._planner
         self._take_in(told, now)
+        passed = planner.passed(now) if is_up else []
         commands = planner.decide(now) if is_up else []
         is_due = now >= self._report_at
         if is_due:
@@ -765,7 +772,9 @@ class _Mount:
             if is_due or job.epoch_samples < SHORT_EPOCH:
                 wants_orders = wants_orders or bool(planner.wanted_epochs(job.name))
         pause_s = min(max(planner.patience_s(), PAUSE_LEAST_S), PAUSE_MOST_S)
-        return _Decided(commands, pause_s, planner.notices(), finished, wants_orders)
+        return _Decided(
+            commands, planner.recording, passed, pause_s, planner.notices(), finished, wants_orders
+        )
 
     def _report(self, found: _Decided) -> None:
         """To the Director's owner."""

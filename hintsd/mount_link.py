@@ -29,6 +29,7 @@ from fusecache import mounts, wire
 from fusecache.wire import Fields, Frame, WireError
 from fusecache.wire_trio import FrameStream
 from hintsd.folders import DIRECTORY, FILE, Listing, OsTree, Target
+from hintsd.trail import Passed
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,13 @@ class Channel:
         else:
             await self._send(kind, inos=inos, store=store)
 
+    async def send_passed(self, recording: int, passed: Passed) -> None:
+        """To a recording that the server has told of. LinkDown."""
+        await self._send(
+            "passed", recording=recording, job=passed.job, position=passed.position,
+            samples=passed.samples_per_epoch, inos=passed.inos,
+        )  # fmt: skip
+
     async def _send(self, kind: str, **fields: Any) -> None:
         try:
             await self._frames.send(kind, **fields)
@@ -224,7 +232,10 @@ def _event(frame: Frame) -> Event:
             raise WireError("done: field results has another length than inos")
         return Done(inos, results)
     if frame.type == "state":
-        return State({name: fields.int(name, 0, COUNT_MOST) for name in _STATE_FIELDS})
+        values = {name: fields.int(name, 0, COUNT_MOST) for name in _STATE_FIELDS}
+        # a server of an earlier version tells of no recording
+        values["recording"] = fields.optional_int("recording", 0, COUNT_MOST) or 0
+        return State(values)
     if frame.type == "error":
         raise WireError(f"the server says: {fields.str('message', 4096)}")
     raise WireError(f"{frame.type}: no such frame")

@@ -30,9 +30,10 @@ import numpy.typing as npt
 from hintsd import stall
 from hintsd.policies import Integers, Mask
 from hintsd.policies.frequency import Frequency
-from hintsd.progress import Progress
+from hintsd.progress import AT_END_S, Progress
 from hintsd.readers import OWN, STRANGER, Standings
 from hintsd.sequence import CHUNK, Inos, Positions, Sequence
+from hintsd.trail import Passed, Trail
 
 COMMAND_INOS_MOST = 65_536
 STAGE_UNANSWERED_MOST = 1 << 15  # few enough that a new job's first files need not wait for long
@@ -99,6 +100,7 @@ class _Job:
         self.epochs = epochs
         self.batch_size = batch_size
         self.progress = progress
+        self.trail: Trail | None = None  # while a recording runs
         self.opened_at = progress.confirmed_at
         self.state = "waiting"
         self.reason = ""
@@ -161,6 +163,9 @@ class MountPlanner:
         self._retry_s = RETRY_FIRST_S
         self._clear = False
         self._notices: list[tuple[str, str]] = []
+        self.recording = 0
+        """The mount's number of the recording that runs; 0: none."""
+        self._passed: list[Passed] = []  # of jobs that were closed
         self._origin_bytes_per_s = self._ssd_bytes_per_s = 0.0
         self.set_budgets(ram_bytes, ssd_room_bytes)
 
@@ -252,7 +257,10 @@ class MountPlanner:
             prefetch_factor=prefetch_factor,
             now=now,
         )
-        self._jobs[name] = _Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress)
+        job = _Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress)
+        self._jobs[name] = job
+        if self.recording:
+            job.trail = Trail(name, job.sequence, progress)
 
     def wanted_epochs(self, name: str) -> list[int]:
         """Epochs whose order is missing for planning now: the current one first, then the next,
@@ -310,6 +318,7 @@ class MountPlanner:
     def close_job(self, name: str) -> None:
         job = self._jobs.pop(name, None)
         if job is not None:
+            self._passed += self._passed_of(job, job.progress.low)
             self._retire(job)
 
     def finished(self, name: str) -> bool:
@@ -532,6 +541,7 @@ class MountPlanner:
         self._cancels.clear()
         self._drops.clear()
         self._clear = False
+        self.record(0)
 
     def _void(self) -> None:
         """Nothing is sent, staged or armed any more."""
@@ -544,6 +554,36 @@ class MountPlanner:
         self._fetching.clear()
         self._again.clear()
         self._stolen.clear()
+
+    # --- for a recording
+
+    def record(self, number: int) -> None:
+        """The mount has this recording, or (0) none."""
+        if number == self.recording:
+            return
+        self.recording = number
+        self._passed.clear()
+        for job in self._jobs.values():
+            job.trail = Trail(job.name, job.sequence, job.progress) if number else None
+
+    def passed(self, now: float) -> list[Passed]:
+        """What readers have passed and was not told to the recording; before `decide`, which
+        forgets epochs.
+        """
+        found, self._passed = self._passed, []
+        for job in self._jobs.values():
+            progress, n = job.progress, job.sequence.samples_per_epoch
+            is_at_end = progress.high % n == 0 and now - progress.confirmed_at > AT_END_S
+            found += self._passed_of(job, progress.high if is_at_end else progress.low)
+        return found
+
+    def _passed_of(self, job: _Job, stop: int) -> list[Passed]:
+        if job.trail is None:
+            return []
+        if job.state == "wrong":
+            job.trail.lose()
+            return []
+        return job.trail.follow(job.last(stop))
 
     # --- deciding
 

@@ -111,6 +111,7 @@ class Progress:
         self._reading = min(reading, quarter)
         self._told = self.low = self.high = start  # _told: by the trainer, the last time
         self._unstepped = start  # `low`, had there been no steps
+        self.moves, self.moved_to = 0, start  # to where his way did not lead; the last place
         self.unseen = 0  # samples beyond `high` that may be read: others have fired the wires
         self.begun = False
         self.observations = self.strays = 0  # since the last verdict or jump
@@ -276,6 +277,8 @@ class Progress:
 
     def move(self, position: int, now: float) -> None:
         """The reader is found at another place."""
+        self.moves += not self.low <= position <= self.high
+        self.moved_to = position
         if position > self.low:
             self._advance(position)
         self.low = self.high = self._unstepped = position

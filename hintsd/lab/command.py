@@ -35,6 +35,7 @@ GENERATED_MOST: Final = 2_000_000
 READS_MOST: Final = 500_000_000
 BYTES_MOST: Final = 1 << 62
 SEED_MOST: Final = (1 << 63) - 1
+MISSES_SHARE_MOST: Final = 0.1  # of a recording: replays of more are not what was read
 TEXT_COLUMNS: Final = 200
 
 _seed = click.option("--seed", type=click.IntRange(0, SEED_MOST), default=0, show_default=True)
@@ -288,13 +289,16 @@ def replay(
 
 
 def _read(name: str, epoch_reads: int | None) -> Trace:
+    import numpy as np
+
     from fusecache import traces
 
     try:
         trace = traces.read(name)
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror}") from None
-    if trace.source.endswith(traces.MISSES_ONLY):
+    untold = np.mean(trace.readers >= 0) if trace.readers is not None and len(trace.items) else 1.0
+    if trace.source.endswith(traces.MISSES_ONLY) and untold > MISSES_SHARE_MOST:
         command.complain(
             "hintsd",
             f"warning: {name} holds what reached the mount, not all that was read: "
@@ -304,8 +308,6 @@ def _read(name: str, epoch_reads: int | None) -> Trace:
         return trace
     if len(trace.epoch_starts) > 1:
         raise ConfigError(f"{name} knows its {len(trace.epoch_starts)} epochs: no --epoch-reads")
-    import numpy as np
-
     return replace(trace, epoch_starts=np.arange(0, max(1, len(trace.items)), epoch_reads))
 
 

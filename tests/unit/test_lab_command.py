@@ -54,6 +54,7 @@ def written(
     items: list[int],
     importances: tuple[Importance, ...] = (),
     source: str = "by hand",
+    readers: list[int] | None = None,
 ) -> None:
     trace = Trace(
         items=np.array(items, np.int64),
@@ -61,7 +62,7 @@ def written(
         epoch_starts=np.zeros(1, np.int64),
         times_s=None,
         importances=importances,
-        readers=None,
+        readers=None if readers is None else np.array(readers, np.int32),
         seen=None,
         names=None,
         source=source,
@@ -285,6 +286,13 @@ def test_a_trace_of_misses_is_warned_of(run: Run) -> None:
     assert "lru" in out
     assert err.startswith("hintsd: warning: misses.trace holds what reached the mount")
     assert "--every-open" in err
+
+
+def test_misses_that_hints_complete_are_not_warned_of(run: Run) -> None:
+    source = f"fusecache trace /data: {traces.MISSES_ONLY}"
+    for readers, is_warned in (([-1] * 9 + [7], False), ([-1] * 8 + [7, 7], True)):
+        written("t.trace", [0] * 10, source=source, readers=readers)
+        assert bool(run("replay", "t.trace", "--policy", "lru")[2]) is is_warned
 
 
 def test_a_forgotten_percent_sign_is_asked_for(run: Run, small: str) -> None:

@@ -119,7 +119,7 @@ def test_events_and_a_new_server(played: Played) -> None:
             assert list(seen.parents) == [9, 10]
             assert isinstance(done, Done)
             assert list(done.results) == [4, 5]
-            assert await event() == (STATE,)
+            assert await event() == (STATE | {"recording": 0},)
             await up.channel.send("stage", inos, np.array([1, 0], np.uint8))
             await up.channel.send("clear", inos)
             frame, clear = await server.receive(), await server.receive()

@@ -111,9 +111,9 @@ def test_files_are_described_and_nothing_else(tmp_path: Path) -> None:
 class FakeServer(threading.Thread):
     """Answers recorders, one script of frames each; a script that ends with `ended` is the last."""
 
-    def __init__(self, directory: Path, scripts: list[list[bytes]]) -> None:
+    def __init__(self, directory: Path, scripts: list[list[bytes]], every_open: bool) -> None:
         super().__init__(daemon=True)
-        self._scripts = scripts
+        self._scripts, self._every_open = scripts, every_open
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / mounts.CONTROL_SOCKET))
         self._listener.listen()
@@ -124,7 +124,7 @@ class FakeServer(threading.Thread):
                 connection, _ = self._listener.accept()
                 with connection:
                     connection.recv(1 << 16)
-                    answer = {"ok": True, "every_open": True, "now_ns": 0}
+                    answer = {"ok": True, "every_open": self._every_open, "now_ns": 0}
                     connection.sendall(json.dumps(answer).encode() + b"\n" + b"".join(frames))
 
 
@@ -153,13 +153,15 @@ def accesses(*inos: int, lost: int = 0) -> bytes:
     )
 
 
-def record(directory: Path, scripts: list[list[bytes]]) -> tuple[Recorder, traces.Trace]:
+def record(
+    directory: Path, scripts: list[list[bytes]], *, every_open: bool = True
+) -> tuple[Recorder, traces.Trace]:
     """What a recorder makes of these frames."""
-    server = FakeServer(directory, scripts)
+    server = FakeServer(directory, scripts, every_open)
     server.start()
     mount = mounts.Mount(0, "0:0", "/mnt", "fuse.fusecache", "/src")
     recorder = Recorder(
-        Target(mount, str(directory)), str(directory / "t"), every_open=True, force=False
+        Target(mount, str(directory)), str(directory / "t"), every_open=every_open, force=False
     )
     ours, theirs = os.pipe()
     recorder.run(Limits(), ours, lambda: None)
@@ -189,3 +191,79 @@ def test_a_lost_connection_is_a_gap_and_files_keep_their_item(tmp_path: Path) ->
     assert trace.items.tolist() == [1, 0, 3, 2, 1]
     assert trace.gaps == (Gap(2, None),)
     assert (recorder.lost, recorder.reconnections) == (0, 1)
+
+
+def passed(position: int, *inos: int, job: str = "j", samples: int = 8) -> bytes:
+    return encode(
+        "passed",
+        {
+            "job": job,
+            "position": position,
+            "samples": samples,
+            "inos": np.array(inos, np.uint32),
+            "time_ns": 10**9,
+        },
+    )
+
+
+def told(tmp_path: Path, *stretches: bytes, every_open: bool = False) -> traces.Trace:
+    """What a recording makes of stretches of epochs whose order is 1 … 8."""
+    tmp_path.mkdir(exist_ok=True)
+    frames = [names(*range(1, 9)), *stretches, encode("ended", {})]
+    trace = record(tmp_path, [frames], every_open=every_open)[1]
+    assert trace.readers is not None
+    assert trace.names is not None
+    return trace
+
+
+def files(trace: traces.Trace) -> list[str]:
+    assert trace.names is not None
+    return [trace.names[item] for item in trace.items]
+
+
+def f(*inos: int) -> list[str]:
+    return [f"f{ino}" for ino in inos]
+
+
+def test_what_hints_tell_is_written_and_epochs_begin(tmp_path: Path) -> None:
+    trace = told(
+        tmp_path, passed(5, 6, 7, 8), passed(8, 1, 2, 3, 0), passed(0, 4, job="other"),
+        passed(12, 5, 6, 7, 8), passed(16, 1),
+    )  # fmt: skip
+    assert files(trace) == f(6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1)
+    assert trace.readers is not None
+    assert trace.readers.tolist() == [-1] * 6 + [-2] + [-1] * 5
+    assert trace.epoch_starts.tolist() == [0, 3, 11]
+    assert trace.gaps == ()
+    assert trace.times_s is not None
+    assert set(trace.times_s) == {1.0}
+
+
+def test_what_is_told_again_is_written_once(tmp_path: Path) -> None:
+    """A new hintsd begins where the one before had last written down that the reader was."""
+    trace = told(tmp_path, passed(8, 1, 2, 3, 4), passed(10, 3), passed(11, 4, 5, 6))
+    assert files(trace) == f(1, 2, 3, 4, 5, 6)
+    assert trace.epoch_starts.tolist() == [0]
+    assert trace.gaps == (Gap(4, None),)
+
+
+def test_an_epoch_that_is_begun_again_is_written_again(tmp_path: Path) -> None:
+    trace = told(tmp_path, passed(8, 1, 2, 3, 4, 5), passed(8, 1, 2))
+    assert files(trace) == f(1, 2, 3, 4, 5, 1, 2)
+    assert trace.epoch_starts.tolist() == [0, 5]
+    assert trace.gaps == (Gap(5, None),)
+
+
+def test_what_is_left_out_is_a_gap_unless_all_opens_are_seen(tmp_path: Path) -> None:
+    stretches = passed(8, 1, 2), passed(13, 6, 7, 8), passed(18, 3)
+    trace = told(tmp_path, *stretches)
+    assert files(trace) == f(1, 2, 6, 7, 8, 3)
+    assert trace.epoch_starts.tolist() == [0, 5]
+    assert trace.gaps == (Gap(2, None), Gap(5, None))
+    assert told(tmp_path / "open", *stretches, every_open=True).gaps == ()
+
+
+def test_a_job_with_epochs_of_another_length_begins_anew(tmp_path: Path) -> None:
+    trace = told(tmp_path, passed(8, 1, 2), passed(0, 1, 2, samples=4))
+    assert files(trace) == f(1, 2, 1, 2)
+    assert trace.gaps == (Gap(2, None),)

@@ -70,7 +70,7 @@ def assert_same(got: Trace, wanted: Trace) -> None:
             assert a == b, field.name
 
 
-# ---- round trips ---------------------------------------------------------------------------------
+# ---- round trips -------------------------------------------------------------------------------
 
 names = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=8)
 
@@ -106,7 +106,7 @@ def any_trace(draw: st.DrawFn) -> Trace:
         times_s=times,
         importances=tuple(told),
         readers=column(st.integers(-(2**31), 2**31 - 1), np.int32),
-        seen=column(st.integers(0, 15), np.uint8),
+        seen=column(st.integers(0, traces.ELSEWHERE), np.uint8),
         names=draw(st.none() | st.lists(names, min_size=count, max_size=count).map(tuple)),
         source=draw(st.sampled_from(["", "a mount", "ä" * 100])),
         gaps=tuple(gaps),
@@ -202,7 +202,7 @@ def test_a_writer_takes_pieces_as_they_come(tmp_path: Path) -> None:
     assert_same(traces.read(tmp_path / "t"), wanted)
 
 
-# ---- damage --------------------------------------------------------------------------------------
+# ---- damage ------------------------------------------------------------------------------------
 
 
 def block_ends(data: bytes) -> list[int]:
@@ -331,7 +331,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
         traces.read(tmp_path / "t")
 
 
-# ---- writers that fail ---------------------------------------------------------------------------
+# ---- writers that fail -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -385,3 +385,106 @@ def test_a_killed_writer_leaves_what_it_flushed(tmp_path: Path) -> None:
     os.waitpid(pid, 0)
     part = traces.read(tmp_path / "t")
     assert (len(part.items), part.is_complete) == (10, False)
+
+
+# ---- what was seen and what hints told -----------------------------------------------------------
+
+HINT, SSD, OPEN = traces.BY_HINT, traces.FROM_SSD, traces.OPENED
+
+
+def rows_of(*rows: tuple[int, int] | tuple[int, int, int], **fields: Any) -> Trace:
+    """Rows of item, seen, reader (those told are job -1's else), each a second later."""
+    readers = [row[2] if len(row) > 2 else -(row[1] == HINT) for row in rows]
+    return trace_of(
+        [row[0] for row in rows],
+        seen=np.array([row[1] for row in rows], np.uint8),
+        readers=np.array(readers, np.int32),
+        times_s=np.arange(len(rows), dtype=np.float64),
+        **fields,
+    )
+
+
+def merged(trace: Trace) -> list[tuple[int, int]]:
+    after = traces.accesses(trace)
+    after.check()
+    assert after.times_s is not None
+    assert sorted(after.times_s) == after.times_s.tolist()
+    assert after.seen is not None
+    return list(zip(after.items.tolist(), after.seen.tolist(), strict=True))
+
+
+def test_what_was_seen_and_told_is_one_access_in_the_jobs_order() -> None:
+    trace = rows_of((3, SSD), (1, OPEN), (0, HINT), (1, HINT), (2, HINT), (3, HINT), (4, HINT))
+    assert merged(trace) == [(0, HINT), (1, OPEN), (2, HINT), (3, SSD), (4, HINT)]
+    after = traces.accesses(trace)
+    assert after.readers is not None
+    assert after.readers.tolist() == [-1] * 5
+    assert after.times_s is not None
+    assert after.times_s.tolist() == [1, 1, 1, 1, 1]
+
+
+def test_times_of_what_was_only_told_lie_between() -> None:
+    trace = rows_of((0, SSD), (3, SSD), (0, HINT), (1, HINT), (2, HINT), (3, HINT), (4, HINT))
+    after = traces.accesses(trace)
+    assert after.times_s is not None
+    np.testing.assert_allclose(after.times_s, [0, 1 / 3, 2 / 3, 1, 1])
+
+
+def test_an_item_of_two_epochs_is_two_accesses() -> None:
+    """Around an epoch's end both are seen before the first one is told."""
+    trace = rows_of((0, SSD), (0, SSD), (1, HINT), (0, HINT), (0, HINT), (1, HINT))
+    assert [item for item, _ in merged(trace)] == [1, 0, 0, 1]
+    assert traces.accesses(trace).times_s is not None
+
+
+def test_what_is_not_told_stays_and_a_later_row_is_another_access() -> None:
+    trace = rows_of((7, SSD), (0, SSD), (0, HINT), (1, HINT), (0, SSD), (8, SSD))
+    assert merged(trace) == [(7, SSD), (0, SSD), (1, HINT), (0, SSD), (8, SSD)]
+
+
+def test_two_jobs_keep_their_orders() -> None:
+    trace = rows_of(
+        (0, SSD), (5, SSD), (2, OPEN), (0, HINT, -1), (1, HINT, -1), (5, HINT, -2), (2, HINT, -1),
+        (6, HINT, -2), (0, HINT, -2),
+    )  # fmt: skip
+    after = traces.accesses(trace)
+    assert after.readers is not None
+    for job, order in ((-1, [0, 1, 2]), (-2, [5, 6, 0])):
+        assert after.items[after.readers == job].tolist() == order
+    assert len(after.items) == 6
+
+
+def test_rows_that_continue_an_access_take_no_part() -> None:
+    trace = rows_of((0, OPEN), (0, SSD | traces.CONTINUES), (0, HINT))
+    assert merged(trace) == [(0, OPEN)]
+
+
+def test_positions_move_to_the_same_accesses() -> None:
+    values = np.array([1.0], np.float32)
+    trace = rows_of(
+        (9, SSD), (1, SSD), (0, HINT), (1, HINT), (1, SSD), (1, HINT), (0, HINT),
+        epoch_starts=np.array([0, 2, 5]),
+        gaps=(Gap(1, 3), Gap(5, None), Gap(7, 2)),
+        importances=(Importance(4, np.array([1]), values),),
+    )  # fmt: skip
+    after = traces.accesses(trace)
+    assert after.items.tolist() == [9, 0, 1, 1, 0]
+    assert after.epoch_starts.tolist() == [0, 1, 3]
+    assert after.gaps == (Gap(2, 3), Gap(3, None), Gap(5, 2))
+    assert [told.position for told in after.importances] == [3]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_each_access_of_a_job_is_merged_to_one(data: st.DataObject) -> None:
+    """Whatever part of it the mount saw, in whatever order of asking."""
+    count, epochs = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+    behind = data.draw(st.integers(0, 4))
+    order = [item for _ in range(epochs) for item in data.draw(st.permutations(range(count)))]
+    rows: list[tuple[int, int]] = []
+    for start in range(0, len(order), behind + 1):
+        stretch = order[start : start + behind + 1]
+        seen = [item for item in stretch if data.draw(st.booleans())]
+        rows += [(item, SSD) for item in data.draw(st.permutations(seen))]
+        rows += [(item, HINT) for item in stretch]
+    assert [item for item, _ in merged(rows_of(*rows))] == order

@@ -1,0 +1,204 @@
+"""`fusecache trace` of hinted epochs: what the mount cannot see, hintsd tells (docs/TRACES.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import hintsd
+from fusecache import traces
+from fusecache.traces import Trace
+from hintsd.progress import SPACING_LEAST
+from tests.conftest import Mounting, Place, counts_reads, in_one_mode
+from tests.hintsd_support import Client, DaemonProcess
+from tests.mount.test_hinted import make_dataset
+from tests.mount.test_trace import Record, Recorder, record, recorded, whole
+from tests.mounted import Mount, eventually
+
+pytestmark = [counts_reads, pytest.mark.filterwarnings("ignore:hintsd")]
+
+__all__ = ["record"]  # a fixture
+
+EPOCHS = 3
+SAMPLES = 1000
+BATCH = 10
+
+
+@pytest.fixture
+def daemon(place: Place) -> Iterator[DaemonProcess]:
+    daemon = DaemonProcess(place.base)
+    daemon.start()
+    yield daemon
+    daemon.kill()
+
+
+class Files(Dataset[int]):
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> int:
+        assert self.paths[index].read_bytes()
+        return index
+
+
+class Training:
+    """A hinted loader over the mount. Its first epoch is over: hintsd needs some time to begin."""
+
+    def __init__(self, place: Place, mount: Mount, daemon: DaemonProcess, workers: int) -> None:
+        self._names = make_dataset(place, SAMPLES)
+        paths = [mount.path / name for name in self._names]
+        self._loader = DataLoader(
+            Files(paths),
+            batch_size=BATCH,
+            shuffle=True,
+            num_workers=workers,
+            generator=torch.Generator().manual_seed(5),
+        )
+        self.job = hintsd.attach(self._loader, paths=paths)
+        self.slack = SPACING_LEAST + (2 * workers + 1) * BATCH
+        """Samples that hintsd is not sure of, at most."""
+        self.epoch()
+        eventually(lambda: "epoch" in status(daemon))
+        self.epoch()
+        eventually(lambda: (status(daemon)["epoch"], status(daemon)["index"]) == (2, 0))
+
+    def epoch(self, between: Callable[[], None] = lambda: None) -> list[str]:
+        """The names read, in torch's order. `between`: called in the middle."""
+        read: list[str] = []
+        for batch in self._loader:
+            read += [str(self._names[int(index)]) for index in batch]
+            if len(read) == SAMPLES // 2:
+                between()
+        return read
+
+
+def epochs_of(trace: Trace) -> list[list[str]]:
+    names = recorded(trace)
+    return [
+        names[begin:end]
+        for begin, end in itertools.pairwise([*trace.epoch_starts.tolist(), len(names)])
+    ]
+
+
+def status(daemon: DaemonProcess) -> dict[str, Any]:
+    with contextlib.closing(Client(daemon.path)) as client:
+        jobs = client.ask("status")["jobs"]
+    return dict(jobs[0]) if jobs else {}
+
+
+def told(recorder: Recorder) -> int:
+    """How many rows hints have brought so far."""
+    seen = recorder.trace(parts=True).seen
+    assert seen is not None
+    return int((seen & 7 == traces.BY_HINT).sum())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_order_is_recorded(
+    place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record, workers: int
+) -> None:
+    mount = mounting("--hintsd", daemon.path, "--ram", "64M")
+    training = Training(place, mount, daemon, workers)
+    recorder = record(mount)
+    drawn = [training.epoch() for _ in range(EPOCHS)]
+    # nothing is seen for two seconds: the last epoch is told to its end
+    eventually(lambda: told(recorder) == EPOCHS * SAMPLES)
+    trace = recorder.end()
+    assert whole(trace)
+    assert epochs_of(trace) == drawn
+    assert trace.times_s is not None
+    assert sorted(trace.times_s) == trace.times_s.tolist()
+    assert trace.readers is not None
+    assert set(trace.readers) == {-1}
+
+
+def test_what_is_not_sure_yet_is_what_was_seen(
+    place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record, zero_open: bool
+) -> None:
+    mount = mounting("--hintsd", daemon.path, "--ram", "64M")
+    training = Training(place, mount, daemon, 2)
+    recorder = record(mount)
+    drawn = [training.epoch() for _ in range(EPOCHS)]
+    trace = recorder.end()
+    assert whole(trace)
+    got = recorded(trace)
+    sure = EPOCHS * SAMPLES - training.slack
+    assert got[:sure] == [name for names in drawn for name in names][:sure]
+    assert len(got) <= EPOCHS * SAMPLES
+    assert set(got[sure:]) <= set(drawn[-1][-training.slack :])
+    assert zero_open or len(got) == EPOCHS * SAMPLES
+    assert trace.epoch_starts.tolist() == [0, SAMPLES, 2 * SAMPLES]
+    training.job.close()
+
+
+@in_one_mode
+def test_a_recording_that_begins_amid_an_epoch(
+    place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record
+) -> None:
+    mount = mounting("--hintsd", daemon.path, "--ram", "64M")
+    training = Training(place, mount, daemon, 0)
+    begun: list[Recorder] = []
+    first = training.epoch(lambda: begun.append(record(mount)))
+    second = training.epoch()
+    training.job.close()
+    (recorder,) = begun
+    eventually(lambda: recorded(recorder.trace())[-1:] == second[-1:])
+    trace = recorder.end()
+    assert whole(trace)
+    rest, last = epochs_of(trace)
+    assert last == second
+    assert first[-len(rest) :] == rest
+    assert abs(len(rest) - SAMPLES // 2) <= training.slack
+
+
+@in_one_mode
+@pytest.mark.parametrize("who", ["hintsd", "server", "recorder"])
+def test_who_ends_meanwhile(
+    place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record, who: str
+) -> None:
+    """What is told is in torch's order, each sample once; what is missing is noted."""
+    mount = mounting("--hintsd", daemon.path, "--ram", "64M")
+    training = Training(place, mount, daemon, 0)
+    recorder = record(mount)
+
+    def end() -> None:
+        eventually(lambda: told(recorder) >= SAMPLES)  # the first epoch
+        if who == "hintsd":
+            daemon.kill()
+            daemon.start()
+            eventually(lambda: "epoch" in status(daemon))
+        elif who == "server":
+            mount.kill_server()
+        else:
+            recorder.process.kill()
+            recorder.wait()
+
+    drawn = [training.epoch(), training.epoch(end)]
+    if who != "recorder":
+        before = told(recorder)
+
+        def goes_on() -> bool:
+            drawn.append(training.epoch())
+            return told(recorder) > before + SAMPLES
+
+        eventually(goes_on, every_s=0.3)
+        recorder.process.terminate()
+        recorder.wait()
+    trace = recorder.trace()
+    assert trace.is_complete is (who != "recorder")
+    assert bool(trace.gaps) is (who != "recorder")
+    assert trace.readers is not None
+    names = [name for name, by in zip(recorded(trace), trace.readers, strict=True) if by < 0]
+    assert names[:SAMPLES] == drawn[0]
+    rest = itertools.chain(*drawn)
+    assert all(name in rest for name in names)
