@@ -621,7 +621,7 @@ static PyObject *py_version_of_fd(PyObject *module, PyObject *arg)
 	(void)module;
 	if (fd < 0)
 		return NULL;
-	WITHOUT_GIL(err = table_version_of_fd(fd, &v, &mode));
+	WITHOUT_GIL(err = table_version_of_fd(fd, AT_STATX_FORCE_SYNC, &v, &mode));
 	if (err)
 		return os_error(err);
 	return Py_BuildValue("KKLLI", (unsigned long long)v.origin_ino, (unsigned long long)v.size,

@@ -183,7 +183,7 @@ int table_open(uint64_t ino, int flags);
 ssize_t table_readlink(uint64_t ino, char *buf, size_t cap);
 int64_t table_add(uint64_t parent, const char *name, size_t len);
 int table_refresh(uint64_t ino);
-int table_version_of_fd(int fd, struct version *out, uint32_t *mode);
+int table_version_of_fd(int fd, int sync, struct version *out, uint32_t *mode); /* sync: AT_STATX_*_SYNC */
 
 struct scan_result {
 	uint64_t added, removed, changed;

@@ -93,12 +93,13 @@ static int64_t clock_ns(clockid_t clock)
 	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Is the open file of this version? FORCE_SYNC: a network file system's attribute cache may be old. */
-static int check_version(int fd, const struct version *of)
+/* Is the open file of this version? `sync`: AT_STATX_FORCE_SYNC: ask the origin, for a network file system's
+ * attribute cache may be old; AT_STATX_DONT_SYNC: as that cache has it, without a round trip. */
+static int check_version(int fd, const struct version *of, int sync)
 {
 	struct version now;
 	uint32_t mode;
-	int err = table_version_of_fd(fd, &now, &mode);
+	int err = table_version_of_fd(fd, sync, &now, &mode);
 
 	return err ? -err : S_ISREG(mode) && version_equal(now, *of) ? 0 : ESTALE;
 }
@@ -118,7 +119,7 @@ static int read_all(int fd, const struct fetch_job *job)
 		if (got < 0)
 			return errno;
 		if (!got) { /* the origin ends the file before its size */
-			err = check_version(fd, &job->version);
+			err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
 			return err ? err : EIO;
 		}
 		done += (uint64_t)got;
@@ -132,11 +133,15 @@ static int fetch_file(const struct fetch_job *job)
 
 	if (fd < 0)
 		return -fd;
-	err = check_version(fd, &job->version);
+	/* To open it may have asked the origin, and every change since the table's stat would show afterwards: a
+	 * change moves ctime, which does not come back. So only a file that seems changed is asked about twice. */
+	err = check_version(fd, &job->version, AT_STATX_DONT_SYNC);
+	if (err == ESTALE)
+		err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
 	if (!err)
 		err = read_all(fd, job);
 	if (!err)
-		err = check_version(fd, &job->version);
+		err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
 	if (!err) /* the origin's file system would keep a second copy in RAM */
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	close(fd);

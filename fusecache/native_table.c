@@ -1186,11 +1186,11 @@ ssize_t table_readlink(uint64_t ino, char *buf, size_t cap)
 	return got;
 }
 
-int table_version_of_fd(int fd, struct version *out, uint32_t *mode)
+int table_version_of_fd(int fd, int sync, struct version *out, uint32_t *mode)
 {
 	struct statx st;
 
-	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &st))
+	if (statx(fd, "", AT_EMPTY_PATH | sync, STATX_BASIC_STATS, &st))
 		return -errno;
 	*out = (struct version){st.stx_ino, st.stx_size, in_ns(&st.stx_mtime), in_ns(&st.stx_ctime)};
 	*mode = st.stx_mode;

@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 # results (docs/WIRE.md, `done`)
 STAGED, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = range(1, 8)
 
-BATCH = 32  # files pushed in one visit to a thread
+STAGE_BATCH = 64  # files staged in one visit to a thread
+BATCH = 32  # pushed from memory in one
 BATCH_BYTES = 8 << 20
 SORT_BATCH = 256
 DROP_BATCH = 512
@@ -265,7 +266,7 @@ class Prefetcher:
     def stage(self, inos: Inos, store: NDArray[np.uint8]) -> None:
         """ValueError: more than QUEUED_MOST would wait."""
         self._queue(self._staging, inos, store, _native.PLAN_WANTED)
-        self._stageable.unpark(count=-(-len(inos) // BATCH))
+        self._stageable.unpark(count=-(-len(inos) // STAGE_BATCH))
 
     def fetch(self, inos: Inos) -> None:
         """ValueError: more than QUEUED_MOST would wait."""
@@ -381,7 +382,7 @@ class Prefetcher:
 
     def _next_to_stage(self) -> tuple[Inos, NDArray[np.uint8]]:
         """The next batch of those that were not cancelled and are not under way."""
-        inos, store = self._staging.take(BATCH)
+        inos, store = self._staging.take(STAGE_BATCH)
         is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
         if not is_live.all():
             inos, store = inos[is_live], store[is_live]

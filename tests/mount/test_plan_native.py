@@ -17,7 +17,7 @@ import pytest
 
 from fusecache import _native, control_client
 from fusecache.errors import UserError
-from tests.conftest import Mounting, Place, counts_reads
+from tests.conftest import Mounting, Place, counts_reads, in_one_mode
 from tests.mounted import ROOT, Mount, environment, eventually
 
 pytestmark = counts_reads
@@ -142,6 +142,28 @@ def test_staged_files_are_read_without_a_request(stored: Door) -> None:
     assert stored.stage(*SIZES) == [_native.PUSHED] * len(SIZES)  # once more does no harm
     read_all(stored, *SIZES)
     assert stored.reads() == 0
+
+
+@in_one_mode  # in the other one Python would list
+def test_files_are_introduced_by_the_hundred(place: Place, start: Callable[..., Door]) -> None:
+    """To look up each file of a directory costs more than to stage it. Listing fires no wire."""
+    names = [f"many/{number:03}" for number in range(200)]
+    for name in names:
+        place.write(name, os.urandom(100))
+    door = start()
+    door.mount.read_until_stored(*names, blocks=len(names))
+    door.mount.umount()
+    door.mount.start()
+    door.call("plan_begin")
+    eventually(lambda: door.mount.run("warm", door.mount.path).returncode == 0)
+    assert door.arm(names[100]) == 1
+    before = door.counter("lookups")
+    assert door.stage(*names) == [_native.PUSHED] * len(names)
+    assert 0 < door.counter("lookups") - before < len(names) // 2
+    assert door.seen() == []
+    read_all(door, *names)
+    assert [ino for ino, _ in door.seen()] == [door.ino(names[100])]
+    assert door.reads() == 0
 
 
 def test_dropped_files_are_read_anew(stored: Door) -> None:

@@ -438,6 +438,22 @@ def test_an_origin_that_fails(pool: None, place: Place, faulty: FaultyOrigin) ->
     ]
 
 
+def test_a_fetch_asks_the_origin_for_the_version_once(
+    pool: None, place: Place, faulty: FaultyOrigin
+) -> None:
+    """When all is read: it has not changed since the table's look, which was before the fetch."""
+    place.write("file", bytes(5000))
+    attach(faulty.mountpoint)
+    faulty.reset_counts()
+    fd = os.open(faulty.mountpoint / "file", os.O_RDONLY)
+    assert len(os.pread(fd, 5000, 0)) == 5000
+    os.close(fd)
+    to_read = faulty.count("getattr", "file")
+    submit("file")
+    assert [error for _, _, _, error, _, _ in take(1)] == [0]
+    assert faulty.count("getattr", "file") == 2 * to_read + 1
+
+
 def test_a_file_that_changes_while_it_is_fetched(
     pool: None, place: Place, faulty: FaultyOrigin
 ) -> None:
