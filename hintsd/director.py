@@ -19,7 +19,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -27,7 +27,7 @@ import numpy as np
 import trio
 
 from fusecache import mounts, wire
-from hintsd import folders
+from hintsd import folders, search
 from hintsd.folders import DatasetError, Samples
 from hintsd.messages import Check, JobRequest
 from hintsd.mount_link import (
@@ -105,6 +105,8 @@ class _Job:
     begun_s: float
     place: tuple[int, int]
     """(epoch, index) to begin at, and then the latest known."""
+    is_lost: bool = False
+    """Its reader may have gone on from there."""
     samples: int = 0
     inos: Inos = field(default_factory=lambda: np.empty(0, np.uint32))
     order: Order | None = None
@@ -336,7 +338,7 @@ class _Mount:
         while True:
             channel = await self._connected(request)
             place = resume_at or (request.start_epoch, 0)
-            job = _Job(name, request, root, time.monotonic(), place)
+            job = _Job(name, request, root, time.monotonic(), place, resume_at is not None)
             samples, stored, warnings = await self._resolve(job, request.check)
             job.samples, job.inos = len(samples), samples.inos
             job.epoch_samples = job.samples
@@ -424,6 +426,7 @@ class _Mount:
             workers=job.request.workers,
             prefetch_factor=job.request.prefetch_factor,
             now=_now(),
+            is_lost=job.is_lost,
         )
         job.is_planned = True
         if order is not None:
@@ -457,8 +460,8 @@ class _Mount:
                     job.is_planned = False
                 job.order, job.known_from, job.epoch_samples = order, epoch, count
                 if job.is_planned:
-                    supply = functools.partial(self._planner.supply, name, epoch, inos)
-                    await trio.to_thread.run_sync(supply)
+                    announce = functools.partial(self._planner.announce, name, epoch, inos)
+                    await trio.to_thread.run_sync(announce)
                 elif not job.fault:
                     if job.place[0] != epoch:
                         job.place = epoch, 0
@@ -575,6 +578,7 @@ class _Mount:
             await self._orders_wanted.wait()
             self._orders_wanted = trio.Event()
             for name in list(self.jobs):
+                await self._seek(name)
                 await self._supply_job(name)
 
     async def _supply_job(self, name: str) -> None:
@@ -605,6 +609,29 @@ class _Mount:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(supply)
             self._wake()
+
+    async def _seek(self, name: str) -> None:
+        """Look through the epochs to come for a reader whose place is not known."""
+        async with self._planning:
+            job = self.jobs.get(name)
+            if job is None or not job.is_planned or not self._planner.is_sought(name, _now()):
+                return
+            order, planner = job.order, self._planner
+            seen, epochs = await trio.to_thread.run_sync(planner.sought, name)
+        assert order is not None
+
+        def order_of(epoch: int) -> Inos | None:
+            with suppress(OrderUnknown):
+                return job.inos[order.sequence(epoch)] if epoch >= job.known_from else None
+            return None
+
+        place = await self._director.in_order_thread(
+            functools.partial(search.walk, seen, epochs, order_of)
+        )
+        async with self._planning:
+            if self.jobs.get(name) is job and job.is_planned and job.order is order:
+                await trio.to_thread.run_sync(planner.found, name, place, _now())
+        self._wake()
 
     async def _wanted(self, job: _Job) -> list[int]:
         if not job.is_planned:
@@ -669,6 +696,7 @@ class _Mount:
                     epoch = self._tidy_place(job)[0]
                     if epoch >= job.known_from:
                         inos = await self._sequence(job, job.order, epoch)
+                    job.is_lost = True
                     await trio.to_thread.run_sync(self._plan_job, job, inos)
         self._wake(orders=True)
 
@@ -771,6 +799,7 @@ class _Mount:
                 job.place = job.status["epoch"], job.status["index"]
             if is_due or job.epoch_samples < SHORT_EPOCH:
                 wants_orders = wants_orders or bool(planner.wanted_epochs(job.name))
+            wants_orders = wants_orders or planner.is_sought(job.name, now)
         pause_s = min(max(planner.patience_s(), PAUSE_LEAST_S), PAUSE_MOST_S)
         return _Decided(
             commands, planner.recording, passed, pause_s, planner.notices(), finished, wants_orders

@@ -32,6 +32,17 @@ from hintsd.policies import Integers, Mask
 from hintsd.policies.frequency import Frequency
 from hintsd.progress import AT_END_S, Progress
 from hintsd.readers import OWN, STRANGER, Standings
+from hintsd.search import (
+    ENOUGH,
+    EPOCHS_LEAST,
+    REST_FIRST_S,
+    REST_MOST_S,
+    SAMPLES_MOST,
+    WIRES,
+    WIRES_EVERY_S,
+    Place,
+    Search,
+)
 from hintsd.sequence import CHUNK, Inos, Positions, Sequence
 from hintsd.trail import Passed, Trail
 
@@ -121,6 +132,10 @@ class _Job:
         self.stolen: set[int] = set()
         self.is_read = False  # its own process, or one that this has started, was seen to read
         self.is_swayed = False  # before that, reads that may be others' were weighed
+        # while the reader's place is not known, or the hint is taken for wrong: nothing moves `low`
+        self.search: Search | None = None
+        self.is_suspect = False  # has been looked for once: the next verdict counts
+        self.rest_s = REST_FIRST_S  # of a search, once more taken for wrong
         self.misses = 0
         self.late: Counter[str] = Counter()
         self.unplanned: Counter[str] = Counter()
@@ -245,8 +260,11 @@ class MountPlanner:
         workers: int,
         prefetch_factor: int,
         now: float,
+        is_lost: bool = False,
     ) -> None:
-        """A job that begins at sample `index` of `epoch`."""
+        """A job that begins at sample `index` of `epoch`; or (`is_lost`) was seen there last, and
+        is anywhere beyond by now.
+        """
         assert name not in self._jobs, "job names are unique"
         assert samples_per_epoch > 0
         progress = Progress(
@@ -258,6 +276,8 @@ class MountPlanner:
             now=now,
         )
         job = _Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress)
+        if is_lost:
+            job.search = Search(now)
         self._jobs[name] = job
         if self.recording:
             job.trail = Trail(name, job.sequence, progress)
@@ -267,7 +287,7 @@ class MountPlanner:
         then at most one of the horizon over which uses are counted.
         """
         job = self._jobs[name]
-        if job.state in ("wrong", "done"):
+        if job.state == "done":
             return []
         current = job.sequence.epoch_of(job.begin)
         last = current + 2 if job.epochs is None else min(current + 2, job.epochs)
@@ -276,9 +296,19 @@ class MountPlanner:
             for epoch in range(current, last)
             if epoch not in job.sequence.orders and epoch not in job.unknown
         ]
-        if not wanted and (epoch := self._horizon_epoch(job, current)) is not None:
+        if not wanted and job.live and (epoch := self._horizon_epoch(job, current)) is not None:
             wanted.append(epoch)
         return wanted
+
+    def announce(self, name: str, epoch: int, inos: Inos) -> None:
+        """As `supply`, by the trainer: a job that was taken for wrong begins there anew."""
+        job = self._jobs[name]
+        if job.state == "wrong":
+            job.progress.begin(epoch * job.sequence.samples_per_epoch, job.progress.confirmed_at)
+            job.sequence.forget_before(epoch)
+            self._restart(job)
+            job.state, job.reason, job.search = "waiting", "", None
+        self.supply(name, epoch, inos)
 
     def supply(self, name: str, epoch: int, inos: Inos) -> None:
         """The order of one epoch; 0: a sample outside the mount. The array is kept. Again: replaces
@@ -297,17 +327,15 @@ class MountPlanner:
         if len(inos):
             self._grow(int(inos.max()) + 1)
         old = sequence.orders.get(epoch)
-        if old is not None and np.array_equal(old.inos, inos) and job.state != "wrong":
+        if old is not None and np.array_equal(old.inos, inos):
             return
-        if old is not None or job.state == "wrong" or current not in sequence.orders:
+        if old is not None or current not in sequence.orders:
             self._release_window(job)
         sequence.put(epoch, inos)
         job.unknown.discard(epoch)
-        if job.state == "wrong" or current not in sequence.orders:
-            # announced anew, or the reader is in an epoch that nobody could tell us: he begins here
+        if current not in sequence.orders and job.live:
+            # the reader is in an epoch that nobody could tell us: he begins here
             job.progress.begin(epoch * sequence.samples_per_epoch, job.progress.confirmed_at)
-            if job.state == "wrong":
-                job.state, job.reason = "waiting", ""
             self._restart(job)
         job.unplaced = True
 
@@ -324,16 +352,79 @@ class MountPlanner:
     def finished(self, name: str) -> bool:
         return self._jobs[name].state == "done"
 
+    # --- a reader whose place is not known
+
+    def is_sought(self, name: str, now: float) -> bool:
+        """Whether epochs that are not known yet are to be looked through for its reader."""
+        search = self._jobs[name].search
+        return search is not None and search.is_walk_due(now)
+
+    def sought(self, name: str) -> tuple[Inos, list[int]]:
+        """The files that the reader was seen to open, for `search.walk`, and the epochs to look
+        through.
+        """
+        job = self._jobs[name]
+        assert job.search is not None
+        first = job.sequence.epoch_of(job.begin)
+        stop = first + max(EPOCHS_LEAST, SAMPLES_MOST // job.sequence.samples_per_epoch)
+        stop = stop if job.epochs is None else min(stop, job.epochs)
+        epochs = [epoch for epoch in range(first, stop) if epoch not in job.sequence.orders]
+        return job.search.seen(), epochs
+
+    def found(self, name: str, place: Place | None, now: float) -> None:
+        """What came of it. The reader has gone on meanwhile, so the search does, too."""
+        job = self._jobs[name]
+        if job.search is None:
+            return
+        job.search.walked(now)
+        if place is None:
+            if job.live and job.search.files >= ENOUGH:
+                self._give_up(job, now)
+            return
+        self._release_window(job)
+        job.sequence.orders.clear()
+        job.unknown.clear()
+        job.sequence.put(place.epoch, place.inos)
+        job.unplaced = True
+        self._jump(job, place.epoch * job.sequence.samples_per_epoch + place.position, now)
+
+    def _find(self, job: _Job, now: float) -> int | None:
+        """Where the reader is found in the known epochs, unless it is where we thought."""
+        if job.search is None:
+            return None
+        place = job.search.find(sorted(job.sequence.orders.items()))
+        if place is None:
+            return None
+        job.search, job.is_suspect = None, False
+        progress = job.progress
+        position = place[0] * job.sequence.samples_per_epoch + place[1]
+        if job.live and progress.low - progress.slack <= position < progress.zone_end(None):
+            progress.forget()
+            return None
+        return position
+
+    def _give_up(self, job: _Job, now: float) -> None:
+        """The reader is not found: from now on what is seen decides, as for any job."""
+        if job.is_suspect:
+            self._condemn(job, now)
+        else:
+            job.search, job.is_suspect = None, True
+            job.progress.forget()
+
     # --- what happens
 
     def step(self, name: str, epoch: int, batch: int, now: float) -> None:
         """The trainer has taken `batch` batches of this epoch."""
         job = self._jobs[name]
-        if not job.live:
+        if job.state == "done":
             return
         n = job.sequence.samples_per_epoch
         job.progress.step(epoch * n + min(batch * job.batch_size, n), now)
-        self._woken(job)
+        if job.live:
+            self._woken(job)
+        else:  # nothing is believed, but this is the epoch in which to look for the reader
+            self._restart(job)
+            job.sequence.forget_before(epoch)
 
     def observe(
         self,
@@ -381,7 +472,7 @@ class MountPlanner:
         unfired = [self._first_unfired(job, job.stolen) for job in jobs]
         placed = [
             np.full(len(inos), -1, np.int64)
-            if job.state == "wrong"
+            if job.search is not None
             else job.progress.place(where, first)
             for job, where, first in zip(jobs, candidates, unfired, strict=True)
         ]
@@ -407,16 +498,20 @@ class MountPlanner:
             fired = self._fired(job, where[:, ~reads], here[~reads] >= 0, first)
             relevant = (mine | in_none) & ~theirs
             progress.take(inos, where, here, reads, relevant, others, first, now)
-            if fired:
+            if fired and job.search is None:
                 job.fired.update(fired)
                 progress.reach(self._fired_in_turn(job), now)
-            if (place := progress.jump()) is not None:
+            if job.search is not None:
+                job.search.see(inos[~theirs & (self._sizes[inos] > 0)])
+            if (place := self._find(job, now)) is None and not (job.live and job.search):
+                place = progress.jump()
+            if place is not None:
                 self._jump(job, place, now)
-            elif job.state != "wrong":
+            elif job.search is None:
                 progress.settle(self._first_unfired(job))
                 self._doubt_fired(job)
                 if progress.condemned(now):
-                    self._condemn(job)
+                    self._suspect(job, now)
                     continue
             if (here >= 0).any():
                 self._woken(job)
@@ -856,16 +951,28 @@ class MountPlanner:
         job.progress.begun = True
         job.state, job.reason = "running", ""
         self._restart(job)
+        job.search = job.search and Search(now)
         if was_wrong:
             self._notices.append((job.name, "follows its order again; planned again"))
 
-    def _condemn(self, job: _Job) -> None:
+    def _suspect(self, job: _Job, now: float) -> None:
+        """Where most of an epoch is in order, a reader may be lost by chance: he is looked for
+        before the hint is taken for wrong.
+        """
+        if job.progress.is_epoch_short and not job.is_suspect:
+            job.search, job.is_suspect = Search(now), True
+        else:
+            self._condemn(job, now)
+
+    def _condemn(self, job: _Job, now: float) -> None:
         progress = job.progress
         job.reason = (
             f"{progress.strays} of {progress.observations} reads seen were not in the hinted "
             "order: another seed, rank, world size or directory, no shuffling, or other readers?"
         )
-        job.state = "wrong"
+        job.state, job.is_suspect = "wrong", False
+        job.search = Search(now, rest_s=job.rest_s)
+        job.rest_s = min(2 * job.rest_s, REST_MOST_S)
         self._retire(job)
         self._notices.append((job.name, f"wrong hint: {job.reason}"))
 
@@ -1208,10 +1315,10 @@ class MountPlanner:
         parts = [np.unique(inos[self._flags[inos] & ARMED != 0]) for inos in self._stolen]
         self._stolen.clear()
         for job in self._jobs.values():
-            if not (job.live and job.sequence.orders):
+            if job.state == "done" or not job.sequence.orders:
                 continue
-            where = [self._lay(job), *self._sentinels(job, now)]
-            laid = np.concatenate(where)
+            where = [self._lay(job), *self._sentinels(job, now)] if job.live else []
+            laid = np.concatenate([*where, self._search_wires(job, now)])
             if job.fired:
                 laid = laid[~np.isin(laid, list(job.fired))]
             if len(laid) == 0:
@@ -1253,6 +1360,14 @@ class MountPlanner:
             self._grid(job, max(job.wired, epoch * n), job.last((epoch + 1) * n), wide),
             self._grid(job, epoch * n, max(progress.low, epoch * n), 4 * wide),
         ]
+
+    def _search_wires(self, job: _Job, now: float) -> Positions:
+        """Wires over a whole epoch: any files do."""
+        if job.search is None or now < job.search.wires_at:
+            return _NO_POSITIONS
+        job.search.wires_at = now + WIRES_EVERY_S
+        n = job.sequence.samples_per_epoch
+        return np.arange(0, n, max(1, n // WIRES)) + min(job.sequence.orders) * n
 
     # --- what people see
 

@@ -120,9 +120,10 @@ class Progress:
         self.confirmed_at = now
         self._paced = (now, start)
         self._last_step: int | None = None
-        self._forget_evidence()
+        self.forget()
 
-    def _forget_evidence(self) -> None:
+    def forget(self) -> None:
+        """Nothing that was seen counts any more."""
         self.observations = self.strays = 0
         self._read_evidence = self._lookup_evidence = 0.0
         self._lookups_since: float | None = None
@@ -140,6 +141,11 @@ class Progress:
         """End of what is in order; `unfired`: the first wire from `low` on that has not fired."""
         base = self.high if unfired is None else min(unfired, self.high)
         return max(base + self.disorder + 4 * self.spacing + self.unseen, self.high + 1)
+
+    @property
+    def is_epoch_short(self) -> bool:
+        """Whether more than a quarter of an epoch is in order."""
+        return 4 * (self.disorder + 4 * self.spacing) > self._epoch_samples
 
     @property
     def slack(self) -> int:
@@ -284,7 +290,7 @@ class Progress:
         self.low = self.high = self._unstepped = position
         self._paced = (now, position)
         self.confirmed_at = now
-        self._forget_evidence()
+        self.forget()
 
     def begin(self, position: int, now: float) -> None:
         """The trainer says that it begins there."""

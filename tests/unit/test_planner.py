@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hintsd import search
 from hintsd.planner import AWAITED_S, SEEN_LOOKUP, MountPlanner
 from hintsd.policies.belady import origin_bytes
 from hintsd.sequence import Inos
@@ -53,6 +54,7 @@ class Scene:
         index: int = 0,
         batch_size: int = 16,
         workers: int = 1,
+        is_lost: bool = False,
     ) -> None:
         self.orders[name] = orders if callable(orders) else orders.__getitem__
         self.planner.open_job(
@@ -65,6 +67,7 @@ class Scene:
             workers=workers,
             prefetch_factor=2,
             now=self.now,
+            is_lost=is_lost,
         )
 
     def turn(self, work: int = 1 << 20, step_s: float = 0.01) -> None:
@@ -76,6 +79,9 @@ class Scene:
                     self.planner.unknown(name, epoch)
                 else:
                     self.planner.supply(name, epoch, inos)
+            if self.planner.is_sought(name, self.now):
+                seen, epochs = self.planner.sought(name)
+                self.planner.found(name, search.walk(seen, epochs, order), self.now)
         commands = self.planner.decide(self.now)
         self.mount.carry_out(commands)
         changes = {
@@ -476,6 +482,94 @@ def test_a_file_read_at_an_epochs_end_is_a_wire_at_the_next_ones_beginning() -> 
     assert planner.status("job")["epoch"] == 1
     grid = {int(second[position]) for position in range(0, 8 * 64, 64)}
     assert grid <= armed, [int(np.flatnonzero(second == ino)[0]) for ino in grid - armed]
+
+
+# --- a reader whose place is not known
+
+
+def endless(seed: int, count: int) -> Callable[[int], Inos]:
+    """Orders of as many epochs as one likes."""
+
+    def order(epoch: int) -> Inos:
+        return (np.random.default_rng((seed, epoch)).permutation(count) + 1).astype(np.uint32)
+
+    return order
+
+
+@pytest.mark.claim("P10")
+@pytest.mark.parametrize("ram_share", [0.3, 1.2])
+@pytest.mark.parametrize(("count", "gone"), [(480, 11_000), (480, 30), (3000, 5500)])
+def test_a_reader_that_went_on_while_hintsd_was_away_is_found(
+    count: int, gone: int, ram_share: float
+) -> None:
+    for seed in range(3):
+        order = endless(seed, count)
+        scene = Scene(same_sizes(count), ram_bytes=int(ram_share * count) * FILE_BYTES, seed=seed)
+        scene.mount.ssd = set(range(1, count + 1))
+        scene.open("job", order, samples=count, epochs=None, epoch=2, index=100, is_lost=True)
+        at = 2 * count + 100 + gone
+        read = np.concatenate([order(epoch) for epoch in range(at // count, at // count + 8)])
+        for start in range(0, max(count, 1200), 24):
+            scene.read(read[at % count + start :][:24].tolist(), turn_every=24)
+            assert scene.planner.status("job")["state"] in ("waiting", "running")
+        status = scene.planner.status("job")
+        assert status["state"] == "running"
+        here = status["epoch"] * count + status["index"]
+        assert here == pytest.approx(at + max(count, 1200), abs=200)
+        assert scene.planner.notices() == []
+
+
+@pytest.mark.claim("P9")
+@pytest.mark.parametrize(
+    ("count", "ram_share", "most"), [(480, 1.2, 1000), (3000, 0.3, 700), (3000, 1.2, 3000)]
+)
+def test_a_wrong_hint_is_noticed_after_a_restart(count: int, ram_share: float, most: int) -> None:
+    order, other = endless(1, count), endless(2, count)
+    scene = Scene(same_sizes(count), ram_bytes=int(ram_share * count) * FILE_BYTES)
+    scene.open("job", order, samples=count, epochs=None, epoch=2, index=100, is_lost=True)
+    scene.settle()
+    samples = 0
+    while scene.planner.status("job")["state"] != "wrong" and samples < 5000:
+        at = samples % count
+        scene.read(other(samples // count)[at : at + 8].tolist(), turn_every=8)
+        samples += 8
+    assert scene.planner.status("job")["state"] == "wrong"
+    assert samples < most
+
+
+def test_a_wrong_verdict_heals_where_all_lies_in_ram() -> None:
+    count = 2000
+    order = endless(1, count)
+    scene = Scene(same_sizes(count), ram_bytes=2 * count * FILE_BYTES)
+    scene.open("job", order, samples=count, epochs=None)
+    scene.settle()
+    scene.read(endless(2, count)(0).tolist())
+    assert scene.planner.status("job")["state"] == "wrong"
+    for epoch in (5, 6):  # not one that is known
+        scene.read(order(epoch).tolist())
+    status = scene.planner.status("job")
+    assert status["state"] == "running"
+    assert status["epoch"] * count + status["index"] == pytest.approx(7 * count, abs=200)
+    assert ("job", "follows its order again; planned again") in scene.planner.notices()
+
+
+def test_while_wrong_steps_tell_where_to_look_and_believe_nothing() -> None:
+    count = 2000
+    order = endless(1, count)
+    scene = Scene(same_sizes(count), ram_bytes=2 * count * FILE_BYTES)
+    scene.open("job", order, samples=count, epochs=None, batch_size=10)
+    scene.settle()
+    scene.read(endless(2, count)(0).tolist())
+    assert scene.planner.status("job")["state"] == "wrong"
+    scene.planner.step("job", 9, 0, scene.now)
+    assert scene.planner.wanted_epochs("job") == [9, 10]
+    scene.settle()
+    assert scene.planner.status("job")["state"] == "wrong"
+    assert not scene.mount.ram
+    scene.planner.announce("job", 9, order(9))
+    scene.settle()
+    assert scene.planner.status("job")["state"] == "waiting"
+    assert set(order(9).tolist()) <= scene.mount.ram
 
 
 # --- strangers: processes that are not the job's
