@@ -36,7 +36,7 @@ class Passings:
 
     def __init__(self) -> None:
         self.recording = 0
-        """The number of the recording that runs; 0: none."""
+        """The number of the recording that runs and wants hints; 0: none."""
         self.changed = trio.Event()
         """`recording` is another; then there is another event."""
         self.told = trio.Event()

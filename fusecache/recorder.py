@@ -75,7 +75,6 @@ class Recorder:
         self._clock_ns = 0  # of the server, when the recording began
         self._jobs: dict[str, _Job] = {}
         self.lost = self.reconnections = 0
-        self.sees_every_open = False
         self.is_waiting = False  # for a server
 
     @property
@@ -169,9 +168,8 @@ class Recorder:
         if self._writer is not None:
             self.reconnections += 1
             return
-        self.sees_every_open = bool(answer["every_open"])
         self._clock_ns = int(answer["now_ns"])
-        seen = "each open of a file" if self.sees_every_open else MISSES_ONLY
+        seen = "each open of a file" if answer["every_open"] else MISSES_ONLY
         when = time.strftime("%Y-%m-%d %H:%M:%S %z")
         self._writer = Writer(
             self._path,
@@ -211,7 +209,7 @@ class Recorder:
         inos = fields.array("inos", np.uint32)
         job = self._jobs.setdefault(name, _Job(len(self._jobs) + 1, samples, position, position))
         is_other = samples != job.samples_per_epoch
-        if (is_other or position != job.next) and not self.sees_every_open:
+        if is_other or position != job.next:
             self._writer.note_gap(None)
         job.samples_per_epoch, job.next = samples, position + len(inos)
         again = job.stop - position

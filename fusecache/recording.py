@@ -88,12 +88,12 @@ class Recording:
         _native.trace_begin(wires=is_zero_open and not every_open, lookups=has_lookups)
         if has_lookups:
             await trio.to_thread.run_sync(_native.expire_names, self._fuse_fd)
-        if not every_open:  # which is exact by itself
+        sees_every_open = has_lookups or not is_zero_open
+        if not sees_every_open:  # else it is exact by itself
             self._passings.begin()
         if self._passings.recording and self._has_hintsd():
             with trio.move_on_after(HINTS_WAIT_S):
                 await self._passings.told.wait()
-        sees_every_open = has_lookups or not is_zero_open
         await send({"ok": True, "every_open": sees_every_open, "now_ns": now_ns})
         frames, ended = FrameStream(stream), trio.Event()
 

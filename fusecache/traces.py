@@ -4,7 +4,8 @@ A file is a header and blocks, each with checksums of its own, so that whoever w
 at any moment: what was written in whole blocks stays readable.
 
 INVARIANT: a block refers only to items and accesses of blocks before it.
-INVARIANT: whatever bytes a file has, `read` returns what was written or raises TraceError.
+INVARIANT: whatever bytes a file has, `read` returns what was written or raises TraceError; it does
+not begin to decode what would not fit into memory.
 It knows no mount: who records is `recorder.py`.
 """
 
@@ -25,6 +26,8 @@ import numpy.typing as npt
 
 from fusecache.digest import checksum
 from fusecache.errors import EXIT_USAGE, UserError
+from fusecache.memory import usable_memory_bytes
+from fusecache.units import format_bytes
 
 VERSION: Final = 1
 BLOCK_ACCESSES: Final = 1 << 16
@@ -231,6 +234,9 @@ _RAW, _ZLIB = 0, 1
 _ZLIB_LEVEL: Final = 1
 _ROWS_MOST: Final = {_ITEMS: 1 << 9, _ACCESSES: BLOCK_ACCESSES, _IMPORTANCES: 1 << 20}
 _NAME_BYTES_MOST: Final = (64 << 10) - 1
+# What reading takes at its peak, merging included. Rows of zeros cost a file nothing.
+_MEMORY_PER_ROW: Final = 160
+_MEMORY_PER_PAYLOAD: Final = 4  # a name's characters may take so much each
 _UNKNOWN: Final = (1 << 64) - 1
 _HOW: Final = 7  # the bits of `seen` that are no flags
 _NESTED_MOST: Final = 64  # uses of one item that are seen before the first is told: bounds the work
@@ -478,9 +484,10 @@ def _write_accesses(writer: Writer, trace: Trace) -> None:
 
 def read(path: Path_, *, parts: bool = False) -> Trace:
     """The trace in `path`; of one whose writer was killed, all that was written in whole blocks.
+    Takes up to some 160 bytes of memory an access.
 
     `parts`: all rows, as they are written; else `accesses` of them.
-    TraceError: no trace, damaged, or of another version. OSError.
+    TraceError: no trace, damaged, of another version, or larger than memory. OSError.
     """
     with open(path, "rb") as file:
         reading = _Reading(os.fsdecode(path), file)
@@ -495,7 +502,7 @@ def accesses(trace: Trace) -> Trace:
     what a hint told merged with what was seen of the same access.
 
     Told rows of a job keep their order, which is the job's. Each takes the latest row that was seen
-    of its item before it and that no other has taken, if there is one that is not too old: `seen`
+    of its item before it was told and that no other has taken, if one is not too old: `seen`
     and time come from there, and so does its place among the rows of others, unless the job was
     further already. The others stand behind the one before them, at a time between those of their
     neighbours that were seen.
@@ -511,7 +518,8 @@ def accesses(trace: Trace) -> Trace:
 def _merged(trace: Trace, seen: Integers, told: _Mask) -> Trace:
     readers = np.zeros(len(told), np.int32) if trace.readers is None else trace.readers
     times_s = None if trace.times_s is None else trace.times_s.copy()
-    taken = _latest_seen(trace.items, told)  # by each told row; -1: none
+    when = np.arange(len(told)) if trace.times_s is None else trace.times_s
+    taken = _latest_seen(trace.items, when, told)  # by each told row; -1: none
     keys, how = np.arange(len(told)), seen.copy()
     for job in np.unique(readers[told]):
         its = np.flatnonzero(told & (readers == job))
@@ -558,10 +566,10 @@ def _merged(trace: Trace, seen: Integers, told: _Mask) -> Trace:
     )
 
 
-def _latest_seen(items: npt.NDArray[np.int64], told: _Mask) -> npt.NDArray[np.int64]:
+def _latest_seen(items: Integers, when: npt.NDArray[Any], told: _Mask) -> npt.NDArray[np.int64]:
     """For each told row the row that was seen of its item: like brackets, inner pairs first."""
     found = np.full(len(items), -1, np.int64)
-    left = np.argsort(items, kind="stable")
+    left = np.lexsort((when, items))  # stable; rows are written later than they are told
     for _ in range(_NESTED_MOST):
         is_pair = ~told[left[:-1]] & told[left[1:]] & (items[left[:-1]] == items[left[1:]])
         pairs = np.flatnonzero(is_pair)
@@ -576,6 +584,7 @@ class _Reading:
     def __init__(self, path: str, file: io.BufferedReader) -> None:
         self._path, self._file = path, file
         self._number = 0  # of the block being read
+        self._memory_bytes, self._usable_bytes = 0, usable_memory_bytes()
         self._sizes: list[Integers] = []
         self._names: list[str] = []
         self._accesses: list[list[Integers]] = []
@@ -617,6 +626,9 @@ class _Reading:
                 self._damaged("it does not belong here")
             if max(stored_bytes, size_bytes) > _PAYLOAD_BYTES_MOST:
                 self._damaged("it is too large")
+            if rows > _ROWS_MOST.get(kind, 1):
+                self._damaged(f"{rows} rows")
+            self._reserve(rows, size_bytes)
             stored = self._file.read(stored_bytes)
             if len(stored) < stored_bytes:
                 return
@@ -624,6 +636,16 @@ class _Reading:
                 self._damaged("checksum")
             yield kind, rows, self._unpack(packing, stored, size_bytes)
             self._number += 1
+
+    def _reserve(self, rows: int, size_bytes: int) -> None:
+        """Before a block is decoded: what it says that it holds may be far more than its bytes."""
+        self._memory_bytes += rows * _MEMORY_PER_ROW + size_bytes * _MEMORY_PER_PAYLOAD
+        if self._memory_bytes > self._usable_bytes:
+            raise TraceError(
+                f"{self._path}: block {self._number}: up to here it takes "
+                f"{format_bytes(self._memory_bytes)} of memory to read, "
+                f"and {format_bytes(self._usable_bytes)} are usable"
+            )
 
     def _unpack(self, packing: int, stored: bytes, size_bytes: int) -> bytes:
         if packing == _ZLIB:
@@ -641,8 +663,6 @@ class _Reading:
     def take(self, kind: int, rows: int, payload: bytes) -> None:
         columns = _Columns(payload)
         try:
-            if rows > _ROWS_MOST.get(kind, 1):
-                raise ValueError(f"{rows} rows")
             if kind == _ITEMS:
                 self._take_items(rows, columns)
             elif kind == _ACCESSES:

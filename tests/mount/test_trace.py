@@ -197,7 +197,9 @@ def test_reads_within_large_files_are_parts(
 def test_hinted_epochs(
     place: Place, mounting: Mounting, zero_open: bool, record: Record, flags: list[str]
 ) -> None:
-    """What a job reads is what torch drew; without --every-open, as far as it was seen or told."""
+    """Where all opens are seen, what is recorded is what torch drew. Else wires tell some of it;
+    what hints add: tests/mount/test_trace_hinted.py.
+    """
     count = 600
     paths, spec = make_dataset(place, count), shuffled(count)
     mount = mounting("--ram", "64M")
@@ -210,13 +212,9 @@ def test_hinted_epochs(
             for index in order(spec, epoch):
                 (mount.path / paths[index]).read_bytes()
                 drawn.append(str(paths[index]))
-        if not zero_open and not flags:  # when all is certain
-            eventually(lambda: recorded(recorder.trace()) == drawn)
         trace = recorder.end()
-    assert not flags or recorded(trace) == drawn
     assert whole(trace)
-    rest = iter(drawn)
-    assert all(name in rest for name in recorded(trace))  # in this order
+    assert (zero_open and not flags) or recorded(trace) == drawn
     assert trace.seen is not None
     assert traces.OPENED in trace.seen
 

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 import hintsd
 from fusecache import traces
 from fusecache.traces import Trace
+from hintsd.lab.replay import Workload
+from hintsd.lab.shuffle import shuffled
 from hintsd.progress import SPACING_LEAST
 from tests.conftest import Mounting, Place, counts_reads, in_one_mode
 from tests.hintsd_support import Client, DaemonProcess
@@ -96,6 +98,11 @@ def status(daemon: DaemonProcess) -> dict[str, Any]:
     return dict(jobs[0]) if jobs else {}
 
 
+def lru_hits(trace: Trace) -> float:
+    """Of a cache of half the dataset."""
+    return Workload(trace, 1, "trace").replay("lru", int(trace.sizes.sum()) // 2, 1).hit_ratio
+
+
 def told(recorder: Recorder) -> int:
     """How many rows hints have brought so far."""
     seen = recorder.trace(parts=True).seen
@@ -103,6 +110,7 @@ def told(recorder: Recorder) -> int:
     return int((seen & 7 == traces.BY_HINT).sum())
 
 
+@in_one_mode
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchs_order_is_recorded(
     place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record, workers: int
@@ -120,25 +128,47 @@ def test_torchs_order_is_recorded(
     assert sorted(trace.times_s) == trace.times_s.tolist()
     assert trace.readers is not None
     assert set(trace.readers) == {-1}
+    assert abs(lru_hits(trace) - lru_hits(shuffled(SAMPLES, EPOCHS, seed=1))) < 0.03
 
 
+@in_one_mode
 def test_what_is_not_sure_yet_is_what_was_seen(
-    place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record, zero_open: bool
+    place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record
 ) -> None:
     mount = mounting("--hintsd", daemon.path, "--ram", "64M")
     training = Training(place, mount, daemon, 2)
     recorder = record(mount)
     drawn = [training.epoch() for _ in range(EPOCHS)]
+    sure = EPOCHS * SAMPLES - training.slack
+    eventually(lambda: told(recorder) >= sure)
     trace = recorder.end()
     assert whole(trace)
     got = recorded(trace)
-    sure = EPOCHS * SAMPLES - training.slack
     assert got[:sure] == [name for names in drawn for name in names][:sure]
     assert len(got) <= EPOCHS * SAMPLES
     assert set(got[sure:]) <= set(drawn[-1][-training.slack :])
-    assert zero_open or len(got) == EPOCHS * SAMPLES
     assert trace.epoch_starts.tolist() == [0, SAMPLES, 2 * SAMPLES]
     training.job.close()
+
+
+@pytest.mark.parametrize("zero_open", [False], ids=["ordinary"], indirect=True)
+def test_where_all_opens_are_seen_nobody_is_asked(
+    place: Place, mounting: Mounting, daemon: DaemonProcess, record: Record
+) -> None:
+    """Ordinary mode is complete by itself: amid an epoch, and whoever dies but the server."""
+    mount = mounting("--hintsd", daemon.path, "--ram", "64M")
+    training = Training(place, mount, daemon, 0)
+    begun: list[Recorder] = []
+    drawn = training.epoch(lambda: begun.append(record(mount)))[SAMPLES // 2 :]
+    drawn += training.epoch(daemon.kill)
+    daemon.start()
+    drawn += training.epoch()
+    trace = begun[0].end()
+    assert whole(trace)
+    assert recorded(trace) == drawn
+    assert trace.epoch_starts.tolist() == [0]
+    assert trace.seen is not None
+    assert traces.BY_HINT not in trace.seen
 
 
 @in_one_mode

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from fusecache import traces
 from fusecache.digest import checksum
 from fusecache.errors import EXIT_USAGE
-from fusecache.traces import Gap, Importance, Trace, TraceError, Writer
+from fusecache.traces import BY_HINT, OPENED, Gap, Importance, Trace, TraceError, Writer
 
 HEADER_BYTES = 16
 BLOCK_HEADER_BYTES = 40
@@ -314,6 +315,41 @@ def test_forged_is_what_a_writer_writes(tmp_path: Path) -> None:
         traces.read(tmp_path / "t")
 
 
+def test_more_rows_than_memory_holds_are_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of zeros cost a file nothing."""
+    path, rows = tmp_path / "t", traces.BLOCK_ACCESSES
+    with Writer(path, source="") as writer:
+        writer.add_items(np.zeros(1, np.int64))
+        for _ in range(8):
+            writer.add(np.zeros(rows, np.int64))
+    assert path.stat().st_size < 1000
+    assert len(traces.read(path).items) == 8 * rows
+    monkeypatch.setattr(traces, "usable_memory_bytes", lambda: 64 << 20)
+    tracemalloc.start()
+    with pytest.raises(TraceError, match=r"/t: block 7: .* usable$") as caught:
+        traces.read(path)
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+
+
+def test_reading_takes_no_more_memory_than_it_is_refused_for(tmp_path: Path) -> None:
+    path, rows = tmp_path / "t", 4 * traces.BLOCK_ACCESSES
+    items = np.repeat(np.random.default_rng(1).integers(0, 1000, rows // 2), 2)
+    seen = np.where(np.arange(rows) % 2, BY_HINT, OPENED)
+    with Writer(path, source="", times=True, readers=True, seen=True) as writer:
+        writer.add_items(np.ones(1000, np.int64))
+        writer.add(items, times_s=np.zeros(rows), readers=np.zeros(rows, np.int64), seen=seen)
+    tracemalloc.start()
+    trace = traces.read(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(trace.items) == rows // 2
+    assert peak_bytes <= traces._MEMORY_PER_ROW * rows
+
+
 def test_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
     traces.write(tmp_path / "t", small_trace())
     data = bytearray((tmp_path / "t").read_bytes())
@@ -435,6 +471,13 @@ def test_an_item_of_two_epochs_is_two_accesses() -> None:
     trace = rows_of((0, SSD), (0, SSD), (1, HINT), (0, HINT), (0, HINT), (1, HINT))
     assert [item for item, _ in merged(trace)] == [1, 0, 0, 1]
     assert traces.accesses(trace).times_s is not None
+
+
+def test_what_was_seen_after_it_was_told_is_another_access() -> None:
+    """Rows of what was seen may be written before those of what was told earlier."""
+    trace = rows_of((0, SSD), (0, OPEN), (0, HINT), (1, HINT))
+    trace = dataclasses.replace(trace, times_s=np.array([0.0, 0.5, 0.4, 0.4]))
+    assert merged(trace) == [(0, SSD), (1, HINT), (0, OPEN)]
 
 
 def test_what_is_not_told_stays_and_a_later_row_is_another_access() -> None:
