@@ -76,6 +76,7 @@ class Recorder:
         self._jobs: dict[str, _Job] = {}
         self.lost = self.reconnections = 0
         self.is_waiting = False  # for a server
+        self.is_cut = False  # the mount went without its last words
 
     @property
     def accesses(self) -> int:
@@ -113,17 +114,23 @@ class Recorder:
     def _run(self, limits: Limits, wake_fd: int, report: Callable[[], None]) -> str:
         begun_s = time.monotonic()
         deadline_s = None if limits.seconds is None else begun_s + limits.seconds
+        has_ended = False
         while True:
             connection = self._connect()
+            if self._writer is not None and (connection is not None or not has_ended):
+                self._writer.note_gap(None)
             if connection is None:
+                self.is_cut = not has_ended
                 return "the mount is gone"
             with connection:
                 talk = _Talk(connection, wake_fd, deadline_s, limits.size_bytes)
+                has_ended = False
                 try:
-                    return self._listen(talk, report)
+                    if reason := self._listen(talk, report):
+                        return reason
+                    has_ended = True  # unasked: the server ends, perhaps with its mount
                 except _ServerGoneError:
-                    if self._writer is not None:
-                        self._writer.note_gap(None)
+                    pass
             self.is_waiting = True
             report()
             if select.select([wake_fd], [], [], RECONNECT_PAUSE_S)[0]:

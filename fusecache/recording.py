@@ -118,6 +118,7 @@ class Recording:
                 except trio.Cancelled:  # the mount ends
                     with trio.move_on_after(LAST_WORDS_S, shield=True):
                         await self._send_all(frames, seen)
+                        await frames.send("ended")
                     raise
             await frames.send("ended")
 

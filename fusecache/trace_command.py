@@ -84,6 +84,8 @@ def trace(
         reason = recorder.run(Limits(seconds, size_bytes), wake_fd, report)
     if reason == "the mount is gone":
         command.complain("fusecache", f"{target.mountpoint}: {reason}: the recording has ended")
+    if recorder.is_cut:
+        command.complain("fusecache", "warning: what was read last may be missing")
     if recorder.reconnections:
         times = f"{recorder.reconnections} time{'s' * (recorder.reconnections > 1)}"
         command.complain(

@@ -303,6 +303,8 @@ class Progress:
 
     def jump(self) -> int | None:
         """Another place that the strays agree on, if the present one explains nothing."""
+        if self.is_epoch_short:
+            return None  # chance agrees as well; search.py looks for him
         hits = sum(list(self._recent)[-STRAYS:])
         seen = min(len(self._recent), STRAYS)
         if not seen or chance(hits, seen, self._share_percent(self.zone_end(None))) < CHANCE_ERROR:

@@ -96,7 +96,8 @@ class Policy(ABC):
         item, which is then read in its stead. After MISS the caller fetches `item`, and the policy
         has decided: it holds the item now (`item in policy`) or lets it pass.
 
-        size_bytes: of the item, the same at every access while it is held. cost_s: what a fetch
+        item: 0 or more, and less than 2^31; it is not checked here, once for each read. size_bytes:
+        of the item, 0 or more, the same at every access while it is held. cost_s: what a fetch
         of it costs, in seconds. now_s: the caller's clock, never going back.
         """
 

@@ -17,6 +17,7 @@ from hintsd.policies import MISS, Policy
 
 NOT_HELD: Final = -1
 ROWS_LEAST: Final = 1024
+ITEMS_MOST: Final = 2**31
 
 
 class Table(Policy):
@@ -41,7 +42,9 @@ class Table(Policy):
         self._sizes = rows["size"].data  # bytes of an item that is held, else NOT_HELD or less
 
     def _grow(self, item: int) -> None:
-        """Makes room for `item`."""
+        """Makes room for `item`. Raises ValueError where links (int32) cannot name it."""
+        if item >= ITEMS_MOST:
+            raise ValueError(f"item {item} must be less than {ITEMS_MOST}")
         old, items = self._rows, self._items
         rows = np.full(max(item + 1, items + (items >> 3), ROWS_LEAST) + 1, NOT_HELD, self.row)
         rows[:items] = old[:items]

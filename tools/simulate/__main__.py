@@ -37,16 +37,19 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 def main() -> int:
     """Progress on stderr, tables on stdout and in files."""
     words = sys.argv[1:]
-    if len(words) > 1 or any(word.startswith("-") for word in words):
+    if len(words) > 1 or any(not word or word.startswith("-") for word in words):
         raise UserError("usage: tools/simulate/run [FOLDER]", EXIT_USAGE)
     folder = Path(words[0] if words else "out/laboratory")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}: name another folder", EXIT_USAGE) from None
     plot_file.check(str(folder / "x.png"))
     with _laboratory(folder / "lab") as laboratory:
         beside = len(os.sched_getaffinity(0)) > 1 and usable_memory_bytes() > BESIDE_BYTES
         if not beside:
             _finished(laboratory, folder / "lab")
-        simulated = _simulate(folder)
+        simulated = _simulate(folder, laboratory)
         if beside:
             _finished(laboratory, folder / "lab")
     for name in ("replay", "papers"):
@@ -82,11 +85,15 @@ def _finished(laboratory: subprocess.Popen[bytes], folder: Path) -> None:
         raise UserError(f"hintsd lab all failed: {said}")
 
 
-def _simulate(folder: Path) -> dict[str, Any]:
-    """All of docs/SIMULATOR.md: the parts of verdict.Found that are of it."""
+def _simulate(folder: Path, laboratory: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """All of docs/SIMULATOR.md: the parts of verdict.Found that are of it. UserError: the
+    laboratory, which runs meanwhile, has failed.
+    """
     shown: list[Any] = []
     run_times = []
     for name in scenario.BUILT_IN:
+        if laboratory.poll():
+            _finished(laboratory, folder / "lab")
         item = scenario.load(name)
         orders = Orders(item.dataset, item.system.workers, SEED)
         results = []
