@@ -287,13 +287,20 @@ def arm(fuse_fd: int, inos: bytes) -> int:
     a LOOKUP; pages stay (before Linux 6.2 they go). How many were armed: not dead or unknown ones.
     Waits for a look-up that is going on in the same directory."""
 
-def stage(fuse_fd: int, mountpoint: bytes, inos: bytes) -> bytes:
+def stage(fuse_fd: int, mountpoint: bytes, inos: bytes, moves: bytes = b"") -> bytes:
     """Push the pages of files of one block from their segments, verified; results PUSH_*.
 
     An inode that the kernel does not know is looked up below `mountpoint` first (through the mount,
     if every directory of its path is LISTED: nobody waits for the origin). PUSHED ones are STAGED,
-    and noted in the RAM ring. A page that a READ is about to bring is waited for.
+    and noted in the RAM ring. A page that a READ is about to bring is waited for. Neighbours in a
+    segment that follow each other are read together.
+
+    moves, a byte each: 1: the record goes to the open log if it has a chunk there. Such a file is
+    read from SSD even if it is STAGED or was READ, but not pushed then.
     """
+
+def count_within(inos: bytes, bytes: int) -> int:  # noqa: A002
+    """How many of the first files have at most so many bytes together; at least one of them."""
 
 def push_files(
     fuse_fd: int,
@@ -370,3 +377,99 @@ def trace_sees_lookups() -> bool:
 
 def expire_names(fuse_fd: int) -> int:
     """Have the kernel ask again for the names of all files; returns how many it knew. Blocking."""
+
+# ---- the log (docs/LOG.md) ---------------------------------------------------------------------
+def log_begin(
+    chunks: int,
+    buffer_bytes: int,
+    segnos: bytes,
+    fds: bytes,
+    uuid: bytes,
+    dataset: bytes,
+    algorithm: int,
+    credit_bytes: int,
+) -> None:
+    """Begin the log of a coming epoch: 1 to 4096 chunks, each with a segment (u32 each) that has
+    its header, open for writing (i32 each), and a buffer of `buffer_bytes` (a multiple of 4096).
+
+    The descriptors stay the caller's, and open until log_end(); they lose O_DIRECT when a write is
+    refused with it. The front knows the segments from here on. At most `credit_bytes` are appended.
+    `algorithm`: of digests. Blocking. OSError EBUSY: a log is open; ENOMEM; ValueError.
+    """
+
+def log_assign(inos: bytes | bytearray | memoryview, chunk: int) -> None:
+    """These inodes (u32) belong to the chunk; the first assignment of an inode counts. Unknown ones
+    are left out. OSError ENOENT: no log; ValueError: no such chunk."""
+
+def log_open() -> None:
+    """From now on records are appended. OSError ENOENT: no log."""
+
+def log_wants(ino: int) -> bool:
+    """The log is open, the inode in one of its chunks, and neither in it nor on its way there."""
+
+def log_move(ino: int) -> int:
+    """Read the file where it lies and append it to its chunk; staging does the same in C. Blocking.
+
+    0, or an errno: EALREADY it is in the log, or on its way; ENOENT no chunk, or no log; ENOSPC no
+    credit, or no memory; EIO a write of the chunk has failed; ESTALE not on SSD, or not there now.
+    """
+
+def log_add(
+    ino: int,
+    version: tuple[int, int, int, int],
+    digest: bytes,
+    fetched_ns: int,
+    payload: bytes | bytearray | memoryview,
+) -> bool:
+    """Append the content of a file that has no location yet. Until it is written, it has none.
+
+    False: it is not for the log (as in log_move), or not of this version any more. Blocking: it may
+    wait for the disk.
+    """
+
+def log_credit(more_bytes: int) -> int:
+    """Add to the bytes that may be appended; returns how many are left, 0 without a log."""
+
+def log_flush() -> None:
+    """All that was appended before is written, and its locations lead to the log. Blocking."""
+
+def log_end() -> list[tuple[int, int]]:
+    """Write out and close the log: (segment, its used length) of each chunk; [] without a log.
+
+    Blocking. A segment whose writing failed is cut behind the last record that arrived.
+    """
+
+def log_counters() -> dict[str, int]:
+    """Since the process began: written_bytes; moved and added (locations switched); refused (for
+    want of credit); failed (records lost with a failed write; their files keep their old places).
+    waiting_bytes: appended and not written yet, now."""
+
+def log_left() -> list[tuple[int, int]]:
+    """(segment, locations switched away from it by the log) since the last call."""
+
+def live_in(segnos: bytes) -> list[int]:
+    """How many inodes with a name have their block 0 in each of these segments (u32). One scan of
+    the table, which holds its lock for a moment at a time. Blocking."""
+
+def sort_by_location(inos: bytes | bytearray | memoryview) -> bytes:
+    """The permutation (i64 each) that puts inodes (u32) in the order in which their first blocks
+    lie on SSD: by segment and offset, stable, those without a location last."""
+
+# ---- what a device can do ----------------------------------------------------------------------
+def probe_io(
+    fd: int,
+    file_bytes: int,
+    read_bytes: int,
+    reads: int,
+    write_bytes: int,
+    writes: int,
+    is_random: bool,
+    seconds: float,
+) -> tuple[int, int, float]:
+    """Keep `reads` reads and `writes` writes of that many bytes each (4 KiB to 1 MiB, multiples of
+    4096; 64 together at most) in flight for so long. Returns bytes read, bytes written, seconds.
+
+    fd: of a file of `file_bytes` that was opened with O_DIRECT. Reads go through it from its
+    beginning, again and again, or to random places; writes alone go through it once. Both together:
+    reads in the first half, writes in the second, equally many bytes of each. OSError; ValueError.
+    """

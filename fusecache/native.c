@@ -97,7 +97,7 @@ static PyObject *py_attach(PyObject *module, PyObject *args, PyObject *kwargs)
 		PyErr_SetString(PyExc_RuntimeError, "the front is running on the attached table");
 		return NULL;
 	}
-	WITHOUT_GIL(watch_reset(); plan_end(); err = table_attach(table_fd, source_fd, zero_open));
+	WITHOUT_GIL(watch_reset(); plan_end(); log_forget(); err = table_attach(table_fd, source_fd, zero_open));
 	if (err == -EINVAL) {
 		PyErr_SetString(PyExc_ValueError,
 				"the inode table has another layout version or open mode");
@@ -1175,7 +1175,7 @@ PyMODINIT_FUNC PyInit__native(void)
 		       PyModule_AddIntConstant(module, "DOTDOT_COOKIE", DOTDOT_COOKIE) ||
 		       PyModule_AddIntConstant(module, "EVENT_FAULT", EVENT_FAULT) ||
 		       PyModule_AddIntConstant(module, "EVENT_STREAM", EVENT_STREAM) ||
-		       plan_add_to(module) || trace_add_to(module)))
+		       plan_add_to(module) || trace_add_to(module) || log_add_to(module) || probe_add_to(module)))
 		Py_CLEAR(module);
 	return module;
 }

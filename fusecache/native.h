@@ -10,11 +10,13 @@
  *   native_plan.c    a hintsd's plan: flags, observations, tripwires, staging, dropping
  *   native_fetch.c   threads that read whole small files from the origin
  *   native_trace.c   a recording of accesses (native_trace_py.c: its Python functions)
+ *   native_log.c     the log: records written anew, chunk by chunk (native_log_py.c: Python functions)
+ *   native_probe.c   what a device can do
  *
- * Only the first two and native_trace_py.c know Python (native_py.h). Everything else runs without the GIL and reports
- * errors as negative errno values. Locks, outermost first: table.lock, then any one of the leaf
+ * Only the first two, native_trace_py.c, native_log_py.c and native_probe.c know Python (native_py.h). Everything
+ * else runs without the GIL and reports errors as negative errno values. Locks, outermost first: table.lock, then any one of the leaf
  * locks (segments, deep, events, streams, ring, queue, seen, pool, trace); nobody waits for the GIL while
- * holding one.
+ * holding one. The log's are named in native_log.c.
  */
 #ifndef FUSECACHE_NATIVE_H
 #define FUSECACHE_NATIVE_H
@@ -166,6 +168,19 @@ char *table_path(uint32_t ino, size_t *len); /* malloc'ed */
 int table_set_location(uint64_t ino, uint64_t block, struct location at, const struct version *of);
 void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if); /* 0: always */
 bool table_version(uint64_t ino, struct version *out);
+/* A record of a whole file of one block that was written anew. */
+struct moved {
+	struct version of;
+	uint64_t from, to; /* packed locations; from 0: it had none */
+	uint32_t ino;
+	bool switched; /* set by table_switch */
+};
+/* Under one hold of the lock: those that still have their version and lie where they lay now lie at `to`. */
+void table_switch(struct moved *moved, size_t count);
+/* live[i]: how many inodes that have a name have block 0 in segnos[i]. */
+int table_live_in(const uint32_t *segnos, size_t count, uint64_t *live);
+/* Packed locations of the first blocks; 0: none, or no such inode. */
+void table_locations(const uint32_t *inos, size_t count, uint64_t *packed);
 /* Attributes are being answered (table.lock held): the kernel learns the size. */
 void node_told(uint32_t primary);
 static inline uint32_t node_rdev(const struct node *n)
@@ -251,16 +266,20 @@ int file_read(uint32_t ino, uint64_t offset, size_t *size, struct scratch *s, st
 	      const unsigned char **data);
 
 /* ---- many records at a time --------------------------------------------------------------- */
-#define DEEP_SLOTS 16
 struct deep; /* of one thread at a time */
+struct deep_record { /* of a whole block; the caller's, until it is taken */
+	struct deep_record *next;
+	struct location at;
+	uint32_t payload_len;
+};
 struct deep *deep_get(void); /* NULL: no asynchronous I/O here, or no memory */
-void deep_put(struct deep *d); /* after deep_take said -1 */
+void deep_put(struct deep *d); /* after deep_take has said NULL */
 bool deep_has_room(const struct deep *d);
-/* The record of a whole block is to be read: its slot, below DEEP_SLOTS. -1: it is for block_read. */
-int deep_add(struct deep *d, uint64_t packed, uint32_t payload_len);
-/* The next slot that was read, -1: there is none. The payload stays until the next call; NULL: the record
- * is for block_read. */
-int deep_take(struct deep *d, const unsigned char **data);
+/* It is to be read. False: it is for block_read. */
+bool deep_add(struct deep *d, struct deep_record *record, uint64_t packed, uint32_t payload_len);
+/* The next one that was read, NULL: there is none. Header and payload stay until the next call; NULL: the record is
+ * for block_read. */
+struct deep_record *deep_take(struct deep *d, const unsigned char **raw);
 
 /* ---- watch -------------------------------------------------------------------------------- */
 enum { EVENT_FAULT = 1, EVENT_STREAM = 2 };
@@ -340,9 +359,9 @@ bool plan_saw_lookup(uint32_t ino, int tid);
 bool plan_is_asking(int tid); /* the thread makes look-ups of our own */
 bool plan_arm(int fd, uint32_t ino);
 enum { PUSH_NO_BYTES, PUSHED, PUSH_CHANGED, PUSH_REFUSED, PUSH_LARGE, PUSH_READ };
-/* results: PUSH* of each. */
-void plan_stage(int fd, const char *mountpoint, const uint32_t *inos, size_t count, uint8_t *results,
-		struct scratch *s);
+/* results: PUSH* of each. moves: a byte each, whether its record goes to the log; NULL: none does. -ENOMEM. */
+int plan_stage(int fd, const char *mountpoint, const uint32_t *inos, const uint8_t *moves, size_t count,
+	       uint8_t *results, struct scratch *s);
 int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version *of, const void *data,
 	      size_t size);
 void plan_drop(int fd, const char *mountpoint, uint32_t ino);
@@ -415,6 +434,45 @@ static inline void trace_saw_open(uint32_t ino, uint32_t tid, uint8_t bit)
 	if (trace_is(bit))
 		trace_note_open(ino, tid);
 }
+
+/* ---- log ---------------------------------------------------------------------------------- */
+#define LOG_CHUNKS_MOST 4096u
+struct log_settings {
+	unsigned chunks;
+	uint32_t buffer_bytes; /* of a chunk; a multiple of 4096 */
+	int64_t credit_bytes;  /* that may be appended */
+	unsigned char uuid[16], dataset[16];
+	uint8_t algorithm; /* of digests */
+};
+struct log_counters { /* since the process began */
+	_Atomic uint64_t written_bytes, waiting_bytes, moved, added, refused, failed;
+};
+extern struct log_counters log_counters;
+struct segment_count {
+	uint32_t segno;
+	uint64_t count;
+};
+/* -EBUSY: one is open. The descriptors stay the caller's, and open until log_end. */
+int log_begin(const struct log_settings *settings, const uint32_t *segnos, const int *fds);
+/* The first assignment of an inode counts. -ENOENT: no log; -EINVAL: no such chunk. */
+int log_assign(const uint32_t *inos, size_t count, unsigned chunk);
+int log_open(void); /* nothing is appended before */
+/* Is the log open, the inode of one of its chunks, and neither in it nor on its way there? No lock. */
+bool log_wants(uint32_t ino);
+/* Append the file of a whole, verified record that was read at `from_packed`. It may wait for the disk.
+ * 0: done; -EALREADY: it is in this log, or on its way; -ENOENT: no chunk, or no log; -ENOSPC: no credit, or
+ * no memory; -EIO: a write of the chunk has failed; -ESTALE: the location leads elsewhere by now. */
+int log_move(uint32_t ino, uint64_t from_packed, const unsigned char *raw);
+/* The same for the content of a file that has no location. digest: 32 bytes. */
+int log_add(uint32_t ino, const struct version *of, const unsigned char *digest, uint64_t fetched_ns,
+	    const void *payload, uint32_t payload_len);
+int64_t log_credit(int64_t more_bytes); /* what is left of it; 0 without a log */
+void log_flush(void);			/* what was appended before is written; it waits */
+/* Written out, and closed: used lengths of its segments. How many there were, 0: no log was open. */
+size_t log_end(struct segment_count lengths[LOG_CHUNKS_MOST]);
+void log_forget(void); /* closed; what was not written is lost */
+/* Locations that were switched away from segments since the last call: malloc'ed, *count of them. */
+int log_left(struct segment_count **left, size_t *count);
 
 /* ---- event descriptors -------------------------------------------------------------------- */
 static inline void signal_set(int fd, bool on)

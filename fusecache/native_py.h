@@ -34,6 +34,8 @@ PyThreadState *lock_read(void);
 void unlock(PyThreadState *without_gil);
 
 int plan_add_to(PyObject *module);
+int log_add_to(PyObject *module);
 int trace_add_to(PyObject *module);
+int probe_add_to(PyObject *module);
 
 #endif

@@ -1020,6 +1020,60 @@ void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if)
 	pthread_rwlock_unlock(&table.lock);
 }
 
+/* ---- locations of many -------------------------------------------------------------------- */
+#define SLICE_NODES 65536u /* under one hold of the lock: a waiting writer keeps the front's readers out */
+
+void table_switch(struct moved *moved, size_t count)
+{
+	pthread_rwlock_wrlock(&table.lock);
+	for (size_t i = 0; i < count; i++) {
+		struct node *n = node_at(moved[i].ino);
+
+		moved[i].switched = n && is_file(n) && n->size <= BLOCK_BYTES && n->location == moved[i].from &&
+				    version_equal(node_version(n), moved[i].of);
+		if (moved[i].switched)
+			n->location = moved[i].to; /* one store: never half */
+	}
+	pthread_rwlock_unlock(&table.lock);
+}
+
+int table_live_in(const uint32_t *segnos, size_t count, uint64_t *live)
+{
+	struct map64 numbers = {0};
+	uint64_t number, packed;
+	int err = 0;
+
+	for (size_t i = 0; i < count && !err; i++) {
+		live[i] = 0;
+		err = map64_set(&numbers, (uint64_t)segnos[i] + 1, i);
+	}
+	for (uint64_t ino = ROOT_INO, stop; !err && ino <= table_count(); ino = stop) {
+		stop = ino + SLICE_NODES;
+		pthread_rwlock_rdlock(&table.lock);
+		for (; ino < stop && ino <= table_count(); ino++) {
+			packed = table_location((uint32_t)ino, 0);
+			/* Of a deleted file nobody is promised anything: it must not hold a segment for ever. */
+			if (packed && map64_get(&numbers, (packed >> 32) + 1, &number) &&
+			    node_live_name((uint32_t)ino))
+				live[number]++;
+		}
+		pthread_rwlock_unlock(&table.lock);
+	}
+	map64_clear(&numbers);
+	return err;
+}
+
+void table_locations(const uint32_t *inos, size_t count, uint64_t *packed)
+{
+	for (size_t i = 0, stop; i < count; i = stop) {
+		stop = count - i < SLICE_NODES ? count : i + SLICE_NODES;
+		pthread_rwlock_rdlock(&table.lock);
+		for (; i < stop; i++)
+			packed[i] = node_at(inos[i]) ? table_location(node_primary(inos[i]), 0) : 0;
+		pthread_rwlock_unlock(&table.lock);
+	}
+}
+
 /* ---- paths -------------------------------------------------------------------------------- */
 char *table_path(uint32_t ino, size_t *len)
 {
