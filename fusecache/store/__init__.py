@@ -1,6 +1,7 @@
 """The SSD tier: content-addressed blocks in append-only segments, shared by all mounts."""
 
+from fusecache.store.log import Log
 from fusecache.store.store import Store
 from fusecache.store.types import Location, StoreSettings, Usage, Version
 
-__all__ = ["Location", "Store", "StoreSettings", "Usage", "Version"]
+__all__ = ["Location", "Log", "Store", "StoreSettings", "Usage", "Version"]

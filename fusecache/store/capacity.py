@@ -3,10 +3,14 @@ several processes share one directory.
 
 INVARIANT: reserved segment bytes + index + allowance <= limit_bytes whenever a segment is created.
 INVARIANT: only sealed segments are evicted, so nobody loses the file that he writes.
+
+A log reserves what it may still write, and the index rows to come of that, in the row of its first
+segment (store/log.py). It is not preallocated: what it has not written yet is missing on the disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -19,6 +23,8 @@ from fusecache.store.directory import Directory
 from fusecache.store.segment import SegmentWriter, discard
 from fusecache.store.types import StoreSettings
 
+# Of the index, by one record: what a log reserves for rows to come.
+ROW_BYTES: Final = 512
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -38,11 +44,39 @@ def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tup
     rows, limit = list(rows), place.settings.limit_bytes
     used = sum(row.reserved for row in rows) + more + place.index.size_bytes()
     if more:
-        opened = sum(row.reserved for row in rows if not row.sealed) + more
-        used += _allowance(opened, limit)
-    disk = os.statvfs(place.directory.path)
-    free = disk.f_bavail * disk.f_frsize
+        used += _allowance(_opened_bytes(rows) + more, limit)
+    free = _free_bytes(place) - _promised_bytes(place, rows)
     return used - limit, place.settings.keep_free_bytes + more - free
+
+
+def log_room_bytes(place: Place, rows: Iterable[idx.SegmentRow]) -> int:
+    """How much more a log may reserve, without an eviction."""
+    rows, limit = list(rows), place.settings.limit_bytes
+    used = sum(row.reserved for row in rows) + place.index.size_bytes()
+    used += _allowance(_opened_bytes(rows), limit)
+    free = _free_bytes(place) - _promised_bytes(place, rows) - place.settings.keep_free_bytes
+    return max(0, min(limit - used, free))
+
+
+def _opened_bytes(rows: Iterable[idx.SegmentRow]) -> int:
+    return sum(row.reserved for row in rows if not row.sealed and row.log is None)
+
+
+def _free_bytes(place: Place) -> int:
+    disk = os.statvfs(place.directory.path)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _promised_bytes(place: Place, rows: Iterable[idx.SegmentRow]) -> int:
+    """What logs have reserved and not written yet."""
+    promised: dict[int, int] = {}
+    for row in rows:
+        if row.log is not None:
+            size = 0
+            with contextlib.suppress(OSError):
+                size = place.directory.segment_path(row.segno).stat().st_size
+            promised[row.log] = promised.get(row.log, 0) + row.reserved - size
+    return sum(max(0, missing) for missing in promised.values())
 
 
 def _allowance(opened_bytes: int, limit_bytes: int) -> int:
@@ -61,8 +95,8 @@ def segments_to_come(
     reserved, opened = place.index.reserved_bytes()
     others = max(0, opened - own.size) if own is not None else opened
     used = reserved + place.index.size_bytes() + _allowance(others, limit)
-    disk = os.statvfs(place.directory.path)
-    free = disk.f_bavail * disk.f_frsize - place.settings.keep_free_bytes
+    promised = _promised_bytes(place, place.index.read_log_segments())
+    free = _free_bytes(place) - promised - place.settings.keep_free_bytes
     return max(0, min(limit - used, free) + returned) // (segment_bytes + segment_bytes // 8)
 
 

@@ -48,7 +48,7 @@ class Directory:
 
     def _open(self, algorithm_name: str) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = {entry.name for entry in os.scandir(self.path)} - {"lost+found"}
+        others = {entry.name for entry in os.scandir(self.path)} - {"lost+found", "probe"}
         if not others or "segments" in others:
             # Ours alone: nobody else may look in. A shared directory keeps its mode, ours below
             # it are private all the same.
@@ -184,8 +184,10 @@ class Directory:
                 with contextlib.suppress(OSError):
                     discard(Path(entry.path))
 
-    def next_segno(self, known: int) -> int:
-        """A number never used before; `known` is the highest that the caller knows of."""
+    def next_segno(self, known: int, count: int = 1) -> int:
+        """The first of `count` consecutive numbers never used before; `known` is the highest that
+        the caller knows of.
+        """
         high = fmt.parse_high(_read(self.path / "high"))
         known = max(known, *self.segment_numbers(), 0)
         if high is None:
@@ -196,7 +198,7 @@ class Directory:
         fd = os.open(self.path / "high", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, 16)
-            os.pwrite(fd, fmt.pack_high(segno), 0)
+            os.pwrite(fd, fmt.pack_high(segno + count - 1), 0)
         finally:
             os.close(fd)
         return segno

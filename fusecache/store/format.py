@@ -20,6 +20,8 @@ TYPE_ENTRY: Final = 2
 
 _SEGMENT_MAGIC: Final = b"FCSEG\0\0\1"
 _SEGMENT = struct.Struct("<8sQ16sQB7x")
+_LOG_MARK_AT: Final = 64
+_LOG_MARK = struct.Struct("<QQ16s")
 _RECORD_MAGIC: Final = 0x31424346
 _RECORD = struct.Struct("<IIII32sQIHBBQ")
 _ENTRY = struct.Struct("<16sQQqqIHH")
@@ -76,6 +78,31 @@ def parse_segment_header(data: bytes) -> SegmentHeader | None:
         return None
     _, segno, uuid, created_ns, algorithm = _SEGMENT.unpack_from(data)
     return SegmentHeader(segno, uuid, created_ns, algorithm)
+
+
+class LogMark(NamedTuple):
+    """What the header of a packed segment says: `log` is the number of its log's first segment,
+    whose mark has `reserved_bytes`, all that the log may still come to (0 in the others); `boot`:
+    which run of the machine wrote it."""
+
+    log: int
+    reserved_bytes: int
+    boot: bytes
+
+
+def add_log_mark(header: bytes, mark: LogMark) -> bytes:
+    body = _LOG_MARK.pack(*mark)
+    marked = body + _U64.pack(digest.checksum(body))
+    return header[:_LOG_MARK_AT] + marked + header[_LOG_MARK_AT + len(marked) :]
+
+
+def parse_log_mark(data: bytes) -> LogMark | None:
+    """Of a segment header; None: a segment that is no log's."""
+    body = data[_LOG_MARK_AT : _LOG_MARK_AT + _LOG_MARK.size]
+    end = _LOG_MARK_AT + _LOG_MARK.size + 8
+    if len(data) < end or digest.checksum(body) != _U64.unpack_from(data, end - 8)[0]:
+        return None
+    return LogMark(*_LOG_MARK.unpack(body))
 
 
 def header_length(payload_len: int, path: bytes) -> int:

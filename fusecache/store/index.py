@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from fusecache import digest
-from fusecache.store.format import signed, unsigned, wrap_version
+from fusecache.store.format import align, signed, unsigned, wrap_version
 from fusecache.store.types import BLOCK_BYTES, Location, Version
 
 SCHEMA_VERSION: Final = 1
@@ -50,8 +50,27 @@ CREATE INDEX files_place ON files (segno, offset);
 """
 INSERT_BLOCK: Final = "INSERT OR REPLACE INTO blocks VALUES (?,?,?,?,?,?)"
 INSERT_FILE: Final = "INSERT OR REPLACE INTO files VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+# Rows of a segment that was not known. A file that a log moved has two equal records, a kill may
+# leave both: the later version's row stays; of equals, the one in the segment of higher number;
+# rows that lead to segments that are gone give way.
+ADOPT_BLOCK: Final = (
+    "INSERT INTO blocks VALUES (?,?,?,?,?,?) ON CONFLICT DO UPDATE SET (segno, offset, header_len,"
+    " payload_len, sum) = (excluded.segno, excluded.offset, excluded.header_len,"
+    " excluded.payload_len, excluded.sum) WHERE (excluded.segno, excluded.offset) > (blocks.segno,"
+    " blocks.offset) OR blocks.segno NOT IN (SELECT segno FROM segments)"
+)
+ADOPT_FILE: Final = (
+    "INSERT INTO files VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET (ino, size,"
+    " mtime_ns, ctime_ns, segno, offset, header_len, payload_len, sum) = (excluded.ino,"
+    " excluded.size, excluded.mtime_ns, excluded.ctime_ns, excluded.segno, excluded.offset,"
+    " excluded.header_len, excluded.payload_len, excluded.sum) WHERE (excluded.ctime_ns,"
+    " excluded.segno, excluded.offset) > (files.ctime_ns, files.segno, files.offset)"
+    " OR files.segno NOT IN (SELECT segno FROM segments)"
+)
 INSERT_SEGMENT: Final = "INSERT OR REPLACE INTO segments VALUES (?,?,?,?,?)"
 _SELECT_SEGMENTS: Final = "SELECT segno, sealed, reserved, fetched_ns, sum FROM segments"
+# An unsealed row whose time is no time (1970) but a segment number is one of a log.
+_LOG_BELOW: Final = 1 << 32
 
 _SEGMENT_SUM = struct.Struct("<4Q")
 _BLOCK_SUM = struct.Struct("<4Q")
@@ -63,10 +82,18 @@ BlockRow = tuple[bytes, int, int, int, int, int]
 
 
 class SegmentRow(NamedTuple):
+    """`fetched_ns` of a log's segment that is not sealed yet: the number of the log's first one."""
+
     segno: int
     sealed: bool
     reserved: int
     fetched_ns: int
+
+    @property
+    def log(self) -> int | None:
+        """The log that the segment is written for; None: it is none's, or sealed."""
+        is_log = not self.sealed and 0 < self.fetched_ns < _LOG_BELOW
+        return self.fetched_ns if is_log else None
 
 
 # What a damaged database raises: besides SQLite's own, decoding its messages may fail, and lengths
@@ -473,7 +500,9 @@ class Index:
                     [
                         known[segno]._replace(fetched_ns=when)
                         for segno, when in fetched.items()
-                        if segno in known and known[segno].fetched_ns < when
+                        if segno in known
+                        and known[segno].log is None
+                        and known[segno].fetched_ns < when
                     ]
                 )
         except ERRORS:
@@ -510,14 +539,52 @@ class Index:
             return [_row_segment(row) for row in connection.execute(_SELECT_SEGMENTS)]
 
     def reserved_bytes(self) -> tuple[int, int]:
-        """(of all segments, of those that are being written); any thread. An estimate: the rows'
-        checksums are not looked at.
+        """(of all segments, of those that are being written, logs left out); any thread. An
+        estimate: the rows' checksums are not looked at.
         """
         with self._reader() as connection:
             total, opened = connection.execute(
-                "SELECT sum(reserved), sum(CASE WHEN sealed THEN 0 ELSE reserved END) FROM segments"
+                "SELECT sum(reserved), sum(CASE WHEN sealed OR (fetched_ns > 0 AND fetched_ns < ?)"
+                " THEN 0 ELSE reserved END) FROM segments",
+                (_LOG_BELOW,),
             ).fetchone()
         return int(total or 0), int(opened or 0)
+
+    def read_log_segments(self) -> list[SegmentRow]:
+        """Those that are written for logs; any thread."""
+        with self._reader() as connection:
+            rows = connection.execute(
+                f"{_SELECT_SEGMENTS} WHERE NOT sealed AND fetched_ns > 0 AND fetched_ns < ?",
+                (_LOG_BELOW,),
+            )
+            return [_row_segment(row) for row in rows]
+
+    def file_rows_in(self, segnos: Sequence[int]) -> dict[int, int]:
+        """How many committed rows of files lead into each segment; any thread."""
+        with self._reader() as connection:
+            return {
+                segno: connection.execute(
+                    "SELECT count(*) FROM files WHERE segno=?", (segno,)
+                ).fetchone()[0]
+                for segno in segnos
+            }
+
+    def alive_bytes(self, segno: int) -> int:
+        """Of records to which committed rows of files lead; any thread."""
+        with self._reader() as connection:
+            rows = connection.execute(
+                "SELECT DISTINCT offset, header_len, payload_len FROM files WHERE segno=?", (segno,)
+            )
+            return sum(align(header_len + payload_len) for _, header_len, payload_len in rows)
+
+    def file_rows_of(self, segno: int) -> dict[int, int]:
+        """How many committed rows of files lead to each offset of a segment; any thread."""
+        with self._reader() as connection:
+            return dict(
+                connection.execute(
+                    "SELECT offset, count(*) FROM files WHERE segno=? GROUP BY offset", (segno,)
+                )
+            )
 
     def put_segments(self, rows: list[SegmentRow]) -> None:
         self._writer.executemany(INSERT_SEGMENT, [segment_values(row) for row in rows])
@@ -571,8 +638,15 @@ class Index:
         return found
 
     def insert(self, files: list[FileRow], blocks: list[BlockRow]) -> None:
-        """Rows of an adopted segment, in transactions of BATCH_ROWS."""
-        for table_rows, statement in ((blocks, INSERT_BLOCK), (files, INSERT_FILE)):
+        """Rows in transactions of BATCH_ROWS, whatever they take the place of."""
+        self._insert(((blocks, INSERT_BLOCK), (files, INSERT_FILE)))
+
+    def adopt(self, files: list[FileRow], blocks: list[BlockRow]) -> None:
+        """The same for a segment of another writer: see `ADOPT_FILE` for what they replace."""
+        self._insert(((blocks, ADOPT_BLOCK), (files, ADOPT_FILE)))
+
+    def _insert(self, rows: tuple[tuple[list[BlockRow], str], tuple[list[FileRow], str]]) -> None:
+        for table_rows, statement in rows:
             for at in range(0, len(table_rows), BATCH_ROWS):
                 with self.transaction() as connection:
                     connection.executemany(statement, table_rows[at : at + BATCH_ROWS])

@@ -10,28 +10,35 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from pathlib import Path
 from typing import Final
 
 from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store import recovery
-from fusecache.store.capacity import Place
+from fusecache.store.capacity import ROW_BYTES, Place
 from fusecache.store.segment import SegmentWriter, cut, discard, is_segment
 
 # Gone in between; or a directory or a link that somebody put there.
 _NOT_A_SEGMENT: Final = (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
-def reconcile(place: Place, own: SegmentWriter | None) -> None:
-    """sqlite3.Error, OSError: not finished; nothing is worse than before."""
+def unsealed(place: Place, own: SegmentWriter | None) -> list[int]:
+    """Segments to `adopt`, unless their writers live. sqlite3.Error."""
+    sealed = {row.segno for row in place.index.segments() if row.sealed}
+    if own is not None:
+        sealed.add(own.segno)
+    return [segno for segno in place.directory.segment_numbers() if segno not in sealed]
+
+
+def tidy(place: Place, own: SegmentWriter | None) -> None:
+    """What is left to do after adoption.
+
+    sqlite3.Error, OSError: not finished; nothing is worse than before.
+    """
     directory, index = place.directory, place.index
     own_segno = -1 if own is None else own.segno
-    rows = {row.segno: row for row in index.segments()}
-    for segno in directory.segment_numbers():
-        row = rows.get(segno)
-        if segno != own_segno and (row is None or not row.sealed):
-            _adopt(place, segno)
-    for row in rows.values():
+    for row in index.segments():
         if row.segno != own_segno:
             _check(place, row)
     with index.transaction():
@@ -44,7 +51,7 @@ def reconcile(place: Place, own: SegmentWriter | None) -> None:
 
 def insert(index: idx.Index, found: recovery.Scan) -> None:
     """Rows for all records of a segment; entries only where their block is known."""
-    index.insert(found.files, found.blocks)
+    index.adopt(found.files, found.blocks)
     rows = []
     places = index.lookup_blocks([record.digest for record in found.entries])
     for record in found.entries:
@@ -53,7 +60,7 @@ def insert(index: idx.Index, found: recovery.Scan) -> None:
             rows.append(
                 idx.file_row(record.dataset, record.path, record.version, record.block, location)
             )
-    index.insert(rows, [])
+    index.adopt(rows, [])
 
 
 def reindex_own(place: Place, writer: SegmentWriter) -> None:
@@ -102,11 +109,14 @@ def _forget(place: Place, segno: int) -> None:
     """A segment without a file, or with a useless one: nobody evicted it, it was lost."""
     directory, index = place.directory, place.index
     with index.transaction():
-        if segno not in {row.segno for row in index.segments()}:
+        row = {row.segno: row for row in index.segments()}.get(segno)
+        if row is None:
             return  # evicted in between, as it should be
         size = _segment_size(place, segno)
         if size is None or size > fmt.SEGMENT_HEADER_BYTES:
             return
+        if size > 0 and not row.sealed and _is_locked(directory.segment_path(segno)):
+            return  # a log has just begun it
         place.gone(segno)
         discard(directory.segment_path(segno))
         index.delete_segment(segno)
@@ -114,20 +124,36 @@ def _forget(place: Place, segno: int) -> None:
     place.fault("missing", f"segment {segno} of {directory.path} is missing or another file")
 
 
-def _adopt(place: Place, segno: int) -> None:
-    """Take over a segment whose writer died, or that the index does not know."""
+def _is_locked(path: Path) -> bool:
+    try:
+        with recovery.claimed(path) as (_, live):
+            return live
+    except OSError:
+        return False
+
+
+def adopt(place: Place, segno: int) -> None:
+    """Take over a segment whose writer died, or that the index does not know.
+
+    sqlite3.Error, OSError: not done; nothing is worse than before.
+    """
     directory, index = place.directory, place.index
     try:
         with recovery.claimed(directory.segment_path(segno)) as (fd, live):
             if live:
                 return
             found = recovery.scan(fd, segno, directory.uuid, live=False)
+            if found.log is not None:
+                os.fsync(fd)  # before rows that lead to intact copies give way
             if not found.empty:
                 insert(index, found)
             with index.transaction():
-                row = {row.segno: row for row in index.segments()}.get(segno)
+                rows = {row.segno: row for row in index.segments()}
+                row = rows.get(segno)
                 if os.fstat(fd).st_nlink == 0 or (row is not None and row.sealed):
                     return  # another process was faster
+                if row is not None and row.log is not None:
+                    _settle(index, rows, row, 0 if found.empty else _taken_bytes(found))
                 if found.empty:
                     place.gone(segno)
                     discard(directory.segment_path(segno))
@@ -139,3 +165,24 @@ def _adopt(place: Place, segno: int) -> None:
     except OSError as error:
         if error.errno not in _NOT_A_SEGMENT:
             raise
+
+
+def _taken_bytes(found: recovery.Scan) -> int:
+    """Of what a log has reserved: the segment, and the rows that are in the index now."""
+    return found.used + ROW_BYTES * (len(found.files) + len(found.entries))
+
+
+def _settle(
+    index: idx.Index, rows: dict[int, idx.SegmentRow], adopted: idx.SegmentRow, taken: int
+) -> None:
+    """What a dead log had reserved for all its segments may lie in one row: whichever is adopted
+    first, the others keep what it does not take. Within a transaction.
+    """
+    rest = adopted.reserved - taken
+    others = [row for row in rows.values() if row.log == adopted.log and row != adopted]
+    for row in sorted(others, key=lambda row: row.reserved, reverse=True):
+        changed = row._replace(reserved=max(0, row.reserved + rest))
+        index.put_segments([changed])
+        rest += row.reserved - changed.reserved
+        if rest >= 0:
+            break

@@ -1,7 +1,8 @@
 """From segments back to an index: scan, adopt, rebuild.
 
 A scan reads record headers only, and the payload of the last record, the one that a killed writer
-may have torn.
+may have torn. What a log wrote before the machine was started anew is read whole: a power cut may
+have left a header without its payload, and the intact copy that it was made of must not give way.
 INVARIANT: only a file whose flock we got is cut or removed; a live writer's is only read.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from fusecache.store.segment import RecordReader, try_direct, walk
 from fusecache.store.types import Location, Version
 
 _THREADS: Final = 8
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Scan:
     files: list[idx.FileRow] = field(default_factory=list)
     blocks: list[idx.BlockRow] = field(default_factory=list)
     entries: list[fmt.Record] = field(default_factory=list)
+    log: fmt.LogMark | None = None
 
     @property
     def empty(self) -> bool:
@@ -66,28 +70,43 @@ def claimed(path: Path) -> Iterator[tuple[int, bool]]:
 def scan(fd: int, segno: int, uuid: bytes, live: bool) -> Scan:
     """All records; those of a live writer as far as it has come."""
     found = Scan(segno, live, fmt.SEGMENT_HEADER_BYTES)
-    last: tuple[Location, fmt.Record] | None = None
-    for offset, record in walk(fd, segno, uuid):
-        if last is not None:
+    header = b""
+    with contextlib.suppress(OSError):
+        header = os.pread(fd, fmt.SEGMENT_HEADER_BYTES, 0)
+    found.log = fmt.parse_log_mark(header)
+    is_damaged = fmt.parse_segment_header(header) is None  # by a power cut, or a log's all the same
+    is_foreign = found.log is not None and found.log.boot != boot_id()
+    is_doubtful = not live and (is_damaged or is_foreign)
+    reader = RecordReader()
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try_direct(own)
+        last: tuple[Location, fmt.Record] | None = None
+        for offset, record in walk(fd, segno, uuid):
+            if last is not None and not (is_doubtful and not _intact(reader, own, last[0], uuid)):
+                _add(found, *last)
+            last = Location(segno, offset, record.header_len, record.payload_len), record
+        if last is not None and _intact(reader, own, last[0], uuid):
             _add(found, *last)
-        last = Location(segno, offset, record.header_len, record.payload_len), record
-    if last is not None and _intact(fd, last[0], uuid):
-        _add(found, *last)
+    finally:
+        os.close(own)
     return found
 
 
-def _intact(fd: int, location: Location, uuid: bytes) -> bool:
+def boot_id() -> bytes:
+    """Which run of the machine this is; nothing that another had, at least."""
+    try:
+        return bytes.fromhex(_BOOT_ID.read_text().strip().replace("-", ""))
+    except (OSError, ValueError):
+        return secrets.token_bytes(16)
+
+
+def _intact(reader: RecordReader, fd: int, location: Location, uuid: bytes) -> bool:
     if location.payload_len == 0:
         return True
-    reader = RecordReader()
     try:
-        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            try_direct(own)
-            reader.read(own, location, uuid)
-        finally:
-            os.close(own)
-    except (CacheFault, OSError):
+        reader.read(fd, location, uuid)
+    except CacheFault:
         return False
     return True
 
@@ -134,9 +153,11 @@ def _fill(directory: Directory, connection: sqlite3.Connection) -> None:
     )
     segments: dict[int, idx.SegmentRow] = {}
     for found, reserved in _scans(directory):
+        row = _segment_row(found, reserved)
         connection.execute("BEGIN")
-        connection.executemany(idx.INSERT_BLOCK, found.blocks)
-        connection.executemany(idx.INSERT_FILE, found.files)
+        connection.execute(idx.INSERT_SEGMENT, idx.segment_values(row))
+        connection.executemany(idx.ADOPT_BLOCK, found.blocks)
+        connection.executemany(idx.ADOPT_FILE, found.files)
         connection.executemany(
             "INSERT INTO temp.entries VALUES (?,?,?,?,?,?,?,?,?)",
             (
@@ -152,15 +173,20 @@ def _fill(directory: Directory, connection: sqlite3.Connection) -> None:
             ),
         )
         connection.execute("COMMIT")
-        segments[found.segno] = idx.SegmentRow(
-            found.segno, not found.live, reserved, fmt.signed(found.fetched_ns)
-        )
+        segments[found.segno] = row
     _resolve(connection, segments)
     connection.execute("BEGIN")
     connection.executemany(
         idx.INSERT_SEGMENT, [idx.segment_values(row) for row in segments.values()]
     )
     connection.execute("COMMIT")
+
+
+def _segment_row(found: Scan, reserved: int) -> idx.SegmentRow:
+    """A log that is being written keeps what it has reserved: the header says it."""
+    if found.live and found.log is not None:
+        return idx.SegmentRow(found.segno, False, found.log.reserved_bytes, found.log.log)
+    return idx.SegmentRow(found.segno, not found.live, reserved, fmt.signed(found.fetched_ns))
 
 
 def _resolve(connection: sqlite3.Connection, segments: dict[int, idx.SegmentRow]) -> None:
@@ -176,9 +202,9 @@ def _resolve(connection: sqlite3.Connection, segments: dict[int, idx.SegmentRow]
         for dataset, path, ino, size, mtime_ns, ctime_ns, block, fetched_ns, *place in rows:
             version = Version(fmt.unsigned(ino), fmt.unsigned(size), mtime_ns, ctime_ns)
             location = Location(*place)
-            writing.execute(idx.INSERT_FILE, idx.file_row(dataset, path, version, block, location))
+            writing.execute(idx.ADOPT_FILE, idx.file_row(dataset, path, version, block, location))
             row = segments[location.segno]
-            if row.fetched_ns < fetched_ns:
+            if row.log is None and row.fetched_ns < fetched_ns:
                 segments[location.segno] = row._replace(fetched_ns=fetched_ns)
     connection.execute("COMMIT")
     connection.execute("DROP TABLE temp.entries")

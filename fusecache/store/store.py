@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 from fusecache import digest
 from fusecache.errors import CacheFault, UserError
@@ -30,7 +30,8 @@ from fusecache.store import index as idx
 from fusecache.store import recovery
 from fusecache.store.capacity import Place, create, keep_limits, segments_to_come
 from fusecache.store.directory import Directory
-from fusecache.store.reconcile import reconcile, reindex_own
+from fusecache.store.log import Log
+from fusecache.store.reconcile import adopt, reindex_own, tidy, unsealed
 from fusecache.store.segment import (
     RecordReader,
     SegmentWriter,
@@ -38,12 +39,21 @@ from fusecache.store.segment import (
     read_header,
     try_direct,
 )
-from fusecache.store.types import BLOCK_BYTES, Item, Location, StoreSettings, Usage, Version
+from fusecache.store.types import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    Item,
+    Location,
+    StoreSettings,
+    Usage,
+    Version,
+)
 
 # After a full cache or a failed write, how long puts return None without trying.
 _PAUSE_SECONDS: Final = 1.0
 _REATTACH_SECONDS: Final = 5.0  # between attempts at a directory that cannot be used
 _RECONCILE_SECONDS: Final = 30.0
+_ADOPTION_PAUSE_SECONDS: Final = 0.001
 _REPAIR_SECONDS_MIN: Final = 1.0
 _REPAIR_SECONDS_MAX: Final = 300.0
 _DEDUPE_DESCRIPTORS: Final = 16
@@ -62,6 +72,7 @@ class _Run:
     dataset: bytes
     found: list[Location | None]  # the answer: one for each item
     now_ns: int
+    leave: int = -1  # a segment from which everything is to go
     known: dict[bytes, Location] = field(default_factory=dict)  # digest -> stored block
     writer: SegmentWriter | None = None
     # (number of the item, its record, payload, place of the block if only the entry is written)
@@ -100,6 +111,8 @@ class Store:
         """Use `Store.open` or `Store.reopen`. Has no directory yet: every look-up is a miss."""
         self.settings = settings
         self.quarantined = 0  # records, since the start of this process
+        self.highest_segno = 0  # that this process knows of
+        self.logs: list[Log] = []  # those that have not ended, the latest last
         self._on_fault = on_fault
         self._on_segment_gone = on_segment_gone
         self._path = path
@@ -110,7 +123,6 @@ class Store:
         self._generation = 0
         self._writer: SegmentWriter | None = None
         self._segment_bytes = fmt.segment_bytes(settings.limit_bytes)
-        self._highest_segno = 0
         self._paused_until = 0.0
         self._full_until = 0.0  # the same for puts that must not evict
         self._evicted: set[int] = set()  # since the last put began
@@ -155,7 +167,9 @@ class Store:
             ) from error
         store = cls(directory, settings, on_fault, on_segment_gone)
         with store._lock, store._faults():
-            store._keep_limits(store._attach(opened))
+            store._attach(opened)
+            store._reconcile()
+            store._keep_limits()
         return store
 
     @classmethod
@@ -172,11 +186,9 @@ class Store:
         """
         return cls(directory, settings, on_fault, on_segment_gone)
 
-    def _attach(self, directory: Directory) -> Place:
+    def _attach(self, directory: Directory) -> None:
         self._directory = directory
-        place = self._place(directory, self._follow_or_build(directory))
-        self._reconcile(place)
-        return place
+        self._follow_or_build(directory)
 
     def flush(self) -> None:
         """Commit the rows that are still in memory."""
@@ -194,6 +206,8 @@ class Store:
                     self._drain_bad_records()
                     self._index.flush()
                     self._seal()
+            for log in [log for log in self.logs if log.is_finished]:
+                log.end()
             self._closed = True
             self._detach()
 
@@ -353,13 +367,14 @@ class Store:
         return self.put_many(dataset, [(path, version, block, payload)])[0]
 
     def put_many(
-        self, dataset: bytes, items: Sequence[Item], *, evict: bool = True
+        self, dataset: bytes, items: Sequence[Item], *, evict: bool = True, leave: int = -1
     ) -> list[Location | None]:
         """Store blocks and say of each where it lies, as if they were put one after another; small
         ones cost a fraction of that. Only one thread of the process may call this or `put`.
 
         None: full under `keep`, too large for a record, or a fault (already reported); evicted
         again for a later one; with `evict=False` also what would need the eviction of a segment.
+        What lies in segment `leave`, or is known by an entry there, is written anew.
         """
         assert len(dataset) == 16
         algorithm = digest.ALGORITHMS[self.settings.digest]
@@ -371,7 +386,8 @@ class Store:
             if not self._closed and self._usable():
                 assert self._index is not None
                 self._evicted.clear()
-                self._put(_Run(self._index, dataset, found, time.time_ns()), items, names, evict)
+                run = _Run(self._index, dataset, found, time.time_ns(), leave)
+                self._put(run, items, names, evict)
         if self._evicted:
             return [at if at and at.segno not in self._evicted else None for at in found]
         return found
@@ -397,13 +413,16 @@ class Store:
             if name in run.names:
                 self._write(run)  # a duplicate within the batch: the first one gets its place
             existing = run.known.get(name)
-            if existing is not None and not self._holds(existing, name, len(payload)):
+            if existing is not None and (
+                existing.segno == run.leave or not self._holds(existing, name, len(payload))
+            ):
                 existing = None
             if existing is not None:
                 if (path, block) in run.files:
                     self._write(run)  # the index must know what it was changed to
                 run.index.touch(existing.segno, run.now_ns)
-                if run.index.lookup(run.dataset, path, version, block) == existing:
+                is_known = run.index.lookup(run.dataset, path, version, block) == existing
+                if is_known and run.leave < 0:
                     run.found[number] = existing
                     continue
             length = len(payload) if existing is None else 0
@@ -537,7 +556,7 @@ class Store:
             if directory.generation() != self._generation:
                 return None  # what others hold is in an index that we have yet to follow
             writer, failed = create(
-                self._place(directory, index), self._segment_bytes, self._highest_segno, evict
+                self._place(directory, index), self._segment_bytes, self.highest_segno, evict
             )
         finally:
             directory.unshare_index()
@@ -549,7 +568,7 @@ class Store:
         elif writer is None:
             self._full_until = time.monotonic() + _PAUSE_SECONDS
         else:
-            self._highest_segno = writer.segno
+            self.highest_segno = writer.segno
         return writer
 
     def _is_full(self, writer: SegmentWriter) -> bool:
@@ -571,6 +590,78 @@ class Store:
 
     def _place(self, directory: Directory, index: idx.Index) -> Place:
         return Place(directory, index, self.settings, self._gone, self._fault)
+
+    def _sound_place(self) -> Place | None:
+        directory, index = self._directory, self._index
+        if self._closed or directory is None or index is None or self._index_bad is not None:
+            return None
+        return self._place(directory, index)
+
+    def _is_place(self, place: Place | None) -> TypeGuard[Place]:
+        """Is that still the directory, and its index?"""
+        now = self._sound_place()
+        return (
+            now is not None
+            and place is not None
+            and (now.directory, now.index) == (place.directory, place.index)
+        )
+
+    # ---- logs ------------------------------------------------------------------------------------
+    def begin_log(self, chunks: int, slack_bytes: int, record_bytes: int = ALIGNMENT) -> Log | None:
+        """A log of so many segments that may at first be filled with `slack_bytes`, or with what
+        there is room for without an eviction. None: there is none; the directory cannot be used.
+
+        `record_bytes`: mean length of the records to come (the index needs room for their rows).
+        """
+        with self.sharing() as place:
+            if place is None:
+                return None
+            for log in self.logs:
+                log.put_rows(place)
+            log = Log(self, place, chunks, slack_bytes, record_bytes)
+            if not log.segnos:
+                return None
+            self.highest_segno = log.segnos[-1]
+            self.logs.append(log)
+            return log
+        return None
+
+    @contextlib.contextmanager
+    def sharing(self) -> Iterator[Place | None]:
+        """For a log: the place with a sound index, which nobody leaves for another meanwhile. None:
+        not now. Errors of disk and database end the block, and are faults.
+        """
+        with self._lock:
+            place = None
+            with self._faults():
+                place = self._place_to_share()
+            try:
+                with self._faults():
+                    yield place
+            finally:
+                if place is not None:
+                    place.directory.unshare_index()
+
+    def _place_to_share(self) -> Place | None:
+        if self._closed or not self._usable():
+            return None
+        place = self._sound_place()
+        assert place is not None
+        if not place.directory.is_present() or not place.directory.try_share_index():
+            return None  # housekeeping will find out, or follow
+        if place.directory.generation() != self._generation:
+            place.directory.unshare_index()
+            return None
+        return place
+
+    @contextlib.contextmanager
+    def forgetting(self, log: Log) -> Iterator[None]:
+        """For a log that ends: its segments will be orphans."""
+        with self._lock:
+            yield
+            if log in self.logs:
+                self.logs.remove(log)
+            self._reconcile_at = 0.0
 
     def _gone(self, segno: int) -> None:
         self._evicted.add(segno)
@@ -622,14 +713,14 @@ class Store:
             self._drain_bad_records()
             index.flush()
             present = {row.segno for row in index.segments()}
-            self._highest_segno = max(self._highest_segno, *present, 0)
+            self.highest_segno = max(self.highest_segno, *present, 0)
             for segno in list(self._announced):
                 if segno not in present:
                     self._gone(segno)
-            place = self._place(directory, index)
-            if time.monotonic() >= self._reconcile_at:
-                self._reconcile(place)
-            self._keep_limits(place)
+        if time.monotonic() >= self._reconcile_at:
+            self._reconcile()
+        with self._lock, self._faults():
+            self._keep_limits()
 
     def _mend(self, directory: Directory) -> None:
         """Follow a newer generation; rebuild a damaged or missing index."""
@@ -664,7 +755,7 @@ class Store:
         finally:
             self._repair_at = time.monotonic() + self._repair_seconds
 
-    def _follow_or_build(self, directory: Directory) -> idx.Index:
+    def _follow_or_build(self, directory: Directory) -> None:
         """Leave the present generation (if any) for a newer one; build that if there is none."""
         old, self._index = self._index, None
         pending: tuple[list[idx.FileRow], list[idx.BlockRow]] = ([], [])
@@ -689,17 +780,35 @@ class Store:
                 index = idx.Index(directory.index_path(newest), self._row_damaged)
         self._index, self._generation, self._index_bad = index, newest, None
         index.insert(*pending)
+        place = self._place(directory, index)
         if self._writer is not None:
-            reindex_own(self._place(directory, index), self._writer)
+            reindex_own(place, self._writer)
+        for log in self.logs:
+            log.put_rows(place)
         self._reconcile_at = 0.0
-        return index
 
-    def _reconcile(self, place: Place) -> None:
-        self._reconcile_at = time.monotonic() + _RECONCILE_SECONDS
-        reconcile(place, self._writer)
-        self._highest_segno = max(self._highest_segno, *place.directory.segment_numbers(), 0)
+    def _reconcile(self) -> None:
+        """The lock is let go between the segments that are adopted: a log leaves many of them."""
+        with self._faults():
+            self._reconcile_at = time.monotonic() + _RECONCILE_SECONDS
+            with self._lock:
+                place = self._sound_place()
+                segnos = unsealed(place, self._writer) if place is not None else []
+            for segno in segnos:
+                with self._lock:
+                    if self._is_place(place):
+                        adopt(place, segno)
+                time.sleep(_ADOPTION_PAUSE_SECONDS)  # a lock is not handed over
+            with self._lock:
+                if self._is_place(place):
+                    tidy(place, self._writer)
+                    numbers = place.directory.segment_numbers()
+                    self.highest_segno = max(self.highest_segno, *numbers, 0)
 
-    def _keep_limits(self, place: Place) -> None:
+    def _keep_limits(self) -> None:
+        place = self._sound_place()
+        if place is None:
+            return
         if not keep_limits(place) and self._writer is not None:
             # Only segments that are being written are left. Ours can go the next time.
             self._seal()

@@ -1,0 +1,237 @@
+"""A log: the packed segments of one rewriting of a dataset (docs/LOG.md), as the store sees them.
+
+Whoever packs writes the records himself, into the descriptors that he is given; the store keeps
+numbers, space and the end. While a log lives, the index has no rows of what was written into it;
+when its writer dies or ends it, its segments are orphans, and adopted as any other.
+
+INVARIANT: what a log may write is reserved in the row of its first segment before it is written,
+with the index rows that it will need one day; never by an eviction.
+INVARIANT: a segment is deleted only after everything written before has reached the disk.
+INVARIANT: the lock of a segment file is held until it is deleted, or the log ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusecache.store import format as fmt
+from fusecache.store import index as idx
+from fusecache.store.capacity import ROW_BYTES, Place, evict, log_room_bytes
+from fusecache.store.directory import Directory
+from fusecache.store.recovery import boot_id
+from fusecache.store.segment import discard, try_direct
+from fusecache.store.types import ALIGNMENT
+
+if TYPE_CHECKING:
+    from fusecache.store.store import Store
+
+
+class Log:
+    """`segnos` are consecutive; `fds` belong to them in that order, open and locked until `end` or
+    the segment's release. `credit_bytes` may be appended at first (headers of segments apart);
+    `draw` gets more. Any thread.
+    """
+
+    def __init__(
+        self, store: Store, place: Place, chunks: int, slack_bytes: int, record_bytes: int
+    ) -> None:
+        """See `Store.begin_log`. OSError, sqlite3.Error: nothing is left behind."""
+        assert chunks > 0
+        self.directory = place.directory
+        self.uuid = place.directory.uuid
+        self.algorithm = place.directory.algorithm
+        self.segnos: list[int] = []
+        self.fds: list[int] = []
+        self.credit_bytes = 0
+        self.is_finished = False
+        self._store = store
+        self._record_bytes = record_bytes
+        self._rows: dict[int, idx.SegmentRow] = {}  # as they are to be in any index
+        self._open: dict[int, int] = {}  # number -> descriptor
+        try:
+            with place.index.transaction():
+                self._begin(place, chunks, slack_bytes)
+        except BaseException:
+            for segno, fd in self._open.items():
+                discard(place.directory.segment_path(segno))
+                os.close(fd)
+            raise
+
+    def _begin(self, place: Place, chunks: int, slack_bytes: int) -> None:
+        rows = place.index.segments()
+        headers = chunks * fmt.SEGMENT_HEADER_BYTES
+        credit = self._fitting(slack_bytes, log_room_bytes(place, rows) - headers)
+        if credit <= 0:
+            return
+        known = max(self._store.highest_segno, *(row.segno for row in rows), 0)
+        first = place.directory.next_segno(known, chunks)
+        reserved = headers + credit + self._rows_bytes(credit)
+        for segno in range(first, first + chunks):
+            mark = fmt.LogMark(first, reserved if segno == first else 0, boot_id())
+            header = fmt.SegmentHeader(segno, self.uuid, time.time_ns(), self.algorithm)
+            data = fmt.add_log_mark(fmt.pack_segment_header(header), mark)
+            self._open[segno] = _create(place.directory.segment_path(segno), data)
+            self._rows[segno] = idx.SegmentRow(segno, False, mark.reserved_bytes, first)
+        place.index.put_segments(list(self._rows.values()))
+        self.credit_bytes = credit
+        self.segnos = list(self._open)
+        self.fds = list(self._open.values())
+
+    def _rows_bytes(self, length: int) -> int:
+        return length * ROW_BYTES // self._record_bytes
+
+    def _fitting(self, wanted: int, room: int) -> int:
+        """How much of `wanted` can be appended if `room` bytes are reserved for it."""
+        fitting = min(wanted, room * self._record_bytes // (self._record_bytes + ROW_BYTES))
+        return fitting // ALIGNMENT * ALIGNMENT
+
+    # ---- space -----------------------------------------------------------------------------------
+    def draw(self, more_bytes: int) -> int:
+        """Reserve more; how much of it may be appended now. 0: no room."""
+        with self._store.sharing() as place:
+            if place is None or place.directory is not self.directory or self.is_finished:
+                return 0
+            first = self.segnos[0]
+            with place.index.transaction():
+                got = self._fitting(more_bytes, log_room_bytes(place, place.index.segments()))
+                if got <= 0:
+                    return 0
+                row = self._rows[first]
+                row = row._replace(reserved=row.reserved + got + self._rows_bytes(got))
+                place.index.put_segments([row])
+                self._mark(first, row.reserved)
+            self._rows[first] = row
+            return got
+        return 0
+
+    def finish(self, lengths: Iterable[tuple[int, int]]) -> None:
+        """All is written, so long are the files: what was reserved beyond is given back."""
+        told = dict(lengths)
+        self.is_finished = True
+        with self._store.sharing() as place:
+            for segno, fd in self._open.items():
+                length = max(told.get(segno, 0), os.fstat(fd).st_size)
+                reserved = length + self._rows_bytes(length)
+                self._rows[segno] = self._rows[segno]._replace(reserved=reserved)
+                self._mark(segno, reserved)
+            if place is not None:
+                self.put_rows(place)
+
+    def put_rows(self, place: Place) -> None:
+        """Into an index that others built, perhaps, or that could not be written before."""
+        if place.directory is self.directory:
+            rows = [r for r in self._rows.values() if os.fstat(self._open[r.segno]).st_nlink]
+            with place.index.transaction():
+                place.index.put_segments(rows)
+
+    def _mark(self, segno: int, reserved_bytes: int) -> None:
+        """For whoever builds an index while the log lives."""
+        fd = os.open(f"/proc/self/fd/{self._open[segno]}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            header = os.pread(fd, fmt.SEGMENT_HEADER_BYTES, 0)
+            mark = fmt.LogMark(self.segnos[0], reserved_bytes, boot_id())
+            os.pwrite(fd, fmt.add_log_mark(header, mark), 0)
+        finally:
+            os.close(fd)
+
+    # ---- the end of segments ---------------------------------------------------------------------
+    def rows_in(self, segnos: Sequence[int]) -> dict[int, int]:
+        """How many files the index has in each of the segments. Segments of logs of this process
+        have none that matter; a segment that cannot be looked at now is missing.
+        """
+        with self._store.sharing() as place:
+            if place is None or place.directory is not self.directory:
+                return {}
+            place.index.flush()
+            ours = {segno for log in self._store.logs for segno in log.segnos}
+            others = [segno for segno in segnos if segno not in ours]
+            counts = place.index.file_rows_in(others)
+            return {segno: counts.get(segno, 0) for segno in segnos}
+        return {}
+
+    def release(self, segnos: Sequence[int]) -> int:
+        """See `release`."""
+        return release(self._store, self.directory, segnos)
+
+    def _let_go(self, segno: int) -> None:
+        del self._rows[segno]
+        os.close(self._open.pop(segno))
+        if not self._open:
+            self._store.logs.remove(self)
+
+    def end(self) -> None:
+        """Give the descriptors up (nobody may write any more): what is left will be adopted."""
+        with self._store.forgetting(self):
+            for fd in self._open.values():
+                os.close(fd)
+            self._open.clear()
+            self._rows.clear()
+            self.is_finished = True
+
+
+def release(store: Store, directory: Directory, segnos: Sequence[int]) -> int:
+    """Delete segments to which nothing leads any more: sealed ones, and those of finished logs
+    of this process. Others stay, and what another process has evicted counts nothing.
+
+    Returns the bytes that were given back. Waits for the disk: `syncfs`.
+    """
+    if not segnos or not _sync_file_system(directory.path):
+        return 0
+    freed, gone = 0, list[idx.SegmentRow]()
+    with store.sharing() as place:
+        if place is None or place.directory is not directory:
+            return 0
+        ours = {n: log for log in store.logs if log.is_finished for n in log._open}
+        with place.index.transaction():
+            wanted = set(segnos)
+            for row in place.index.segments():
+                if row.segno in wanted and (row.sealed or row.segno in ours):
+                    evict(place, row.segno)
+                    gone.append(row)
+        freed = sum(row.reserved for row in gone)
+        for row in gone:
+            if row.segno in ours:
+                ours[row.segno]._let_go(row.segno)
+    for row in gone:
+        with store.sharing() as place:
+            if place is not None and place.directory is directory:
+                place.index.sweep(row.segno)
+    return freed
+
+
+def _create(path: Path, header: bytes) -> int:
+    """A new, locked segment file with this header. OSError: nothing is left behind."""
+    temporary = path.with_suffix(".tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(fd, header, 0)
+        try_direct(fd)
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        os.close(fd)
+        raise
+    return fd
+
+
+def _sync_file_system(directory: Path) -> bool:
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
+    finally:
+        os.close(fd)
