@@ -28,6 +28,7 @@ from fusecache import _native, namespace
 from fusecache.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.kernel import Kernel
 from fusecache.origin import Origin, Tick, read_range
+from fusecache.packer import Packer
 from fusecache.stats import Stats
 from fusecache.store import Store
 from fusecache.store.types import Location, Version
@@ -39,6 +40,7 @@ CHANGES_MOST = 3  # times a file may change under a fetch before the reader gets
 
 ROOM_WAIT_S = 1.0
 FLUSH_AFTER_S = 0.05
+FLUSH_LOG_AFTER_S = 1.0  # buffers that are not full: what is in them has no location yet
 GATHER_S = 0.005  # a visit to the store has its price, be it for one block or for many
 GATHERED_BYTES = 1 << 20  # are many
 
@@ -78,10 +80,17 @@ class Fetcher:
     """Reads the origin for everyone; see the module's invariants."""
 
     def __init__(
-        self, origin: Origin, store: Store, kernel: Kernel, dataset: bytes, stats: Stats
+        self,
+        origin: Origin,
+        store: Store,
+        packer: Packer,
+        kernel: Kernel,
+        dataset: bytes,
+        stats: Stats,
     ) -> None:
         self._origin = origin
         self._store = store
+        self._packer = packer
         self._kernel = kernel
         self._dataset = dataset
         self._stats = stats
@@ -260,7 +269,7 @@ class Fetcher:
     def locate(self, ino: int, version: Version, block: int) -> bool:
         """Make sure the front knows where the block lies, if the store has it. Blocking."""
         known = _native.get_location(ino, block)
-        if known is not None and _native.segment_known(known[0]):
+        if known is not None and _open_segment(self._store, known[0]):
             return True
         location = self._store.lookup(self._dataset, _native.path(ino), version, block)
         if location is None:
@@ -290,6 +299,10 @@ class Fetcher:
                 if not self._queue:
                     # Nothing more comes for now: let other mounts on the cache directory see it.
                     await trio.to_thread.run_sync(self._store.flush)
+                    with trio.move_on_after(FLUSH_LOG_AFTER_S):
+                        await self._wake.wait()
+                if not self._queue:
+                    await trio.to_thread.run_sync(self._packer.flush)
                     await self._wake.wait()
             if self._queued_bytes < GATHERED_BYTES:
                 await trio.sleep(GATHER_S)
@@ -322,8 +335,12 @@ class Fetcher:
         return batch
 
     def _publish(self, batch: list[Publication]) -> None:
+        for item in batch:
+            if item.block == 0:
+                item.flight.stored = self._packer.add(item.ino, item.version, item.data)
+        rest = [item for item in batch if not item.flight.stored]
         for evict in (True, False):
-            chosen = [item for item in batch if item.evict is evict]
+            chosen = [item for item in rest if item.evict is evict]
             if not chosen:
                 continue
             items = [
@@ -343,14 +360,20 @@ def _is_worth_another_try(error: OriginError | None) -> bool:
 
 def use(store: Store, ino: int, block: int, location: Location, version: Version) -> bool:
     """Tell the front where a block lies. False: its segment is gone, or the file has changed."""
-    if not _native.segment_known(location.segno):
-        fd = store.open_segment(location.segno)
-        if fd is None:
-            return False
-        try:
-            _native.segment_add(location.segno, fd)
-        finally:
-            os.close(fd)
-    return _native.set_location(
+    return _open_segment(store, location.segno) and _native.set_location(
         ino, block, location.segno, location.offset, location.header_len, version
     )
+
+
+def _open_segment(store: Store, segno: int) -> bool:
+    """Make sure the front can read from it. False: it is gone."""
+    if _native.segment_known(segno):
+        return True
+    fd = store.open_segment(segno)
+    if fd is None:
+        return False
+    try:
+        _native.segment_add(segno, fd)
+    finally:
+        os.close(fd)
+    return True

@@ -1,9 +1,10 @@
-/* Reads of many records at a time: Linux AIO, so that one thread keeps a disk busy while it works.
+/* Reads of many records at a time: Linux AIO, so that one thread keeps a disk busy while it works, and neighbours
+ * together.
  *
  * A thread that reads one record after the other leaves the disk idle while it verifies and pushes, and
  * itself while the disk works; more threads cost a wake-up and a command to the disk for each record.
  *
- * Only whole records of up to SLOT_BYTES, and only their good outcome: all else is refused here, and is
+ * Only whole records of up to LARGE_BYTES, and only their good outcome: all else is refused here, and is
  * for block_read, which knows what to make of it. The same where the kernel has no AIO, or no more of it
  * (/proc/sys/fs/aio-max-nr).
  */
@@ -15,28 +16,33 @@
 #include <sys/syscall.h>
 
 #define PAGE 4096u
-#define SLOT_BYTES (256u << 10)
+#define READS_MOST 16
+/* The last four buffers are large ones: neighbours are read together, as far as they fit. */
+#define LARGE_FROM 12u
+#define SMALL_BYTES (256u << 10)
+#define LARGE_BYTES (1u << 20)
+#define MEM_BYTES (LARGE_FROM * SMALL_BYTES + (READS_MOST - LARGE_FROM) * LARGE_BYTES)
+#define GAP_MOST (16u << 10) /* cheaper to read than another command */
 #define TAKE_AT_ONCE 4 /* so many commands reach the disk together, most of the time */
 #define KEPT_MOST 8	 /* as many as there are threads that stage */
 
-struct slot {
+struct reading {
 	struct segment *segment;
-	struct location at;
-	uint32_t payload_len;
+	uint64_t from, end; /* of the segment */
+	struct deep_record *first, *last;
 	struct iocb iocb;
 };
 
 struct deep {
 	struct deep *next;
-	unsigned char *mem; /* SLOT_BYTES for each slot */
+	unsigned char *mem;
 	aio_context_t aio;
-	struct slot slots[DEEP_SLOTS];
-	unsigned free_slots[DEEP_SLOTS], free_count;
-	struct iocb *added[DEEP_SLOTS];
-	unsigned added_count, flying;
-	struct io_event events[DEEP_SLOTS];
+	struct reading readings[READS_MOST];
+	unsigned busy; /* bit by bit */
+	unsigned added[READS_MOST], added_count, flying;
+	struct io_event events[READS_MOST];
 	unsigned event_next, event_count;
-	int taken; /* the slot that the caller looks at; -1: none */
+	struct deep_record *left; /* to be taken from the read of the last event */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -49,15 +55,11 @@ static struct deep *deep_new(void)
 
 	if (!d)
 		return NULL;
-	d->taken = -1;
-	for (d->free_count = 0; d->free_count < DEEP_SLOTS; d->free_count++)
-		d->free_slots[d->free_count] = d->free_count;
-	d->mem = mmap(NULL, DEEP_SLOTS * SLOT_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-		      -1, 0);
-	if (d->mem != MAP_FAILED && !syscall(SYS_io_setup, DEEP_SLOTS, &d->aio))
+	d->mem = mmap(NULL, MEM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (d->mem != MAP_FAILED && !syscall(SYS_io_setup, READS_MOST, &d->aio))
 		return d;
 	if (d->mem != MAP_FAILED)
-		munmap(d->mem, DEEP_SLOTS * SLOT_BYTES);
+		munmap(d->mem, MEM_BYTES);
 	free(d);
 	return NULL;
 }
@@ -90,68 +92,120 @@ void deep_put(struct deep *d)
 	pthread_mutex_unlock(&lock);
 	if (d) {
 		syscall(SYS_io_destroy, d->aio);
-		munmap(d->mem, DEEP_SLOTS * SLOT_BYTES);
+		munmap(d->mem, MEM_BYTES);
 		free(d);
 	}
 }
 
-bool deep_has_room(const struct deep *d) { return d->free_count; }
+static unsigned char *buffer(const struct deep *d, unsigned number)
+{
+	return d->mem + (number < LARGE_FROM ? (size_t)number * SMALL_BYTES
+					     : (size_t)LARGE_FROM * SMALL_BYTES +
+						       (size_t)(number - LARGE_FROM) * LARGE_BYTES);
+}
 
-int deep_add(struct deep *d, uint64_t packed, uint32_t payload_len)
+/* The first free buffer of that size: what was used last is in the processor's cache. READS_MOST: there is none. */
+static unsigned free_buffer(const struct deep *d, uint64_t size)
+{
+	unsigned number = size > SMALL_BYTES ? LARGE_FROM : 0;
+
+	while (number < READS_MOST && d->busy & 1u << number)
+		number++;
+	return number;
+}
+
+bool deep_has_room(const struct deep *d) { return free_buffer(d, 0) < READS_MOST; }
+
+/* The read that was added last takes in a neighbour. */
+static bool join(struct deep *d, struct deep_record *record, uint64_t end)
+{
+	struct reading *reading;
+	unsigned *number, large;
+
+	if (!d->added_count)
+		return false;
+	number = &d->added[d->added_count - 1];
+	reading = &d->readings[*number];
+	if (end < reading->end)
+		end = reading->end;
+	if (record->at.segno != reading->first->at.segno || record->at.offset < reading->from ||
+	    record->at.offset > reading->end + GAP_MOST || end - reading->from > LARGE_BYTES)
+		return false;
+	if (end - reading->from > SMALL_BYTES && *number < LARGE_FROM) {
+		large = free_buffer(d, LARGE_BYTES);
+		if (large == READS_MOST)
+			return false;
+		d->readings[large] = *reading;
+		reading = &d->readings[large];
+		d->busy ^= 1u << *number | 1u << large;
+		*number = large;
+	}
+	reading->end = end;
+	reading->last = reading->last->next = record;
+	return true;
+}
+
+bool deep_add(struct deep *d, struct deep_record *record, uint64_t packed, uint32_t payload_len)
 {
 	struct location at = location_unpack(packed);
-	size_t want = ((size_t)at.header_len + payload_len + PAGE - 1) & ~(size_t)(PAGE - 1);
-	struct slot *slot;
+	uint64_t end = (at.offset + at.header_len + payload_len + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	struct segment *segment;
 	unsigned number;
 
-	if (!d->free_count || want > SLOT_BYTES)
-		return -1;
-	number = d->free_slots[d->free_count - 1];
-	slot = &d->slots[number];
-	slot->segment = segment_take(at.segno);
-	if (!slot->segment)
-		return -1;
-	d->free_count--;
-	slot->at = at;
-	slot->payload_len = payload_len;
-	slot->iocb = (struct iocb){
-	    .aio_data = number,
-	    .aio_lio_opcode = IOCB_CMD_PREAD,
-	    .aio_fildes = (uint32_t)segment_fd(slot->segment),
-	    .aio_buf = (uintptr_t)(d->mem + (size_t)number * SLOT_BYTES),
-	    .aio_nbytes = want,
-	    .aio_offset = (int64_t)at.offset,
-	};
-	d->added[d->added_count++] = &slot->iocb;
-	return (int)number;
+	*record = (struct deep_record){.at = at, .payload_len = payload_len};
+	if (end - at.offset > LARGE_BYTES)
+		return false;
+	if (join(d, record, end))
+		return true;
+	number = free_buffer(d, end - at.offset);
+	segment = number < READS_MOST ? segment_take(at.segno) : NULL;
+	if (!segment)
+		return false;
+	d->readings[number] = (struct reading){
+	    .segment = segment, .from = at.offset, .end = end, .first = record, .last = record};
+	d->busy |= 1u << number;
+	d->added[d->added_count++] = number;
+	return true;
 }
 
 /* What the kernel does not take has failed. */
 static void submit(struct deep *d)
 {
+	struct iocb *commands[READS_MOST];
 	unsigned done = 0;
 
+	for (unsigned i = 0; i < d->added_count; i++) {
+		struct reading *reading = &d->readings[d->added[i]];
+
+		commands[i] = &reading->iocb;
+		reading->iocb = (struct iocb){
+		    .aio_data = d->added[i],
+		    .aio_lio_opcode = IOCB_CMD_PREAD,
+		    .aio_fildes = (uint32_t)segment_fd(reading->segment),
+		    .aio_buf = (uintptr_t)buffer(d, d->added[i]),
+		    .aio_nbytes = reading->end - reading->from,
+		    .aio_offset = (int64_t)reading->from,
+		};
+	}
 	while (done < d->added_count) {
-		long taken = syscall(SYS_io_submit, d->aio, (long)(d->added_count - done), d->added + done);
+		long taken = syscall(SYS_io_submit, d->aio, (long)(d->added_count - done), commands + done);
 
 		if (taken > 0) {
 			done += (unsigned)taken;
 			d->flying += (unsigned)taken;
 		} else if (taken == 0 || errno != EINTR) {
-			d->events[d->event_count++] = (struct io_event){.data = d->added[done++]->aio_data};
+			d->events[d->event_count++] = (struct io_event){.data = d->added[done++]};
 		}
 	}
 	d->added_count = 0;
 }
 
-int deep_take(struct deep *d, const unsigned char **data)
+static bool next_event(struct deep *d)
 {
-	const struct io_event *event;
-	struct slot *slot;
+	struct reading *reading;
 
-	if (d->taken >= 0)
-		d->free_slots[d->free_count++] = (unsigned)d->taken;
-	d->taken = -1;
+	if (d->event_next < d->event_count) /* it is done with */
+		d->busy ^= 1u << d->events[d->event_next++].data;
 	if (d->event_next == d->event_count) {
 		d->event_next = d->event_count = 0;
 		submit(d);
@@ -163,15 +217,32 @@ int deep_take(struct deep *d, const unsigned char **data)
 				d->flying -= (unsigned)got;
 			}
 		}
+		if (!d->event_count)
+			return false;
 	}
-	if (d->event_next == d->event_count)
-		return -1;
-	event = &d->events[d->event_next++];
-	d->taken = (int)event->data;
-	slot = &d->slots[d->taken];
-	*data = NULL;
-	if (event->res >= (int64_t)slot->at.header_len + slot->payload_len)
-		*data = record_payload(d->mem + (size_t)d->taken * SLOT_BYTES, slot->at, slot->payload_len);
-	segment_release(slot->segment);
-	return d->taken;
+	reading = &d->readings[d->events[d->event_next].data];
+	segment_release(reading->segment);
+	d->left = reading->first;
+	return true;
+}
+
+struct deep_record *deep_take(struct deep *d, const unsigned char **raw)
+{
+	const struct io_event *event;
+	struct deep_record *record;
+	unsigned char *at;
+	uint64_t offset;
+
+	if (!d->left && !next_event(d))
+		return NULL;
+	record = d->left;
+	d->left = record->next;
+	event = &d->events[d->event_next];
+	offset = record->at.offset - d->readings[event->data].from;
+	at = buffer(d, (unsigned)event->data) + offset;
+	*raw = NULL;
+	if (event->res >= (int64_t)(offset + record->at.header_len + record->payload_len) &&
+	    record_payload(at, record->at, record->payload_len))
+		*raw = at;
+	return record;
 }

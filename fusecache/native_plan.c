@@ -412,10 +412,12 @@ static bool was_read(uint32_t ino)
 }
 
 struct staging {
+	struct deep_record record; /* first: it is what comes back */
 	struct version version;
 	uint64_t packed;
-	uint32_t ino;
 	size_t number; /* in its batch */
+	uint32_t ino;
+	bool move; /* its record goes to the log, wherever its pages come from */
 };
 
 /* May its bytes be read? Else *result is why not. */
@@ -424,54 +426,68 @@ static bool stage_begin(struct staging *file, uint8_t *result)
 	*result = (uint8_t)may_push(&file->ino, &file->version, &file->packed);
 	if (*result != PUSHED || !file->version.size)
 		return false;
-	*result = was_read(file->ino) ? PUSH_READ : file->packed ? PUSHED : PUSH_NO_BYTES;
+	file->move = file->move && file->packed && log_wants(file->ino);
+	if (!file->move)
+		*result = was_read(file->ino) ? PUSH_READ : file->packed ? PUSHED : PUSH_NO_BYTES;
 	return *result == PUSHED;
 }
 
-/* data: NULL: not read yet, or in vain. */
-static uint8_t stage_end(int fd, const char *mountpoint, const struct staging *file,
-			 const unsigned char *data, struct scratch *s)
+/* Of a file that is read for the log: has it no need of pages? */
+static bool is_served(const struct staging *file)
 {
-	const uint32_t size = (uint32_t)file->version.size;
-	int result;
-
-	if (was_read(file->ino)) /* by now */
-		return PUSH_READ;
-	if (!data && block_read(file->ino, 0, file->packed, size, 0, size, s, &data) != READ_OK)
-		return PUSH_NO_BYTES;
-	result = push_whole(fd, mountpoint, file->ino, data, &file->version);
-	if (result == PUSHED)
-		COUNT(bytes_staged, size);
-	return (uint8_t)result;
+	return file->move && (plan_flags(file->ino) & (PLAN_WANTED | PLAN_STAGED)) != PLAN_WANTED;
 }
 
-void plan_stage(int fd, const char *mountpoint, const uint32_t *inos, size_t count, uint8_t *results,
-		struct scratch *s)
+/* raw: NULL: not read yet, or in vain. */
+static uint8_t stage_end(int fd, const char *mountpoint, const struct staging *file,
+			 const unsigned char *raw, struct scratch *s)
 {
-	struct staging flying[DEEP_SLOTS];
-	struct deep *deep = deep_get();
-	const unsigned char *data;
+	const uint32_t size = (uint32_t)file->version.size;
+	const struct location at = location_unpack(file->packed);
+	const unsigned char *data = raw ? raw + at.header_len : NULL;
+	const bool was_faster = was_read(file->ino); /* by now */
+	int result = PUSHED;
+
+	if (was_faster && !file->move)
+		return PUSH_READ;
+	if (!data && block_read(file->ino, 0, file->packed, size, 0, size, s, &data) != READ_OK)
+		return was_faster ? PUSH_READ : PUSH_NO_BYTES;
+	if (!was_faster && !is_served(file)) {
+		result = push_whole(fd, mountpoint, file->ino, data, &file->version);
+		if (result == PUSHED)
+			COUNT(bytes_staged, size);
+	}
+	if (file->move) /* a whole block is read with its header before it */
+		log_move(file->ino, file->packed, data - at.header_len);
+	return (uint8_t)(was_faster ? PUSH_READ : result);
+}
+
+int plan_stage(int fd, const char *mountpoint, const uint32_t *inos, const uint8_t *moves, size_t count,
+	       uint8_t *results, struct scratch *s)
+{
+	struct staging *files = malloc(count * sizeof(*files) + 1), *file;
+	struct deep *deep = files ? deep_get() : NULL;
+	const unsigned char *raw;
 	size_t next = 0;
-	int slot;
 
+	if (!files)
+		return -ENOMEM;
 	do {
-		while (next < count && (!deep || deep_has_room(deep))) {
-			struct staging file = {.ino = inos[next], .number = next};
-
-			if (stage_begin(&file, &results[next])) {
-				slot = deep ? deep_add(deep, file.packed, (uint32_t)file.version.size) : -1;
-				if (slot < 0)
-					results[next] = stage_end(fd, mountpoint, &file, NULL, s);
-				else
-					flying[slot] = file;
-			}
-			next++;
+		for (; next < count && (!deep || deep_has_room(deep)); next++) {
+			file = &files[next];
+			*file = (struct staging){
+			    .ino = inos[next], .number = next, .move = moves && moves[next]};
+			if (stage_begin(file, &results[next]) &&
+			    !(deep && deep_add(deep, &file->record, file->packed, (uint32_t)file->version.size)))
+				results[next] = stage_end(fd, mountpoint, file, NULL, s);
 		}
-		slot = deep ? deep_take(deep, &data) : -1;
-		if (slot >= 0)
-			results[flying[slot].number] = stage_end(fd, mountpoint, &flying[slot], data, s);
-	} while (slot >= 0);
+		file = deep ? (struct staging *)deep_take(deep, &raw) : NULL;
+		if (file)
+			results[file->number] = stage_end(fd, mountpoint, file, raw, s);
+	} while (file);
 	deep_put(deep);
+	free(files);
+	return 0;
 }
 
 int plan_push(int fd, const char *mountpoint, uint32_t ino, const struct version *of, const void *data,

@@ -168,35 +168,65 @@ static PyObject *py_arm(PyObject *module, PyObject *args, PyObject *kwargs)
 /* ---- pages -------------------------------------------------------------------------------- */
 static PyObject *py_stage(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	struct scratch *scratch;
+	struct scratch *scratch = NULL;
+	Py_buffer inos, moves = {0};
 	PyObject *out = NULL;
 	const char *mountpoint;
-	Py_buffer inos;
-	uint32_t *numbers;
-	int fd;
+	uint32_t *numbers = NULL;
+	int fd, err = -ENOMEM;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iyy*", KEYWORDS("fuse_fd", "mountpoint", "inos"),
-					 &fd, &mountpoint, &inos) ||
-	    !are_inos(&inos))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iyy*|y*",
+					 KEYWORDS("fuse_fd", "mountpoint", "inos", "moves"), &fd,
+					 &mountpoint, &inos, &moves))
 		return NULL;
+	if (inos.len % 4 || (moves.len && moves.len != inos.len / 4)) {
+		PyErr_SetString(PyExc_ValueError, "inos: four bytes each, moves: one");
+		goto end;
+	}
 	scratch = scratch_get();
 	numbers = malloc((size_t)inos.len + 1);
-	if (scratch && numbers)
-		out = PyBytes_FromStringAndSize(NULL, inos.len / 4);
-	else
-		PyErr_NoMemory();
-	if (out) {
+	out = PyBytes_FromStringAndSize(NULL, inos.len / 4);
+	if (scratch && numbers && out) {
 		memcpy(numbers, inos.buf, (size_t)inos.len);
-		Py_BEGIN_ALLOW_THREADS
-		plan_stage(fd, mountpoint, numbers, (size_t)inos.len / 4,
-			   (uint8_t *)PyBytes_AS_STRING(out), scratch);
-		Py_END_ALLOW_THREADS
+		WITHOUT_GIL(err = plan_stage(fd, mountpoint, numbers, moves.len ? moves.buf : NULL,
+					     (size_t)inos.len / 4, (uint8_t *)PyBytes_AS_STRING(out),
+					     scratch));
 	}
+	if (err) {
+		Py_CLEAR(out);
+		PyErr_NoMemory();
+	}
+end:
 	free(numbers);
 	scratch_put(scratch);
+	PyBuffer_Release(&moves);
 	PyBuffer_Release(&inos);
 	return out;
+}
+
+static PyObject *py_count_within(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	unsigned long long most, size = 0;
+	PyThreadState *without_gil;
+	Py_ssize_t count = 0;
+	Py_buffer inos;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*K", KEYWORDS("inos", "bytes"), &inos, &most) ||
+	    !are_inos(&inos))
+		return NULL;
+	without_gil = lock_read();
+	for (; count < inos.len / 4; count++) {
+		const struct node *n = node_at(ino_at(&inos, count));
+
+		size += n ? table.nodes[node_primary(ino_at(&inos, count))].size : 0;
+		if (count && size > most)
+			break;
+	}
+	unlock(without_gil);
+	PyBuffer_Release(&inos);
+	return PyLong_FromSsize_t(count);
 }
 
 struct pushed_file {
@@ -485,6 +515,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(note_seen),
     WITH_KEYWORDS(arm),
     WITH_KEYWORDS(stage),
+    WITH_KEYWORDS(count_within),
     WITH_KEYWORDS(push_files),
     WITH_KEYWORDS(drop),
     WITH_KEYWORDS(list_directory),

@@ -25,8 +25,10 @@ from fusecache import _native
 from fusecache.control import Message, Send
 from fusecache.errors import OriginError
 from fusecache.operations import Operations
+from fusecache.packer import CHUNKS_MOST, Packer
 from fusecache.passings import Passings
 from fusecache.prefetcher import Inos, Prefetcher
+from fusecache.probe import Device, Probe
 from fusecache.stats import Stats
 from fusecache.store import Store
 from fusecache.wire import VERSION, Fields, WireError
@@ -42,6 +44,7 @@ REPORT_EVERY_S = 0.01
 REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
+PAGE_BYTES, BUFFER_PAGES_MOST = 4096, 1024  # of a chunk's buffer
 WHAT = 7  # the low bits of a kind
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -56,22 +59,26 @@ class Plan:
         *,
         operations: Operations,
         prefetcher: Prefetcher,
+        packer: Packer,
         preload: Callable[[int], Awaitable[None]],
         store: Store,
         stats: Stats,
         passings: Passings,
         mount: Message,
+        device: Device,
     ) -> None:
         """`preload(directory)` returns when the front knows where the files of a listed directory
-        lie. `mount`: what a hintsd is told of it (docs/WIRE.md).
+        lie. `mount`: what a hintsd is told of it (docs/WIRE.md). `device`: of the SSD tier.
         """
         self._operations = operations
         self._prefetcher = prefetcher
+        self.packer = packer
         self._preload = preload
         self._store = store
         self._stats = stats
         self.passings = passings
         self._mount = mount
+        self.device = device
         self._newest = 0
         self._lock = trio.Lock()
         self._scope: trio.CancelScope | None = None
@@ -91,13 +98,16 @@ class Plan:
             if number != self._newest:
                 return
             with trio.CancelScope() as self._scope:
-                await send({"ok": True, "version": VERSION, "mount": self._mount})
+                found = self.device.found
+                known = {} if found is None else {"probe": found.as_map()}
+                await send({"ok": True, "version": VERSION, "mount": self._mount | known})
                 try:
                     self.is_connected = True
-                    await _Channel(self, FrameStream(stream)).run()
+                    await _Channel(self, FrameStream(stream), found).run()
                 finally:
                     self.is_connected = False
                     self._prefetcher.end()
+                    self.packer.abandon()
 
     # ---- what a channel asks for -----------------------------------------------------------------
 
@@ -128,7 +138,7 @@ class Plan:
             "ram_limit_bytes": self._mount["ram_bytes"],
             "ssd_bytes": usage.bytes,
             "ssd_limit_bytes": usage.limit_bytes,
-            "ssd_room_bytes": room_bytes,
+            "ssd_room_bytes": self.packer.room_bytes(room_bytes),
             "origin_bytes": self._stats["bytes_from_origin"],
             "origin_files": self._stats["origin_files"],
             "depth": self._prefetcher.depth,
@@ -138,7 +148,13 @@ class Plan:
             "changes_seen": self._stats["changes_seen"],
             "segments_lost": self._stats["segments_lost"],
             "recording": self.passings.recording,
+            **self.packer.state(),
         }
+
+    @property
+    def wants_probe(self) -> bool:
+        """Which layout is best depends on the device."""
+        return bool(self._mount["layout"] == "auto")
 
     @property
     def prefetcher(self) -> Prefetcher:
@@ -148,13 +164,16 @@ class Plan:
 class _Channel:
     """One connection."""
 
-    def __init__(self, plan: Plan, frames: FrameStream) -> None:
+    def __init__(self, plan: Plan, frames: FrameStream, known: Probe | None) -> None:
+        """`known`: what hintsd has been told of the device."""
         self._plan = plan
+        self._known = known
         self._prefetcher = plan.prefetcher
         self._frames = frames
         self._done_inos, self._done_results = bytearray(), bytearray()
         self._has_done = trio.Event()
         self._send_path, self._paths = trio.open_memory_channel[bytes](LISTINGS_MOST - 1)
+        self._is_packing = False  # the pieces of a log are coming
         self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
 
     async def run(self) -> None:
@@ -191,10 +210,35 @@ class _Channel:
             self._done_results.clear()
         elif kind == "passed":
             self._plan.passings.put(fields)
+        elif kind == "pack":
+            await self._pack(fields)
         elif kind in ("stage", "fetch", "cancel", "drop", "arm"):
             await self._command_inos(kind, fields.array("inos", np.uint32), fields)
         else:
             raise WireError(f"{kind}: no such frame")
+
+    async def _pack(self, fields: Fields) -> None:
+        packer, chunks = self._plan.packer, fields.int("chunks", 0, CHUNKS_MOST)
+        if not chunks:
+            self._is_packing = False
+            await trio.to_thread.run_sync(packer.end)
+            return
+        size_bytes = fields.int("bytes", 1, 1 << 62)
+        buffer_bytes = fields.int("buffer", 1, BUFFER_PAGES_MOST * PAGE_BYTES)
+        first = fields.int("first", 0, chunks)
+        lengths, inos = fields.array("lengths", np.uint32), fields.array("inos", np.uint32)
+        last = fields.bool("last")
+        if buffer_bytes % PAGE_BYTES:
+            raise WireError(f"pack: field buffer is no multiple of {PAGE_BYTES}")
+        if first + len(lengths) > chunks or int(lengths.sum(dtype=np.uint64)) != len(inos):
+            raise WireError("pack: field lengths does not fit the others")
+        if not self._is_packing:
+            await trio.to_thread.run_sync(packer.begin, chunks, size_bytes, buffer_bytes)
+        self._is_packing = True
+        await trio.to_thread.run_sync(packer.assign, first, lengths.tolist(), inos)
+        if last:
+            self._is_packing = False
+            await trio.to_thread.run_sync(packer.open)
 
     async def _command_inos(self, kind: str, inos: Inos, fields: Fields) -> None:
         try:
@@ -292,7 +336,12 @@ class _Channel:
             if bytes_before >= 0:
                 rate = (state["origin_bytes"] - bytes_before) / (now - at_before)
             bytes_before, at_before = state["origin_bytes"], now
-            await self._frames.send("state", **state, origin_bytes_per_s=int(rate))
+            if state.get("packing") and self._plan.wants_probe:
+                self._plan.device.measure_once()
+            found = self._plan.device.found
+            news = {} if found is self._known or found is None else {"probe": found.as_map()}
+            self._known = found
+            await self._frames.send("state", **state, **news, origin_bytes_per_s=int(rate))
             passings = self._plan.passings
             if state["recording"] != passings.recording:
                 continue

@@ -36,6 +36,7 @@ from fusecache.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.fetcher import Fetcher, Flight
 from fusecache.kernel import Kernel
 from fusecache.origin import AWAY_ERRNOS, Origin
+from fusecache.packer import Packer
 from fusecache.reader import Reader
 from fusecache.stats import Stats
 from fusecache.store.types import BLOCK_BYTES, Version
@@ -45,9 +46,14 @@ log = logging.getLogger(__name__)
 # results (docs/WIRE.md, `done`)
 STAGED, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = range(1, 8)
 
+# How a file is to be staged (docs/WIRE.md): stored on SSD; appended to the log; in the given order
+STORE, MOVE, KEEP_ORDER = 1, 2, 4
+CHUNK_MARKS = (64, 128)  # added here, in turn: which frame a file came in
+
 STAGE_BATCH = 64  # files staged in one visit to a thread
 BATCH = 32  # pushed from memory in one
 BATCH_BYTES = 8 << 20
+MOVE_BATCH, MOVE_BATCH_BYTES = 512, 4 << 20  # in the order in which they lie on SSD
 SORT_BATCH = 256
 DROP_BATCH = 512
 TAKE_MOST = 256
@@ -71,7 +77,7 @@ Report = Callable[[bytes, bytes], None]  # inodes (packed u32), a result each
 
 
 class ArrayQueue:
-    """A first-in first-out of (inode, flag) pairs, kept as the arrays they came in."""
+    """A first-in first-out of (inode, flags) pairs, kept as the arrays they came in."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[Inos, NDArray[np.uint8]]] = deque()
@@ -81,6 +87,11 @@ class ArrayQueue:
         if len(inos):
             self._parts.append((inos, flags))
             self.count += len(inos)
+
+    @property
+    def first_flags(self) -> int:
+        """Of the oldest, which there is."""
+        return int(self._parts[0][1][0])
 
     def put_first(self, inos: Inos, flags: NDArray[np.uint8]) -> None:
         if len(inos):
@@ -165,6 +176,7 @@ class Prefetcher:
         fetcher: Fetcher,
         reader: Reader,
         origin: Origin,
+        packer: Packer,
         kernel: Kernel,
         stats: Stats,
         room_bytes: Callable[[], int],
@@ -175,6 +187,7 @@ class Prefetcher:
         self._fetcher = fetcher
         self._reader = reader
         self._origin = origin
+        self._packer = packer
         self._kernel = kernel
         self._stats = stats
         self._room_bytes = room_bytes
@@ -197,6 +210,7 @@ class Prefetcher:
         self._number = 0  # of files whose turn to be staged has come
         self._left: list[tuple[Inos, NDArray[np.uint8]]] = []  # to the readers
         self._left_until = 0
+        self._chunk_mark = CHUNK_MARKS[0]
         self._to_fetch: OrderedDict[int, bool] = OrderedDict()
         self._large: deque[tuple[int, bool, int]] = deque()
         self._jobs: dict[int, Job] = {}
@@ -264,13 +278,23 @@ class Prefetcher:
             self.begin(self._report)
 
     def stage(self, inos: Inos, store: NDArray[np.uint8]) -> None:
-        """ValueError: more than QUEUED_MOST would wait."""
+        """`store`: STORE, MOVE, KEEP_ORDER of each.
+
+        ValueError: more than QUEUED_MOST would wait.
+        """
+        store = store & np.uint8(STORE | MOVE | KEEP_ORDER)
+        if np.any(store & MOVE):
+            if not np.any(store & KEEP_ORDER):
+                order = np.frombuffer(_native.sort_by_location(inos.tobytes()), np.int64)
+                inos, store = inos[order], store[order]
+            self._chunk_mark = CHUNK_MARKS[self._chunk_mark == CHUNK_MARKS[0]]
+            store = store | np.uint8(self._chunk_mark)
         self._queue(self._staging, inos, store, _native.PLAN_WANTED)
         self._stageable.unpark(count=-(-len(inos) // STAGE_BATCH))
 
     def fetch(self, inos: Inos) -> None:
         """ValueError: more than QUEUED_MOST would wait."""
-        self._queue(self._fetching, inos, np.ones(len(inos), np.uint8), 0)
+        self._queue(self._fetching, inos, np.full(len(inos), STORE, np.uint8), 0)
         self._sortable.unpark()
 
     def _queue(self, queue: ArrayQueue, inos: Inos, store: NDArray[np.uint8], add: int) -> None:
@@ -351,7 +375,7 @@ class Prefetcher:
             self._busy.update(names)
             try:
                 results = await trio.to_thread.run_sync(
-                    self._stage_now, inos, limiter=self._threads
+                    self._stage_now, inos, store, limiter=self._threads
                 )
             finally:
                 self._busy.difference_update(names)
@@ -359,20 +383,22 @@ class Prefetcher:
                     self._idle.unpark_all()
             if plan == self._plan:
                 if np.count_nonzero(results == _native.PUSH_READ) > len(inos) // 4:
-                    self._leave_to_readers()
+                    self._leave_to_readers(int(store[0]) & sum(CHUNK_MARKS))
                 self._staged(inos, results, store, number)
 
-    def _leave_to_readers(self) -> None:
+    def _leave_to_readers(self, chunk: int) -> None:
         """Readers have caught up. Go on at a distance, or both would read the same files; the ones
-        between are looked at again later.
+        between are looked at again later. With the mark of a chunk: all that is left of it.
         """
         if self._left or self._staging.count < 2 * LEFT_FILES:
             return
         count = 0
-        while count < LEFT_FILES:
-            self._left.append(self._staging.take(LEFT_FILES - count))
+        while self._staging.count and (
+            self._staging.first_flags & chunk if chunk else count < LEFT_FILES
+        ):
+            self._left.append(self._staging.take(LEFT_FILES if chunk else LEFT_FILES - count))
             count += len(self._left[-1][0])
-        self._left_until = self._number + LEFT_FILES
+        self._left_until = self._number + count
 
     def _take_back(self) -> None:
         for inos, store in reversed(self._left):
@@ -382,7 +408,13 @@ class Prefetcher:
 
     def _next_to_stage(self) -> tuple[Inos, NDArray[np.uint8]]:
         """The next batch of those that were not cancelled and are not under way."""
-        inos, store = self._staging.take(STAGE_BATCH)
+        if self._staging.first_flags & (MOVE | KEEP_ORDER) == MOVE:
+            inos, store = self._staging.take(MOVE_BATCH)
+            count = _native.count_within(inos.tobytes(), MOVE_BATCH_BYTES)
+            self._staging.put_first(inos[count:], store[count:])
+            inos, store = inos[:count], store[:count]
+        else:
+            inos, store = self._staging.take(STAGE_BATCH)
         is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
         if not is_live.all():
             inos, store = inos[is_live], store[is_live]
@@ -410,16 +442,21 @@ class Prefetcher:
             if ino not in self._busy and ino not in self._to_stage
         }
 
-    def _stage_now(self, inos: Inos) -> NDArray[np.uint8]:
+    def _stage_now(self, inos: Inos, store: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Blocking. Those whose location is not known are looked for in the index once."""
         fuse_fd, mountpoint = self._kernel.fuse_fd, self._mountpoint
+        moves = store & MOVE
+        if moves.any():
+            self._packer.make_credit(MOVE_BATCH_BYTES)
         results = np.frombuffer(
-            _native.stage(fuse_fd, mountpoint, inos.tobytes()), np.uint8
-        ).copy()  # fmt: skip
+            _native.stage(fuse_fd, mountpoint, inos.tobytes(), moves.tobytes()), np.uint8
+        ).copy()
         missing = np.flatnonzero(results == _native.PUSH_NO_BYTES)
         found = [index for index in missing.tolist() if self._is_stored(int(inos[index]))]
         if found:
-            again = _native.stage(fuse_fd, mountpoint, inos[found].tobytes())
+            again = _native.stage(
+                fuse_fd, mountpoint, inos[found].tobytes(), moves[found].tobytes()
+            )
             results[found] = np.frombuffer(again, np.uint8)
         return results
 
@@ -456,7 +493,7 @@ class Prefetcher:
         if is_done.all():
             return
         for index in np.flatnonzero(~is_done).tolist():
-            ino, keep = int(inos[index]), bool(store[index])
+            ino, keep = int(inos[index]), bool(store[index] & STORE)
             if results[index] == _native.PUSH_LARGE:
                 self._large.append((ino, keep, self._plan))
                 self._large_work.unpark()

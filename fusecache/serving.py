@@ -27,9 +27,11 @@ from fusecache.launch import Launch
 from fusecache.maintenance import Maintenance
 from fusecache.operations import FOREVER_S, Operations
 from fusecache.origin import Origin
+from fusecache.packer import Packer
 from fusecache.passings import Passings
 from fusecache.plan import Plan
 from fusecache.prefetcher import Prefetcher
+from fusecache.probe import Device
 from fusecache.reader import Reader
 from fusecache.recording import Recording
 from fusecache.revalidate import Revalidation
@@ -62,6 +64,7 @@ class Server:
             why_ordinary = "this mount began in ordinary mode"
         self.why_ordinary = why_ordinary
         self.dataset = namespace.dataset_id(config.source)
+        self._releasing: set[int] = set()  # segments that nobody loses
         # A mount that is live must stay so, whatever became of its cache directory; a setting that
         # was just given is refused if it cannot be used.
         open_store = Store.reopen if launch.resume and not launch.planned else Store.open
@@ -84,7 +87,10 @@ class Server:
             config.origin_timeout_s,
             self.stats,
         )
-        self.fetcher = Fetcher(self.origin, self.store, self.kernel, self.dataset, self.stats)
+        self.packer = Packer(self.store, self.dataset, self._releasing)
+        self.fetcher = Fetcher(
+            self.origin, self.store, self.packer, self.kernel, self.dataset, self.stats
+        )
         self.stager = Stager(self.kernel, config.ram_bytes, self.stats)
         self.reader = Reader(self.fetcher, self.stager, self.stats, self.faults)
         self.revalidation = Revalidation(self.origin, config.revalidate_s, self.stats)
@@ -92,6 +98,7 @@ class Server:
             fetcher=self.fetcher,
             reader=self.reader,
             origin=self.origin,
+            packer=self.packer,
             kernel=self.kernel,
             stats=self.stats,
             room_bytes=self.store.room_bytes,
@@ -127,6 +134,7 @@ class Server:
             self.plan = Plan(
                 operations=operations,
                 prefetcher=self.prefetcher,
+                packer=self.packer,
                 preload=self._preload,
                 store=self.store,
                 stats=self.stats,
@@ -137,8 +145,10 @@ class Server:
                     "source": self.config.source,
                     "cache_dir": self.config.cache_dir,
                     "ram_bytes": self.config.ram_bytes,
+                    "layout": self.config.layout,
                     "pid_namespace": wire.pid_namespace(),
                 },
+                device=Device(Path(self.config.cache_dir)),
             )
             control = ControlServer(
                 self.launch.control_fd,
@@ -163,6 +173,7 @@ class Server:
                 self.stager.drop_forever,
                 self.revalidation.sweep_forever,
                 self.prefetcher.run_forever,
+                self.packer.run_forever,
                 self._keep_house,
                 self._take_events,
             ):
@@ -171,6 +182,7 @@ class Server:
             await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
             log.info("unmounted")
             nursery.cancel_scope.cancel()
+        self.packer.end()
         self.store.close()
         return 0
 
@@ -181,7 +193,8 @@ class Server:
         return os.fsencode(mounts.hintsd_socket(os.getuid()) if chosen == "auto" else chosen)
 
     def _lose_segment(self, segno: int) -> None:
-        self.stats.add("segments_lost")
+        if segno not in self._releasing:
+            self.stats.add("segments_lost")
         _native.segment_drop(segno)
 
     def _open_session(self, operations: Operations) -> None:
@@ -326,6 +339,7 @@ class Server:
                     "segments": usage.segments,
                     "policy": config.policy,
                 },
+                "layout": {"setting": config.layout, **self.packer.state()},
                 "reads": {
                     "requests": stats["requests"] if self.why_ordinary else front["requests"],
                     "from_ssd": front["from_ssd"] + stats["from_ssd"],

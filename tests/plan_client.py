@@ -61,11 +61,22 @@ class PlanClient:
     def command(self, kind: str, inos: list[int]) -> None:
         self.send(kind, inos=np.array(inos, np.uint32))
 
-    def stage(self, inos: list[int], store: bool = True) -> None:
+    def stage(self, inos: list[int], store: int = 1) -> None:
         flags = np.full(len(inos), store, np.uint8)
         self.send("stage", inos=np.array(inos, np.uint32), store=flags)
 
-    def stage_all(self, inos: list[int], store: bool = True) -> Counter[int]:
+    def pack(self, chunks: list[list[int]], size_bytes: int, buffer_bytes: int = 65_536) -> None:
+        """The log that is to be: each chunk in two pieces."""
+        for first, inos in enumerate(chunks):
+            half, last = len(inos) // 2, first == len(chunks) - 1
+            for piece, done in ((inos[:half], False), (inos[half:], last)):
+                self.send(
+                    "pack", epoch=0, chunks=len(chunks), bytes=size_bytes, buffer=buffer_bytes,
+                    first=first, lengths=np.array([len(piece)], np.uint32),
+                    inos=np.array(piece, np.uint32), last=done,
+                )  # fmt: skip
+
+    def stage_all(self, inos: list[int], store: int = 1) -> Counter[int]:
         """Stage, and wait until each has its result; how often there was which."""
         return self._all(inos, lambda: self.stage(inos, store))
 

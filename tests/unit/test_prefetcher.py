@@ -78,6 +78,7 @@ def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatc
         fetcher=stub,
         reader=stub,
         origin=stub,
+        packer=stub,
         kernel=stub,
         stats=stub,
         room_bytes=lambda: 0,
@@ -98,8 +99,8 @@ def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatc
 
     first = next_ones()
     assert first == list(range(1, len(first) + 1))
-    prefetcher._leave_to_readers()
-    prefetcher._leave_to_readers()  # once at a time
+    prefetcher._leave_to_readers(0)
+    prefetcher._leave_to_readers(0)  # once at a time
     assert prefetcher.queued_stage == count - len(first)
     beyond = next_ones()
     assert beyond[0] == len(first) + LEFT_FILES + 1

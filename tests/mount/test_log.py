@@ -1,0 +1,279 @@
+"""The log on a real mount: a hintsd has each epoch's samples written where the next one reads them
+together. Every byte stays right, old segments go, and whoever dies loses time only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusecache.store import format as fmt
+from fusecache.store.segment import walk
+from tests.conftest import Mounting, Place, in_one_mode
+from tests.mounted import Mount, eventually
+from tests.plan_client import PlanClient
+from tests.trees import random_bytes
+
+STORE, MOVE, KEEP_ORDER = 1, 2, 4
+STORED_BOTH = 3
+OPEN = 1
+SIZES = (100_000, 3_000, 250_000, 70_001, 4096, 150_000)
+LIMIT_BYTES = 64 << 20  # static segments of 8 MiB
+
+
+class Job:
+    """A hintsd that packs: files of one block, in `d`, by inode number."""
+
+    def __init__(self, place: Place, mount: Mount, client: PlanClient) -> None:
+        self.place, self.mount, self.client = place, mount, client
+        listed = sorted(client.listing(b"d").items())
+        self.names = {entry[0]: name.decode() for name, entry in listed}
+        self.bytes = sum(entry[1] for _, entry in listed)
+
+    def chunks(self, seed: int, count: int = 5) -> list[list[int]]:
+        inos = list(self.names)
+        random.Random(seed).shuffle(inos)
+        size = -(-len(inos) // count)
+        return [inos[start : start + size] for start in range(0, len(inos), size)]
+
+    def pack(self, chunks: list[list[int]]) -> None:
+        self.client.pack(chunks, self.bytes)
+
+    def read(self, chunks: list[list[int]]) -> None:
+        """Stage the chunks one after the other and move what is in them, as a reader goes on."""
+        for number, chunk in enumerate(chunks):
+            self.client.stage_all(chunk, STORE | MOVE | (0 if number else KEEP_ORDER))
+            for ino in chunk[::7]:
+                self.check(ino)
+            self.client.command("drop", chunk)
+            self.client.settle()
+            assert self.mount.value("ssd", "bytes") <= LIMIT_BYTES
+
+    def check(self, ino: int) -> None:
+        name = self.names[ino]
+        expected = (self.place.source / "d" / name).read_bytes()
+        assert (self.mount.path / "d" / name).read_bytes() == expected, name
+
+    def check_all(self) -> None:
+        """From SSD: the origin is not asked."""
+        self.mount.drop_pages()
+        before = self.mount.value("reads", "from_origin")
+        for ino in self.names:
+            self.check(ino)
+        assert self.mount.value("reads", "from_origin") == before
+
+    def end_epoch(self, chunks: list[list[int]]) -> None:
+        """The log is written out, because another one begins: every file lies in its chunk."""
+        self.pack(chunks)
+        self.client.settle()
+
+    def lies_in(self) -> list[set[str]]:
+        """The files of each segment that has any, in the order of their numbers."""
+        found = [names_in(path) for path in segments(self.place)]
+        return [names for names in found if names]
+
+
+def segments(place: Place) -> list[Path]:
+    return sorted((place.cache_dir / "segments").glob("*.seg"))
+
+
+def names_in(path: Path) -> set[str]:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return set()
+    try:
+        header = fmt.parse_segment_header(os.pread(fd, fmt.SEGMENT_HEADER_BYTES, 0))
+        assert header is not None
+        return {os.path.basename(record.path).decode()
+                for _, record in walk(fd, header.segno, header.uuid)}  # fmt: skip
+    finally:
+        os.close(fd)
+
+
+Begin = Callable[..., Job]
+
+
+@pytest.fixture
+def begin(place: Place, mounting: Mounting) -> Iterator[Begin]:
+    """A mount with a dataset on it and a channel to it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, count: int = 200, store: bool = True, **changes: Any) -> Job:
+            for number in range(count):
+                name = f"d/{number:04}"
+                same = "same" if number % 40 == 0 else name  # stored once under one of the names
+                place.write(name, random_bytes(same, SIZES[number % len(SIZES)]))
+            mount = mounting("--ssd", "64M", "--layout", "reorder", *flags, **changes)
+            client = stack.enter_context(PlanClient(mount.path))
+            job = Job(place, mount, client)
+            if store:
+                eventually(lambda: client.fetch_all(list(job.names)) == {2: count})
+            return job
+
+        yield start
+
+
+def test_each_epoch_lies_in_its_order(place: Place, begin: Begin) -> None:
+    job = begin()
+    static = segments(place)
+    assert len(static) > 2
+    first, second, third = (job.chunks(seed) for seed in range(3))
+    job.pack(first)
+    job.read(job.chunks(99))
+    job.end_epoch(second)
+    packed = [{job.names[ino] for ino in chunk} for chunk in first]
+    found = job.lies_in()
+    assert [names for names in found if names in packed] == packed
+    # The one that the store still writes into stays.
+    eventually(lambda: not any(path.exists() for path in static[:-1]))
+    job.read(first)
+    job.check_all()
+    old = segments(place)
+    job.end_epoch(third)
+    packed = [{job.names[ino] for ino in chunk} for chunk in second]
+    eventually(lambda: [names for names in job.lies_in() if names in packed] == packed)
+    eventually(lambda: len(set(old) & set(segments(place))) == 1 + len(second))
+    job.read(second)
+    job.check_all()
+    assert job.mount.value("layout", "packing") == OPEN
+    assert job.mount.value("integrity", "mismatches") == 0
+
+
+def test_a_first_epoch_is_written_as_it_is_fetched(place: Place, begin: Begin) -> None:
+    job = begin(store=False)
+    first, second = job.chunks(1), job.chunks(2)
+    job.pack(first)
+    eventually(lambda: job.client.stage_all(list(job.names), STORE | MOVE)[STORED_BOTH] > 190)
+    for ino in job.names:
+        job.check(ino)
+    job.end_epoch(second)
+    packed = [{job.names[ino] for ino in chunk} for chunk in first]
+    assert [names for names in job.lies_in() if len(names) > 30] == packed
+    job.read(first)
+    job.check_all()
+
+
+@in_one_mode
+def test_what_was_fetched_is_written_when_nothing_more_comes(place: Place, begin: Begin) -> None:
+    job = begin(store=False, count=20)
+    job.pack(job.chunks(1))
+    for ino in job.names:
+        job.check(ino)  # a reader without hints
+    eventually(lambda: job.mount.value("layout", "log_waiting_bytes") == 0)
+    eventually(job.check_all)
+
+
+def test_a_killed_server_loses_no_file(place: Place, begin: Begin) -> None:
+    job = begin()
+    first, second = job.chunks(1), job.chunks(2)
+    job.pack(first)
+    job.read(job.chunks(3)[:3])
+    job.client.stage(job.chunks(3)[3], STORE | MOVE)
+    job.mount.kill_server()
+    eventually(lambda: job.mount.value("restarts") == 1)
+    job.check_all()
+    with PlanClient(job.mount.path) as client:
+        again = Job(place, job.mount, client)
+        again.pack(first)
+        again.read(again.chunks(4))
+        again.end_epoch(second)
+        again.check_all()
+        packed = [{job.names[ino] for ino in chunk} for chunk in first]
+        assert [names for names in again.lies_in() if names in packed] == packed
+
+
+@in_one_mode
+def test_when_the_hintsd_goes_its_log_ends(place: Place, begin: Begin) -> None:
+    job = begin()
+    job.pack(job.chunks(1))
+    job.read(job.chunks(3)[:3])
+    job.client.stage(job.chunks(3)[3], STORE | MOVE)
+    job.client.socket.close()
+    eventually(lambda: job.mount.value("layout", "packing") == 0)
+    assert job.mount.value("layout", "log_segments") == 0
+    job.check_all()
+    # They are segments like all others now: of a mount that begins anew, too.
+    job.mount.restart()
+    job.check_all()
+
+
+@in_one_mode
+def test_no_further_log(place: Place, begin: Begin) -> None:
+    job = begin()
+    job.pack(job.chunks(1))
+    job.read(job.chunks(3))
+    job.client.send("pack", chunks=0)
+    eventually(lambda: job.mount.value("layout", "log_segments") == 0)
+    job.check_all()
+    job.mount.umount()
+    job.mount.start()
+    job.names = {}  # other numbers
+    with PlanClient(job.mount.path) as client:
+        job = Job(place, job.mount, client)
+        job.check_all()
+
+
+@in_one_mode
+def test_files_that_change_meanwhile(place: Place, begin: Begin) -> None:
+    job = begin("--revalidate", "1")
+    chunks = job.chunks(1)
+    job.pack(chunks)
+    stop = threading.Event()
+
+    def change() -> None:
+        rng = random.Random(5)
+        while not stop.wait(0.01):
+            name = f"{rng.randrange(200):04}"
+            (place.source / "d" / name).write_bytes(rng.randbytes(rng.choice(SIZES)))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for chunk in job.chunks(3):
+            job.client.stage_all(chunk, STORE | MOVE)
+            job.client.command("drop", chunk)
+    finally:
+        stop.set()
+        thread.join()
+    job.end_epoch(job.chunks(2))
+
+    def all_new() -> None:
+        for ino in job.names:
+            job.check(ino)
+
+    eventually(all_new)
+    for chunk in chunks:
+        job.client.stage_all(chunk, STORE | MOVE)
+    job.mount.drop_pages()
+    eventually(all_new)
+
+
+@in_one_mode
+def test_without_room_nothing_breaks(place: Place, begin: Begin) -> None:
+    job = begin("--ssd", "36M", count=330)
+    job.pack(job.chunks(1))
+    job.read(job.chunks(3))
+    job.end_epoch(job.chunks(2))
+    job.read(job.chunks(1))
+    job.check_all()
+
+
+@in_one_mode
+@pytest.mark.parametrize("changes", [
+    {"lengths": b"\2\0\0\0"}, {"first": 2}, {"buffer": 1000}, {"chunks": 5000}, {"bytes": 0}
+])  # fmt: skip
+def test_a_pack_frame_that_is_none(begin: Begin, changes: dict[str, Any]) -> None:
+    job = begin(count=1)
+    fields = {"epoch": 0, "chunks": 2, "bytes": 1, "buffer": 65536, "first": 0,
+              "lengths": b"\1\0\0\0", "inos": b"\5\0\0\0", "last": True}  # fmt: skip
+    job.client.send("pack", **{**fields, **changes})
+    job.client.wait_closed()
+    assert job.client.errors
