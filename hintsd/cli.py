@@ -443,6 +443,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               is another one; not in dataset: other files of the mount
     stall     what the reader will wait in the rest of its epoch, as predicted
     when, why of the last jobs that have ended
+    layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
+              is written anew in the next epoch's order; log: it lies in this epoch's order;
+              static: where it was fetched to
 
     \b
     mount     RAM tier, SSD tier: used, of the limit; origin: bytes read from it now; depth:

@@ -77,7 +77,13 @@ _SHOWN_STATE: Final = (
     *("ram_bytes", "ram_limit_bytes", "ssd_bytes", "ssd_limit_bytes", "ssd_room_bytes"),
     *("origin_bytes", "origin_files", "origin_bytes_per_s", "depth", "queued_stage"),
     *("queued_fetch", "in_flight", "changes_seen", "segments_lost"),
+    *("packing", "log_written_bytes", "log_waiting_bytes", "log_segments"),
 )
+PACKING_REFUSED: Final = {
+    2: "no room on SSD for a log",
+    3: "the log before it is not written yet",
+}
+"""`packing` of a state, when what was announced is not open (docs/WIRE.md)."""
 
 T = TypeVar("T")
 Told: TypeAlias = Done | Seen | Callable[[], None]
@@ -650,7 +656,7 @@ class _Mount:
                 for name in self.jobs:
                     self._director.tell_notice(name, f"{self.mountpoint} is not mounted any more")
             elif isinstance(event, State):
-                self._take_state(event.values)
+                self._take_state(event)
             elif isinstance(event, Seen):
                 self._lost += event.lost
                 self._told.append(event)
@@ -665,15 +671,18 @@ class _Mount:
         self.facts, self._changes_seen = channel.facts, None
         self._channel = channel
         if not is_other:
-            self._told.append(self._planner.disconnected)
+            self._told += [self._planner.disconnected, self._layout_of(channel.facts)]
             return
         # Mounted anew: inode numbers mean other files.
         async with self._planning:
             planner = self._planner = MountPlanner(0, 0)
-            self._told.clear()
+            self._told = [self._layout_of(channel.facts)]
             for job in self.jobs.values():
                 job.is_planned = False
                 self._nursery.start_soon(self._plan_anew, job, planner)
+
+    def _layout_of(self, facts: MountFacts) -> Callable[[], None]:
+        return functools.partial(self._planner.set_layout, facts.layout, facts.probe)
 
     async def _plan_anew(self, job: _Job, planner: MountPlanner) -> None:
         inos: Inos | None = None
@@ -700,8 +709,8 @@ class _Mount:
                     await trio.to_thread.run_sync(self._plan_job, job, inos)
         self._wake(orders=True)
 
-    def _take_state(self, values: dict[str, int]) -> None:
-        self.state = values
+    def _take_state(self, state: State) -> None:
+        self.state = values = state.values
         ram_bytes, room_bytes = self._director.budgets(self)
         busy = values["queued_stage"] + values["queued_fetch"] + values["in_flight"] > 0
         if busy and values["origin_bytes_per_s"]:
@@ -712,6 +721,12 @@ class _Mount:
         self._told.append(functools.partial(self._planner.set_budgets, ram_bytes, room_bytes))
         self._told.append(functools.partial(self._planner.record, values["recording"]))
         self._told.append(functools.partial(self._planner.rates, self._origin_bytes_per_s, 0.0))
+        if state.probe is not None and self.facts is not None:
+            self.facts = self.facts._replace(probe=state.probe)
+            self._told.append(self._layout_of(self.facts))
+        if (why := PACKING_REFUSED.get(values.get("packing", 0))) is not None:
+            refuse = functools.partial(self._planner.packing_refused, why)
+            self._told.append(lambda: refuse(_now()))
         if self._changes_seen is not None and values["changes_seen"] > self._changes_seen:
             for job in self.jobs.values():
                 if not job.is_warned:
@@ -741,7 +756,7 @@ class _Mount:
         try:
             if channel is not None:
                 for command in found.commands:
-                    await channel.send(command.kind, command.inos, command.store)
+                    await channel.send(*command)
                 for passed in found.passed:
                     await channel.send_passed(found.recording, passed)
         except LinkDown:
@@ -829,6 +844,7 @@ class _Mount:
             "mountpoint": self.mountpoint,
             "connected": self._channel is not None,
             **{name: self.state[name] for name in _SHOWN_STATE if name in self.state},
+            "layout": self.facts.layout if self.facts is not None else "static",
             "jobs": len(self.jobs),
             "observations_lost": self._lost,
         }

@@ -21,6 +21,11 @@ def reads(job: Values) -> str:
     )
 
 
+def layout(job: Values) -> str:
+    """How its samples lie on SSD, and why (docs/LOG.md)."""
+    return f"layout {job['layout']}: {job['layout_why']}"
+
+
 def epoch(job: Values) -> str:
     """3 of 90, or 3 where the number of epochs is not known."""
     epochs = job.get("epochs")

@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 import trio
 
 from fusecache import mounts, wire
+from fusecache.probe import Probe
 from fusecache.wire import Fields, Frame, WireError
 from fusecache.wire_trio import FrameStream
 from hintsd.folders import DIRECTORY, FILE, Listing, OsTree, Target
@@ -53,6 +54,7 @@ _STATE_FIELDS: Final = (
     *("origin_bytes", "origin_files", "origin_bytes_per_s", "depth", "queued_stage"),
     *("queued_fetch", "in_flight", "changes_seen", "segments_lost"),
 )
+_LOG_FIELDS: Final = ("packing", "log_written_bytes", "log_waiting_bytes", "log_segments")
 
 
 class LinkDown(Exception):
@@ -67,6 +69,8 @@ class MountFacts(NamedTuple):
     cache_dir: str
     ram_bytes: int
     pid_namespace: int  # of its process ids: wire.pid_namespace; 0: unknown
+    layout: str = "static"  # of the samples on SSD (docs/LOG.md): or "reorder", "auto"
+    probe: Probe | None = None  # what was measured of the SSD
 
 
 class Up(NamedTuple):
@@ -96,6 +100,7 @@ class Done(NamedTuple):
 
 class State(NamedTuple):
     values: dict[str, int]
+    probe: Probe | None = None  # once it is measured: a mount's first log has it done
 
 
 Event: TypeAlias = Up | Down | Gone | Seen | Done | State
@@ -123,10 +128,18 @@ class Channel:
         self._slots = trio.CapacityLimiter(LISTINGS_MOST)
         self._is_closed = False
 
-    async def send(self, kind: str, inos: Inos, store: Bytes | None = None) -> None:
-        """One command of the plan. LinkDown."""
+    async def send(
+        self,
+        kind: str,
+        inos: Inos,
+        store: Bytes | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One command of the plan; `fields`: all that a `pack` says. LinkDown."""
         if kind == "clear":
             await self._send(kind)
+        elif fields is not None:
+            await self._send(kind, **fields)
         elif store is None:
             await self._send(kind, inos=inos)
         else:
@@ -235,10 +248,25 @@ def _event(frame: Frame) -> Event:
         values = {name: fields.int(name, 0, COUNT_MOST) for name in _STATE_FIELDS}
         # a server of an earlier version tells of no recording
         values["recording"] = fields.optional_int("recording", 0, COUNT_MOST) or 0
-        return State(values)
+        for name in _LOG_FIELDS:  # a server that knows no log does not tell them
+            if (value := fields.optional_int(name, 0, COUNT_MOST)) is not None:
+                values[name] = value
+        return State(values, _probe(fields))
     if frame.type == "error":
         raise WireError(f"the server says: {fields.str('message', 4096)}")
     raise WireError(f"{frame.type}: no such frame")
+
+
+def _probe(fields: Fields) -> Probe | None:
+    """None: the mount has none, or tells it in another way than we know."""
+    found = fields.optional_map("probe")
+    if found is None:
+        return None
+    try:
+        return Probe.from_map(found.raw())
+    except ValueError as error:
+        log.info("%s", error)
+        return None
 
 
 def _listing_error(text: str, path: bytes) -> OSError:
@@ -385,6 +413,8 @@ def _facts(line: bytes) -> MountFacts:
         cache_dir=mount.str("cache_dir", PATH_BYTES_MOST),
         ram_bytes=mount.int("ram_bytes", 0, COUNT_MOST),
         pid_namespace=mount.optional_int("pid_namespace", 0, COUNT_MOST) or 0,
+        layout=mount.optional_str("layout", 16) or "static",
+        probe=_probe(mount),
     )
 
 

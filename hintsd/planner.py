@@ -11,11 +11,15 @@ The rules are docs/HINTS.md's; HDMLP 3.1 is where they come from. How they are k
   window is used later than all that is, so it does not matter which spare goes first.
 * A file is *held* from when it is wanted until it is dropped or cancelled; held bytes never exceed
   the budget, counting from a command's sending, since the mount carries out commands in order.
+* A job that is *packed* (docs/LOG.md, hintsd/packing.py) has windows of whole chunks, each staged
+  by one command; a log is announced before the first chunk of the epoch that is moved into it.
 
 Per file: size, flags, refs. Jobs' orders: hintsd/sequence.py; positions: hintsd/progress.py.
 
 INVARIANT: held = Σ RAM bytes of HELD files ≤ window budget (after `decide`); wanted = the same over
-those with refs > 0; SENT and STAGED only on HELD files.
+those with refs > 0; SENT and STAGED only on HELD files, MOVING on SENT ones.
+INVARIANT: the first sample of an epoch that follows its log is staged when all that is written to
+that log is answered, or nothing of it comes any more (BARRIER_S).
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hintsd import stall
+from fusecache.units import format_bytes
+from hintsd import packing, stall
+from hintsd.packing import Contents, Log
 from hintsd.policies import Integers, Mask
 from hintsd.policies.frequency import Frequency
 from hintsd.progress import AT_END_S, Progress
@@ -68,10 +74,15 @@ HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when t
 HORIZON_WAIT_S = 60.0
 READY_MOST = 1 << 14
 STALL_SAMPLES_MOST = 1 << 16
+HOLD_S = 1.0  # a job waits so long for the next epoch's order before it is staged without a log
+BARRIER_S = 1.0
+PACK_FRAMES_MOST = 4  # in one decide()
+REFUSED_AFTER_S = 1.0  # what the mount said before that may be of the log before
 
-STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING = (
-    1 << bit for bit in range(10)
+STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING = (
+    1 << bit for bit in range(11)
 )
+STORE_BIT, MOVE_BIT, KEEP_ORDER_BIT = 1, 2, 4  # of `store` in a `stage` frame
 _UNKNOWN_SIZE = 0  # of a number that was never learned: such a file is not prefetched
 
 SEEN_MASK, SEEN_LOOKUP = 7, 1
@@ -85,9 +96,10 @@ _NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 
 class Command(NamedTuple):
-    kind: str  # "stage" | "fetch" | "cancel" | "drop" | "arm" | "clear"
+    kind: str  # "stage" | "fetch" | "cancel" | "drop" | "arm" | "clear" | "pack"
     inos: Inos
     store: npt.NDArray[np.uint8] | None = None
+    fields: Mapping[str, Any] | None = None  # of a `pack`
 
 
 class _Fired(NamedTuple):
@@ -136,6 +148,8 @@ class _Job:
         self.search: Search | None = None
         self.is_suspect = False  # has been looked for once: the next verdict counts
         self.rest_s = REST_FIRST_S  # of a search, once more taken for wrong
+        self.log = Log()
+        self.order_bytes: int | None = None  # of RAM, that an epoch would take as a whole
         self.misses = 0
         self.late: Counter[str] = Counter()
         self.unplanned: Counter[str] = Counter()
@@ -147,6 +161,12 @@ class _Job:
     @property
     def total(self) -> int | None:
         return None if self.epochs is None else self.epochs * self.sequence.samples_per_epoch
+
+    def chunk_end(self, position: int) -> int | None:
+        """End of the chunk at `position`, if its epoch is cut."""
+        epoch, index = divmod(position, self.sequence.samples_per_epoch)
+        chunks = self.log.chunks.get(epoch)
+        return None if chunks is None else position - index + chunks.end_of(index)
 
     def last(self, position: int) -> int:
         """`position`, or the job's end if that comes first."""
@@ -162,7 +182,7 @@ class MountPlanner:
         self._flags = np.zeros(0, np.uint16)
         self._refs = np.zeros(0, np.uint32)
         self._uses: npt.NDArray[np.uint16] | None = None
-        self._budget_bytes = 0
+        self._budget_bytes = self._limit_bytes = 0
         self._held_bytes = self._wanted_bytes = 0
         self._residents = Frequency(0)
         self._room_bytes = 0  # what SSD can take now
@@ -177,6 +197,12 @@ class MountPlanner:
         self._retry_at = 0.0
         self._retry_s = RETRY_FIRST_S
         self._clear = False
+        self._layout = packing.STATIC
+        self._probe: packing.Probe | None = None
+        self._packer: str | None = None  # the job whose log there is
+        self._packs: list[Command] = []
+        self._moving = 0  # files that are MOVING
+        self._moved_at = 0.0  # when one of them was answered, or sent
         self._notices: list[tuple[str, str]] = []
         self.recording = 0
         """The mount's number of the recording that runs; 0: none."""
@@ -188,6 +214,7 @@ class MountPlanner:
 
     def set_budgets(self, ram_bytes: int, ssd_room_bytes: int) -> None:
         """ram_bytes: of the mount; ssd_room_bytes: what SSD can take beyond what is stored."""
+        self._limit_bytes = ram_bytes
         budget_bytes = ram_bytes - ram_bytes // OUTSIDE_SHARE
         if budget_bytes != self._budget_bytes:
             self._restart_windows()
@@ -199,6 +226,18 @@ class MountPlanner:
                 self._short_of_bytes = None
                 for job in self._jobs.values():
                     job.unplaced = True
+
+    def set_layout(self, layout: str, probe: packing.Probe | None) -> None:
+        """static, reorder or auto, and what the mount has measured of its SSD."""
+        self._layout, self._probe = layout, probe
+
+    def packing_refused(self, why: str, now: float) -> None:
+        """The mount has no log open, for this reason, although one was announced."""
+        job = self._jobs.get(self._packer or "")
+        if job is None or not job.log.is_open or job.log.begun is None:
+            return
+        if now - job.log.begun[0] > REFUSED_AFTER_S:
+            job.log.refuse(why)
 
     def rates(self, origin_bytes_per_s: float, ssd_bytes_per_s: float) -> None:
         self._origin_bytes_per_s, self._ssd_bytes_per_s = origin_bytes_per_s, ssd_bytes_per_s
@@ -284,13 +323,15 @@ class MountPlanner:
 
     def wanted_epochs(self, name: str) -> list[int]:
         """Epochs whose order is missing for planning now: the current one first, then the next,
-        then at most one of the horizon over which uses are counted.
+        the one behind that for a job that may be packed, then at most one of the horizon over
+        which uses are counted.
         """
         job = self._jobs[name]
         if job.state == "done":
             return []
         current = job.sequence.epoch_of(job.begin)
-        last = current + 2 if job.epochs is None else min(current + 2, job.epochs)
+        last = current + self._epochs_ahead(job) + 1
+        last = last if job.epochs is None else min(last, job.epochs)
         wanted = [
             epoch
             for epoch in range(current, last)
@@ -318,7 +359,7 @@ class MountPlanner:
         sequence = job.sequence
         current = sequence.epoch_of(job.begin)
         if (
-            epoch > current + 1
+            epoch > current + self._epochs_ahead(job)
             and current in sequence.orders
             and epoch in self._horizon(job, current)
         ):
@@ -331,6 +372,8 @@ class MountPlanner:
             return
         if old is not None or current not in sequence.orders:
             self._release_window(job)
+        if old is not None:
+            self._end_log(job)
         sequence.put(epoch, inos)
         job.unknown.discard(epoch)
         if current not in sequence.orders and job.live:
@@ -382,6 +425,7 @@ class MountPlanner:
                 self._give_up(job, now)
             return
         self._release_window(job)
+        self._end_log(job)
         job.sequence.orders.clear()
         job.unknown.clear()
         job.sequence.put(place.epoch, place.inos)
@@ -594,6 +638,10 @@ class MountPlanner:
         self._fetch_unanswered -= int(np.count_nonzero(fetching))
         storing = flags & STORING != 0
         self._storing_bytes -= int(sizes[storing].sum())
+        moving = int(np.count_nonzero(flags & MOVING))
+        if moving:
+            self._moving -= moving
+            self._moved_at = now
 
         no_room = results == DONE_NO_ROOM
         staged = (results == DONE_STAGED) | (results == DONE_BOTH) | (no_room & sent)
@@ -606,7 +654,7 @@ class MountPlanner:
         settled = (flags & RESIDENT != 0) & (stored | no_room | gone)
         self._residents.release(int(sizes[settled].sum()))
 
-        flags &= ~(SENT | FETCHING | STORING | FAILED) & 0xFFFF
+        flags &= ~(SENT | FETCHING | STORING | FAILED | MOVING) & 0xFFFF
         flags[settled] &= ~RESIDENT & 0xFFFF
         flags[stored] |= STORED
         flags[staged & (flags & HELD != 0)] |= STAGED
@@ -632,7 +680,10 @@ class MountPlanner:
             job.fetched = job.begin
             job.wired, job.wires = job.progress.high, _NO_POSITIONS
             job.sentinels_at = -SENTINELS_EVERY_S
+            job.log.undecide()
         self._void()
+        self._packs.clear()
+        self._packer = None
         self._cancels.clear()
         self._drops.clear()
         self._clear = False
@@ -642,10 +693,10 @@ class MountPlanner:
         """Nothing is sent, staged or armed any more."""
         for start in range(0, len(self._flags), CHUNK):
             self._flags[start : start + CHUNK] &= (
-                ~(HELD | SENT | STAGED | FETCHING | FAILED | ARMED | STORING) & 0xFFFF
+                ~(HELD | SENT | STAGED | FETCHING | FAILED | ARMED | STORING | MOVING) & 0xFFFF
             )
         self._held_bytes = self._wanted_bytes = self._storing_bytes = 0
-        self._stage_unanswered = self._fetch_unanswered = 0
+        self._stage_unanswered = self._fetch_unanswered = self._moving = 0
         self._fetching.clear()
         self._again.clear()
         self._stolen.clear()
@@ -703,6 +754,7 @@ class MountPlanner:
             if job.live:
                 self._follow(job)
         self._place(now)
+        self._review_logs()
         self._balance()
         self._reclaim()
         stages = self._stage(now)
@@ -712,11 +764,12 @@ class MountPlanner:
             *_commands("cancel", self._cancels),
             *_commands("drop", self._drops),
             *([Command("clear", _NO_INOS)] if self._clear else []),
+            *self._packs,
             *stages,
             *fetches,
             *_commands("arm", wires),
         ]
-        self._cancels, self._drops, self._clear = [], [], False
+        self._cancels, self._drops, self._packs, self._clear = [], [], [], False
         return commands
 
     def _tick(self, job: _Job, now: float) -> None:
@@ -751,6 +804,7 @@ class MountPlanner:
                 job.sent, job.sent_bytes = begin, 0
             epoch = job.sequence.epoch_of(begin)
             job.sequence.forget_before(epoch)
+            job.log.forget_before(epoch)
             job.unknown = {known for known in job.unknown if known >= epoch}
 
     # --- windows
@@ -769,6 +823,7 @@ class MountPlanner:
         if not jobs or self._budget_bytes <= 0:
             return
         uneven_bytes = self._budget_bytes // UNEVEN_SHARE
+        even_bytes = max([2 * uneven_bytes, *(job.log.largest_bytes for job in jobs)])
         work = EXTEND_MOST
         blocked: set[str] = set()
         turns = 8 * len(jobs) * len(jobs) + 64
@@ -793,14 +848,21 @@ class MountPlanner:
                     excess = 2 * large.window_bytes
                 elif large.state == "idle" or small.state != "idle":
                     excess = large.window_bytes - small.window_bytes
-            if large is None or excess <= 2 * uneven_bytes or not self._shrink(large, excess // 2):
+            if large is None or excess <= even_bytes or not self._shrink(large, excess // 2):
                 blocked.add(small.name)
 
     def _extend(self, job: _Job, most_bytes: int, most: int) -> int:
-        """Lets the window grow by at most so many bytes of its own; positions taken."""
+        """Lets the window grow by at most so many bytes of its own, or by a chunk; positions
+        taken.
+        """
         most = min(most, job.last(job.end + most) - job.end)
         total, step = 0, 1024  # in the steady state there is little room
         while total < most:
+            chunk_end = job.chunk_end(job.end)
+            if chunk_end is not None:
+                if total == 0:
+                    total = self._extend_piece(job, None, chunk_end - job.end)[0]
+                break
             step = min(step, most - total)
             taken, own_bytes = self._extend_piece(job, most_bytes, step)
             total += taken
@@ -810,8 +872,8 @@ class MountPlanner:
             step *= 4
         return total
 
-    def _extend_piece(self, job: _Job, most_bytes: int, most: int) -> tuple[int, int]:
-        """Positions taken, and their bytes."""
+    def _extend_piece(self, job: _Job, most_bytes: int | None, most: int) -> tuple[int, int]:
+        """Positions taken, and their bytes; None: all that are asked for, or none of them."""
         inos, repeats = job.sequence.piece(job.end, most)
         if len(inos) == 0:
             return 0, 0
@@ -823,11 +885,10 @@ class MountPlanner:
             first[np.unique(inos, return_index=True)[1]] = True
             fresh &= first
         cost, total = np.cumsum(np.where(fresh, own, 0)), np.cumsum(own)
-        taken = min(
-            int(np.searchsorted(cost, self._budget_bytes - self._wanted_bytes, "right")),
-            int(np.searchsorted(total, most_bytes, "right")),
-        )
-        if taken == 0:
+        taken = int(np.searchsorted(cost, self._budget_bytes - self._wanted_bytes, "right"))
+        if most_bytes is not None:
+            taken = min(taken, int(np.searchsorted(total, most_bytes, "right")))
+        if taken == 0 or (most_bytes is None and taken < len(inos)):
             return 0, 0
         inos, fresh = inos[:taken], fresh[:taken]
         if repeats:
@@ -848,10 +909,15 @@ class MountPlanner:
         end, freed = job.end, 0
         while freed < by_bytes and end > job.begin:
             n = job.sequence.samples_per_epoch
-            start = max(job.begin, end - 4096, (end - 1) // n * n)
+            epoch, index = divmod(end - 1, n)
+            chunks = job.log.chunks.get(epoch)
+            first = max(index + 1 - 4096, 0) if chunks is None else chunks.begin_of(index)
+            start = max(job.begin, epoch * n + first)
             inos, _ = job.sequence.piece(start, end - start)
             back = np.cumsum(self._ram_bytes(inos)[::-1])
             count = min(int(np.searchsorted(back, by_bytes - freed)) + 1, len(back))
+            if chunks is not None:
+                count = len(back)
             freed += int(back[count - 1])
             end -= count
         if end == job.end:
@@ -900,12 +966,13 @@ class MountPlanner:
         self._stage_unanswered -= int(np.count_nonzero(sent))
         storing = flags & STORING != 0
         self._storing_bytes -= int(self._sizes[inos[storing]].sum(dtype=np.int64))
+        self._moving -= int(np.count_nonzero(flags & MOVING))
         if sent.any():
             self._cancels.append(inos[sent])
         out = inos[flags & (SENT | STAGED) != 0]
         if len(out):
             self._drops.append(out)
-        self._flags[inos] &= ~(HELD | SENT | STAGED | FAILED | STORING) & 0xFFFF
+        self._flags[inos] &= ~(HELD | SENT | STAGED | FAILED | STORING | MOVING) & 0xFFFF
 
     def _reclaim(self) -> None:
         """Drops spare files until all that is held fits."""
@@ -938,6 +1005,7 @@ class MountPlanner:
         job.fired.clear()
         job.stolen.clear()
         job.sentinels_at = -SENTINELS_EVERY_S
+        job.log.keeps_order = True
 
     def _restart_windows(self) -> None:
         for job in self._jobs.values():
@@ -947,6 +1015,8 @@ class MountPlanner:
     def _jump(self, job: _Job, place: int, now: float) -> None:
         self._release_window(job)
         was_wrong = job.state == "wrong"
+        if job.sequence.epoch_of(place) + 1 < job.log.decided:  # begun again, or an earlier one
+            self._end_log(job)
         job.progress.move(job.last(place), now)
         job.progress.begun = True
         job.state, job.reason = "running", ""
@@ -961,6 +1031,7 @@ class MountPlanner:
         """
         if job.progress.is_epoch_short and not job.is_suspect:
             job.search, job.is_suspect = Search(now), True
+            self._end_log(job)
         else:
             self._condemn(job, now)
 
@@ -979,6 +1050,7 @@ class MountPlanner:
     def _retire(self, job: _Job) -> None:
         """A job that is over, or not believed any more, gives back all that no other one wants."""
         self._release_window(job)
+        self._end_log(job)
         for spare in job.spare:
             self._let_go(self._still_spare(spare))
         job.spare.clear()
@@ -997,11 +1069,21 @@ class MountPlanner:
     # --- staging
 
     def _stage(self, now: float) -> list[Command]:
+        # What two jobs want is moved with its chunk, so chunks are chosen first.
+        chunks = [
+            command
+            for job in self._jobs.values()
+            if job.live and job.sent < job.end
+            for command in self._stage_chunks(job, now)
+        ]
         room = STAGE_UNANSWERED_MOST - self._stage_unanswered
+        if self._packer is not None:  # room for a chunk becomes free in the end
+            others = self._stage_unanswered - self._moving
+            room = min(room, STAGE_UNANSWERED_MOST - packing.CHUNK_SAMPLES_MOST - others)
         again = self._retry(now)
         found: list[tuple[_Job, Inos, Positions, npt.NDArray[np.float64]]] = []
         for job in self._jobs.values():
-            if job.live and job.sent < job.end and room > 0:
+            if job.live and job.sent < job.end and room > 0 and self._is_loose(job):
                 found.append(self._unsent(job, room))
         inos = np.concatenate([again, *(part[1] for part in found)])
         if len(found) > 1:
@@ -1010,12 +1092,15 @@ class MountPlanner:
         if len(inos) > 1:
             inos = inos[np.sort(np.unique(inos, return_index=True)[1])]
         inos = inos[: max(room, 0)]
-        self._flags[inos] |= SENT
+        store = self._mark_sent(inos)
         for job, _, _, _ in found:
             self._advance_sent(job)
+        return [*_commands("stage", [inos], store), *chunks]
+
+    def _mark_sent(self, inos: Inos) -> npt.NDArray[np.uint8]:
+        """Files that are to be staged by the next command; whether each is to be on SSD."""
+        self._flags[inos] |= SENT
         self._stage_unanswered += len(inos)
-        if len(inos) == 0:
-            return []
         flags = self._flags[inos]
         store = flags & (STORED | RESIDENT) != 0
         sizes = self._sizes[inos].astype(np.int64)
@@ -1029,7 +1114,8 @@ class MountPlanner:
         self._fetch_unanswered -= int(np.count_nonzero(fetching))
         self._flags[inos[fetching]] &= ~FETCHING & 0xFFFF
         self._flags[inos[storing]] |= STORING
-        return _commands("stage", [inos], store.astype(np.uint8))
+        marked: npt.NDArray[np.uint8] = store.astype(np.uint8)
+        return marked
 
     def _unsent(
         self, job: _Job, most: int
@@ -1037,7 +1123,7 @@ class MountPlanner:
         """The next files of the window to be staged, where, and in how many seconds (or bytes) each
         is needed.
         """
-        limit = min(job.end - job.sent, max(most, 4096))
+        limit = min(self._sendable_end(job) - job.sent, max(most, 4096))
         parts: list[Inos] = []
         start = job.sent
         while start < job.sent + limit:
@@ -1054,8 +1140,9 @@ class MountPlanner:
     def _advance_sent(self, job: _Job) -> None:
         """Moves `sent` to the first file that is to be staged and is not sent yet."""
         step = 1024
-        while job.sent < job.end:
-            inos, _ = job.sequence.piece(job.sent, min(step, job.end - job.sent))
+        end = self._sendable_end(job)
+        while job.sent < end:
+            inos, _ = job.sequence.piece(job.sent, min(step, end - job.sent))
             step = min(4 * step, CHUNK)
             open_ = np.flatnonzero(self._flags[inos] & (HELD | SENT | STAGED | FAILED) == HELD)
             count = int(open_[0]) if len(open_) else len(inos)
@@ -1074,6 +1161,196 @@ class MountPlanner:
         self._flags[wanted] &= ~FAILED & 0xFFFF
         self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)
         return wanted
+
+    # --- the log (docs/LOG.md, "Who reorders")
+
+    def _is_packable(self, job: _Job) -> bool:
+        if self._layout == packing.STATIC or not job.live or job.search is not None:
+            return False
+        if self._packer not in (None, job.name) or self._budget_bytes <= 0:
+            return False
+        if job.order_bytes is None:
+            job.order_bytes = self._order_bytes(job)
+        return job.order_bytes is not None and job.order_bytes > self._budget_bytes
+
+    def _order_bytes(self, job: _Job) -> int | None:
+        """RAM that an epoch of it takes; None: no order is known."""
+        order = job.sequence.orders.get(job.sequence.epoch_of(job.begin))
+        if order is None:
+            return None
+        inos = np.unique(order.inos) if order.repeats else order.inos
+        pieces = (inos[start : start + CHUNK] for start in range(0, len(inos), CHUNK))
+        return sum(int(self._ram_bytes(piece).sum()) for piece in pieces)
+
+    def _epochs_ahead(self, job: _Job) -> int:
+        """So many orders are kept beside the current epoch's."""
+        return 2 if self._is_packable(job) else 1
+
+    def _window_share(self) -> int:
+        live = sum(job.live and job.state != "idle" for job in self._jobs.values())
+        return self._budget_bytes // max(live, 1)
+
+    def _review_logs(self) -> None:
+        """A job that lost its reader, or has no room for two chunks any more, is packed no more, or
+        anew.
+        """
+        for job in self._jobs.values():
+            if job.log.chunks and not (
+                self._is_packable(job) and 2 * job.log.largest_bytes <= self._window_share()
+            ):
+                self._end_log(job)
+
+    def _end_log(self, job: _Job) -> None:
+        if job.log.is_open:
+            self._packs.append(Command("pack", _NO_INOS, None, packing.END))
+        if self._packer == job.name:
+            self._packer = None
+        job.log.forget()
+
+    def _sendable_end(self, job: _Job) -> int:
+        """End of what may be staged of the window now: another epoch is decided on first."""
+        if not self._is_packable(job):
+            return job.end
+        n = job.sequence.samples_per_epoch
+        return min(job.end, (job.sent // n + 1) * n)
+
+    def _is_begun(self, job: _Job, now: float) -> bool:
+        """Whether the files at `sent` may be staged. Before an epoch's first ones are, it is
+        decided whether it is moved into a log, and the mount is told.
+        """
+        log, epoch = job.log, job.sequence.epoch_of(job.sent)
+        if not self._is_packable(job):
+            return True
+        if log.pieces is None and epoch > log.decided:
+            if log.is_open and self._moving and now - self._moved_at < BARRIER_S:
+                return False
+            if self._waits_for_order(job, epoch + 1, now):
+                return False
+            self._decide_log(job, epoch, now)
+        if log.pieces is not None:
+            for _, fields in zip(range(PACK_FRAMES_MOST), log.pieces, strict=False):
+                self._packs.append(Command("pack", _NO_INOS, None, fields))
+                if fields["last"]:
+                    log.pieces = None
+        return log.pieces is None
+
+    def _is_loose(self, job: _Job) -> bool:
+        """Whether what is at `sent` may be staged, and belongs to no chunk."""
+        epoch = job.sequence.epoch_of(job.sent)
+        is_begun = job.log.pieces is None and epoch <= job.log.decided
+        return (is_begun or not self._is_packable(job)) and epoch not in job.log.chunks
+
+    def _waits_for_order(self, job: _Job, epoch: int, now: float) -> bool:
+        log = job.log
+        is_awaited = (job.epochs is None or epoch < job.epochs) and not (
+            epoch in job.sequence.orders or epoch in job.unknown
+        )
+        if is_awaited and log.waits_since is None:
+            log.waits_since = now
+        if is_awaited and log.waits_since is not None and now - log.waits_since < HOLD_S:
+            return True
+        log.waits_since = None
+        return False
+
+    def _decide_log(self, job: _Job, epoch: int, now: float) -> None:
+        log = job.log
+        was_open, log.is_open = log.is_open, False
+        log.why = self._begin_log(job, epoch, now)
+        log.decided, log.begun = epoch, (now, job.misses)
+        if was_open and not log.is_open:
+            self._packs.append(Command("pack", _NO_INOS, None, packing.END))
+        self._packer = job.name if epoch in log.chunks else None
+
+    def _begin_log(self, job: _Job, epoch: int, now: float) -> str:
+        """A log for the epoch behind this one, if it pays; why, or why not."""
+        log, orders = job.log, job.sequence.orders
+        present, coming = orders.get(epoch), orders.get(epoch + 1)
+        if present is None or coming is None:
+            is_last = job.epochs is not None and epoch + 1 >= job.epochs
+            return "no epoch follows" if is_last else "the next epoch's order is not known yet"
+        if refusal := packing.refusal(present, coming):
+            return refusal
+        contents = self._contents(coming.inos)
+        wanted = log.wanted_bytes_per_s(contents, job.sequence.samples_per_epoch, job.misses, now)
+        is_packed, why = packing.decide(self._layout, self._probe, contents, wanted)
+        if not is_packed:
+            return why
+        share = self._window_share()
+        present_chunks = log.chunks.get(epoch) or packing.cut(
+            present.inos, self._ram_bytes, share, job.batch_size
+        )
+        chunks = packing.cut(coming.inos, self._ram_bytes, share, job.batch_size)
+        if chunks is None or present_chunks is None:
+            return f"it would be more than {packing.CHUNKS_MOST} chunks"
+        if 2 * max(chunks.largest_bytes, present_chunks.largest_bytes) > share:
+            return "two chunks do not fit into its share of RAM"
+        buffer = packing.buffer_bytes(len(chunks.ends), self._limit_bytes)
+        if not buffer:
+            needed = packing.ram_bytes_needed(len(chunks.ends), self._limit_bytes)
+            return f"--ram {format_bytes(needed)} or more would be needed"
+        log.is_open = True
+        log.chunks[epoch], log.chunks[epoch + 1] = present_chunks, chunks
+        log.pieces = packing.frames(
+            epoch + 1, coming.inos, chunks, contents, buffer, self._is_to_be_packed
+        )
+        return why
+
+    def _is_to_be_packed(self, inos: Inos) -> Mask:
+        flags, sizes = self._flags[inos], self._sizes[inos]
+        is_resident = (flags & (STORED | RESIDENT) != 0) & (flags & GONE == 0) & (inos != 0)
+        found: Mask = is_resident & (sizes > 0) & (sizes <= packing.BLOCK_BYTES)
+        return found
+
+    def _contents(self, order: Inos) -> Contents:
+        samples = size_bytes = stored_bytes = 0
+        for start in range(0, len(order), CHUNK):
+            inos = order[start : start + CHUNK]
+            inos = inos[self._is_to_be_packed(inos)]
+            sizes = self._sizes[inos].astype(np.int64)
+            samples += len(inos)
+            size_bytes += int(sizes.sum())
+            stored_bytes += int(sizes[self._flags[inos] & STORED != 0].sum())
+        return Contents(samples, size_bytes, stored_bytes)
+
+    def _stage_chunks(self, job: _Job, now: float) -> list[Command]:
+        """The next chunks, each by one command, as there is room for all of one."""
+        commands: list[Command] = []
+        while job.sent < job.end and self._is_begun(job, now):
+            stop = job.chunk_end(job.sent)
+            if stop is None or stop > job.end:
+                break
+            inos, repeats = job.sequence.piece(job.sent, stop - job.sent)
+            is_decided = job.sequence.epoch_of(job.sent) == job.log.decided
+            flags = self._flags[inos]
+            open_ = flags & (HELD | SENT | STAGED | FAILED) == HELD
+            if is_decided and job.log.is_open:  # what is in RAM already is moved, too
+                open_ |= flags & (HELD | SENT | FAILED | STORED) == HELD | STORED
+            chosen = inos[open_]
+            if repeats:
+                chosen = chosen[np.sort(np.unique(chosen, return_index=True)[1])]
+            if len(chosen) > STAGE_UNANSWERED_MOST - self._stage_unanswered:
+                break
+            if len(chosen):
+                commands.append(self._stage_chunk(job.log, chosen, is_decided, now))
+            job.sent_bytes += int(self._ram_bytes(inos).sum())
+            job.sent = stop
+        return commands
+
+    def _stage_chunk(self, log: Log, inos: Inos, is_decided: bool, now: float) -> Command:
+        store = self._mark_sent(inos)
+        flags = self._flags[inos]
+        if is_decided:
+            is_small = self._sizes[inos] <= packing.BLOCK_BYTES
+            store[(flags & STORED != 0) & is_small] |= MOVE_BIT
+            moving = inos[store != 0]
+            self._flags[moving] |= MOVING
+            if self._moving == 0:
+                self._moved_at = now
+            self._moving += len(moving)
+        if log.keeps_order:
+            store |= KEEP_ORDER_BIT
+            log.keeps_order = False
+        return Command("stage", inos, store)
 
     # --- SSD
 
@@ -1175,8 +1452,8 @@ class MountPlanner:
         parts: list[Inos] = []
         walk = WALK_MOST
         for job in self._jobs.values():
-            if not job.live:
-                continue
+            if not job.live or (job.log.decided < 0 and self._is_packable(job)):
+                continue  # in the latter case a log is announced first
             job.fetched = max(job.fetched, job.begin)
             stop = job.last(job.sequence.known_until(job.fetched))
             while (
@@ -1393,7 +1670,19 @@ class MountPlanner:
             "unplanned": {reason: count for reason, count in job.unplanned.items() if count},
             "predicted_stall_s": self._predicted_stall_s(job),
             "samples_per_s": progress.samples_per_s,
+            **self._layout_status(job),
         }
+
+    def _layout_status(self, job: _Job) -> dict[str, str]:
+        """How its samples lie on SSD, and why; {}: the mount is told to leave them."""
+        if self._layout == packing.STATIC:
+            return {}
+        if self._packer not in (None, job.name):
+            return {"layout": "static", "layout_why": f"{self._packer} is packed on this mount"}
+        if job.order_bytes is not None and job.order_bytes <= self._budget_bytes:
+            return {"layout": "static", "layout_why": "all of it fits into RAM"}
+        layout = "reorder" if job.log.is_open else "log" if job.log.chunks else "static"
+        return {"layout": layout, "layout_why": job.log.why or "not decided yet"}
 
     def _distinct_bytes(self, job: _Job) -> int:
         """Bytes of its window, a file of two epochs counted once."""
@@ -1467,6 +1756,8 @@ class MountPlanner:
         for bit in (SENT, STAGED):
             assert not (self._flags & bit != 0)[self._flags & HELD == 0].any()
         assert np.count_nonzero(self._flags & SENT) == self._stage_unanswered
+        assert not (self._flags & MOVING != 0)[self._flags & SENT == 0].any()
+        assert np.count_nonzero(self._flags & MOVING) == self._moving
         assert np.count_nonzero(self._flags & FETCHING) == self._fetch_unanswered
         storing = self._sizes[self._flags & STORING != 0]
         assert int(storing.sum(dtype=np.int64)) == self._storing_bytes

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fusecache.command import printable
 from fusecache.units import format_bytes, format_duration
-from hintsd.figures import NONE, Values, count, epoch, misses, reads
+from hintsd.figures import NONE, Values, count, epoch, layout, misses, reads
 
 MOUNT_TITLES: Final = ("mount", "hintsd", "RAM tier", "SSD tier", "origin", "depth", "queued")
 JOB_TITLES: Final = (
@@ -32,10 +32,12 @@ def tables(status: Values) -> RenderableType:
     parts: list[RenderableType] = [f"hintsd {status['version']}, process {status['pid']}, up {up}"]
     if status["mounts"]:
         parts += ["", _table(MOUNT_TITLES, [_mount(mount) for mount in status["mounts"]])]
+        parts += [_log(mount) for mount in status["mounts"] if mount.get("log_segments")]
         parts += _reasons("mountpoint", status["mounts"])
     if status["jobs"]:
         parts += ["", _table(JOB_TITLES, [_job(job) for job in status["jobs"]])]
         parts += _reasons("name", status["jobs"])
+        parts += [printable(f"{job['name']}: {layout(job)}") for job in _laid_out(status["jobs"])]
     else:
         parts.append("no jobs")
     if status["ended"]:
@@ -50,9 +52,21 @@ def job_line(job: Values) -> str:
         parts.append(printable(job["why_ended"]))
     else:
         parts.append(f"predicted stall {_stall(job)}")
+    if job.get("layout"):
+        parts.append(printable(layout(job)))
     if job.get("reason"):
         parts.append(printable(job["reason"]))
     return ", ".join(parts)
+
+
+def _laid_out(jobs: list[Values]) -> list[Values]:
+    return [job for job in jobs if job.get("layout")]
+
+
+def _log(mount: Values) -> str:
+    written = _bytes(mount, "log_written_bytes")
+    segments = count(mount, "log_segments")
+    return printable(f"{mount['mountpoint']}: log of {segments} segments, {written} written")
 
 
 def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:

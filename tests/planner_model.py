@@ -1,13 +1,16 @@
 """A mount that carries out a planner's commands, and readers: numbers only.
 
 Model of docs/WIRE.md's plan channel: commands in order; staging and fetching take turns of `work`;
-answers and observations wait until `frames` hands them over, so they cross commands.
+answers and observations wait until `frames` hands them over, so they cross commands. Its SSD is a
+log (docs/LOG.md): a file lies in one place, which is another one when the buffer of its chunk in
+the log that is open has been written.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +19,10 @@ from hintsd.readers import OWN, STRANGER, UNKNOWN
 from hintsd.sequence import Inos
 
 PAGE_BYTES = 4096
+BUFFERED_FILES = 3  # of a chunk: written when so many are in its buffer
+STORE, MOVE, KEEP_ORDER = 1, 2, 4
+
+Place = tuple[int, int]  # epoch of a log, chunk; or (-1, number) where it was fetched to
 
 
 def pages(size_bytes: int) -> int:
@@ -32,14 +39,24 @@ class ModelMount:
         self.ram_bytes_most = 0
         self.ssd: set[int] = set()
         self.armed: set[int] = set()
-        self.stage_queue: deque[tuple[int, bool]] = deque()
+        self.stage_queue: deque[tuple[int, int]] = deque()
         self.fetch_queue: deque[int] = deque()
         self.origin_reads: Counter[int] = Counter()
         self.staged_order: list[int] = []
+        self.places: dict[int, Place] = {}
+        self.frames: list[tuple[list[int], list[int], list[Place | None]]] = []  # of `stage`
+        self.packs: list[int] = []  # chunks of each log that was announced; 0: ended
+        self.moved: dict[int, list[int]] = {}  # epoch of a log -> what was appended to it
+        self.log_epoch: int | None = None
+        self.log_is_open = False
+        self.holding: set[int] = set()  # the origin hangs on these
         self.failing: set[int] = set()
         self._done: list[tuple[int, int]] = []
         self._seen: list[tuple[int, int, str]] = []
         self.reads = self.lookups = 0
+        self._chunk_of: dict[int, int] = {}
+        self._buffers: dict[int, list[int]] = {}
+        self._next_chunk = 0
 
     @property
     def origin_bytes(self) -> int:
@@ -50,7 +67,7 @@ class ModelMount:
             inos = command.inos.tolist()
             if command.kind == "stage":
                 assert command.store is not None
-                self.stage_queue.extend(zip(inos, command.store.astype(bool), strict=True))
+                self._queue(inos, command.store.tolist())
                 queued = set(inos)
                 self.fetch_queue = deque(i for i in self.fetch_queue if i not in queued)
             elif command.kind == "fetch":
@@ -63,6 +80,9 @@ class ModelMount:
                 self.drop(inos)
             elif command.kind == "arm":
                 self.armed |= set(inos)
+            elif command.kind == "pack":
+                assert command.fields is not None
+                self._pack(command.fields)
             else:
                 assert command.kind == "clear"
                 self.stage_queue.clear()
@@ -70,6 +90,60 @@ class ModelMount:
                 self.armed.clear()
                 self.ram_bytes = 0
                 self.ram.clear()  # pages stay, but as any reader's: under the mount's own budget
+
+    def _queue(self, inos: list[int], bits: list[int]) -> None:
+        self.frames.append((inos, bits, [self.places.get(ino) for ino in inos]))
+        pairs = list(zip(inos, bits, strict=True))
+        if any(bit & MOVE for bit in bits) and not any(bit & KEEP_ORDER for bit in bits):
+            far = (1 << 60, 0)
+            pairs.sort(key=lambda pair: self.places.get(pair[0], far))
+        self.stage_queue.extend(pairs)
+
+    def _pack(self, fields: Mapping[str, Any]) -> None:
+        if fields["first"] == 0:
+            self.end_log()
+            self.packs.append(fields["chunks"])
+        if fields["chunks"] == 0:
+            return
+        inos = fields["inos"].tolist()
+        assert fields["first"] == self._next_chunk
+        for chunk, length in enumerate(fields["lengths"].tolist(), self._next_chunk):
+            for ino in inos[:length]:
+                self._chunk_of.setdefault(ino, chunk)
+            del inos[:length]
+            self._next_chunk += 1
+        assert not inos
+        self.log_epoch = fields["epoch"]
+        self.moved.setdefault(fields["epoch"], [])
+        self.log_is_open = fields["last"]
+        assert self.log_is_open == (self._next_chunk == fields["chunks"])
+
+    def end_log(self) -> None:
+        for chunk in list(self._buffers):
+            self._write(chunk)
+        self._chunk_of.clear()
+        self._next_chunk = 0
+        self.log_epoch, self.log_is_open = None, False
+
+    def _append(self, ino: int) -> bool:
+        """False: it has no chunk, or lies there already."""
+        chunk = self._chunk_of.get(ino) if self.log_is_open else None
+        assert self.log_epoch is not None or chunk is None
+        if chunk is None or self.places.get(ino) == (self.log_epoch, chunk):
+            return False
+        buffer = self._buffers.setdefault(chunk, [])
+        if ino in buffer:
+            return False
+        buffer.append(ino)
+        self.moved[self.log_epoch or 0].append(ino)
+        if len(buffer) == BUFFERED_FILES:
+            self._write(chunk)
+        return True
+
+    def _write(self, chunk: int) -> None:
+        assert self.log_epoch is not None
+        for ino in self._buffers.pop(chunk):
+            self.places[ino] = self.log_epoch, chunk
 
     def drop(self, inos: Iterable[int]) -> None:
         gone = self.ram & set(inos)
@@ -80,18 +154,27 @@ class ModelMount:
         """Stages and fetches at most so many files."""
         for _ in range(files):
             if self.stage_queue:
-                ino, store = self.stage_queue.popleft()
-                self._stage(ino, store)
+                ino, bits = self.stage_queue.popleft()
+                if ino in self.holding and ino not in self.ssd:
+                    self.fetch_queue.append(ino)
+                else:
+                    self._stage(ino, bits)
             elif self.fetch_queue:
                 ino = self.fetch_queue.popleft()
+                if ino in self.holding:
+                    self.fetch_queue.append(ino)
+                    continue
                 stored = self._bring(ino, store=True)
                 self._done.append((ino, stored))
             else:
                 break
 
-    def _stage(self, ino: int, store: bool) -> None:
+    def _stage(self, ino: int, bits: int) -> None:
         self.staged_order.append(ino)
-        stored = self._bring(ino, store)
+        assert not bits & MOVE or ino in self.ssd, "what is moved is on SSD"
+        stored = self._bring(ino, bool(bits & STORE))
+        if bits & MOVE:
+            self._append(ino)
         if stored == 4:
             self._done.append((ino, 4))
             return
@@ -114,6 +197,8 @@ class ModelMount:
             return 6
         self.ssd_free_bytes -= self.sizes[ino]
         self.ssd.add(ino)
+        if not self._append(ino):
+            self.places[ino] = -1, len(self.places)
         return 2
 
     def read(self, ino: int, reader: str = "") -> bool:

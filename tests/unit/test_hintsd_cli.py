@@ -35,6 +35,9 @@ FULL: dict[str, Any] = {
             "ssd_limit_bytes": 1 << 40,
             "origin_bytes_per_s": 100 << 20,
             "depth": 16,
+            "packing": 1,
+            "log_written_bytes": 5 << 30,
+            "log_segments": 128,
             "queued_stage": 1200,
             "queued_fetch": 3,
         },
@@ -54,6 +57,8 @@ FULL: dict[str, Any] = {
             "late": {"queued": 10, "fetching": 2},
             "unplanned": {},
             "predicted_stall_s": 1.25,
+            "layout": "reorder",
+            "layout_why": "first epoch",
         },
         {"name": "eval-1", "state": "waiting"},
     ],
@@ -125,12 +130,14 @@ def test_status_for_machines_and_for_people(
         "mount hintsd RAM tier SSD tier origin depth queued",
         r"/data/\udcff connected 1 GiB of 4 GiB 0 B of 1 TiB 100 MiB/s 16 1,200 + 3",
         "/data/b NOT CONNECTED - of - - of - -/s - - + -",
+        r"/data/\udcff: log of 128 segments, 5 GiB written",
         "/data/b: is an older version",
         "",
         "job state epoch sample window not late late unplanned stall",
         "train-1 wrong 3 of 90 12,800 / 1,281,167 1 GiB 12,345 12 (queued 10, fetching 2) 0 1.2 s",
         "eval-1 waiting - - / - - - 0 0 -",
         "train-1: the reader follows another order",
+        "train-1: layout reorder: first epoch",
         "",
         "ended state when epoch sample not late late unplanned why",
         "train-0 done 1 min 2 s ago 1 of 2 500 / 500 990 10 (evicted 10) 3 (not in window 3) "
@@ -143,7 +150,7 @@ def test_job_line() -> None:
     assert report.job_line(FULL["jobs"][0]) == (
         "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 not late, "
         "12 (queued 10, fetching 2) late, 0 unplanned, predicted stall 1.2 s, "
-        "the reader follows another order"
+        "layout reorder: first epoch, the reader follows another order"
     )
     assert report.job_line(FULL["ended"][0]) == (
         "done: epoch 1 of 2, sample 500 of 500, 990 not late, 10 (evicted 10) late, "

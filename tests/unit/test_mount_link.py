@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from fusecache import mounts
+from fusecache.probe import Probe
 from fusecache.wire_trio import FrameStream
 from hintsd import folders, mount_link
 from hintsd.mount_link import (
@@ -30,6 +31,7 @@ from hintsd.mount_link import (
     Up,
     relative,
 )
+from hintsd.packing import END
 
 FACTS = {"identity": "a", "mountpoint": "/m", "source": "/s", "cache_dir": "/c", "ram_bytes": 5}
 STATE = dict.fromkeys(mount_link._STATE_FIELDS, 1)
@@ -97,13 +99,43 @@ def page(path: bytes, names: dict[bytes, tuple[int, int, int, int]], last: bool)
     }
 
 
+def test_what_is_said_of_logs(played: Played) -> None:
+    probe = Probe(
+        device=1,
+        device_bytes=2,
+        taken_at=3.0,
+        sequential_bytes_per_s=4.0,
+        write_bytes_per_s=5.0,
+        mixed_bytes_per_s=6.0,
+        random=((4096, 7.0),),
+    )
+    played.hello["mount"] = {**FACTS, "layout": "auto", "probe": {"of": "another version"}}
+
+    async def main() -> None:
+        async with linked() as (_, event, _):
+            server = await played.accept()
+            up = await event()
+            assert isinstance(up, Up)
+            assert up.channel.facts[-2:] == ("auto", None)
+            log = {"packing": 1, "log_written_bytes": 2, "log_segments": 3}
+            await server.send("state", **STATE, **log, probe=probe.as_map())
+            assert await event() == ({**STATE, **log, "recording": 0}, probe)
+            await up.channel.send("pack", np.empty(0, np.uint32), None, END)
+            frame = await server.receive()
+            assert frame is not None
+            assert (frame.type, frame.fields.int("chunks", 0, 9)) == ("pack", 0)
+            assert frame.fields.bool("last")
+
+    trio.run(main)
+
+
 def test_events_and_a_new_server(played: Played) -> None:
     async def main() -> None:
         async with linked() as (link, event, _):
             server = await played.accept()
             up = await event()
             assert isinstance(up, Up)
-            assert up.channel.facts == ("a", "/m", "/c", 5, 0)
+            assert up.channel.facts == ("a", "/m", "/c", 5, 0, "static", None)
             inos = np.array([1, 2], np.uint32)
             kinds = np.array([1, 2], np.uint8)
             await server.send(
@@ -119,7 +151,7 @@ def test_events_and_a_new_server(played: Played) -> None:
             assert list(seen.parents) == [9, 10]
             assert isinstance(done, Done)
             assert list(done.results) == [4, 5]
-            assert await event() == (STATE | {"recording": 0},)
+            assert await event() == (STATE | {"recording": 0}, None)
             await up.channel.send("stage", inos, np.array([1, 0], np.uint8))
             await up.channel.send("clear", inos)
             frame, clear = await server.receive(), await server.receive()

@@ -1,0 +1,173 @@
+"""Chunks, their buffers, and who reorders (docs/LOG.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hintsd import packing
+from hintsd.packing import Contents, Log
+from hintsd.sequence import EpochOrder, Inos
+
+MIB = 1 << 20
+
+
+@dataclass
+class FakeProbe:
+    mixed_bytes_per_s: float
+    random: float
+
+    def random_bytes_per_s(self, size_bytes: int) -> float:
+        return self.random
+
+
+@given(
+    st.lists(st.integers(0, 9000), min_size=1, max_size=300),
+    st.integers(0, 400_000),
+    st.integers(1, 40),
+)
+def test_chunks_are_an_eighth_of_the_window(
+    sizes: list[int], window_bytes: int, batch: int
+) -> None:
+    each = np.array([0, *sizes], np.int64)
+    order = np.arange(1, len(sizes) + 1, dtype=np.uint32)
+    chunks = packing.cut(order, lambda inos: each[inos], window_bytes, batch)
+    assert chunks is not None
+    ends = chunks.ends.tolist()
+    begins = [0, *ends[:-1]]
+    assert ends[-1] == len(order)
+    totals = [int(each[order[a:b]].sum()) for a, b in zip(begins, ends, strict=True)]
+    assert chunks.largest_bytes == max(totals)
+    for number, (begin, end, total) in enumerate(zip(begins, ends, totals, strict=True)):
+        assert begin < end
+        assert total <= window_bytes // 8 or end - begin <= batch
+        if number < len(ends) - 1:  # and no smaller than need be
+            assert total + each[order[end]] > window_bytes // 8
+            assert end - begin >= batch
+        for index in (begin, end - 1):
+            assert (chunks.begin_of(index), chunks.end_of(index)) == (begin, end)
+
+
+def test_chunks_have_limits() -> None:
+    order = np.arange(1, 3 * packing.CHUNK_SAMPLES_MOST, dtype=np.uint32)
+    small = packing.cut(order, lambda inos: np.ones(len(inos), np.int64), 1 << 40, 10**6)
+    assert small is not None
+    assert np.diff(small.ends, prepend=0).max() == packing.CHUNK_SAMPLES_MOST
+    large = packing.cut(order, lambda inos: np.full(len(inos), MIB), 1 << 40, 1)
+    assert large is not None
+    assert large.largest_bytes == packing.CHUNK_BYTES_MOST
+    assert packing.cut(order, lambda inos: np.full(len(inos), MIB), 0, 1) is None
+
+
+@given(st.integers(1, 4096), st.integers(0, 1 << 40))
+def test_buffers_take_a_sixteenth_of_ram(chunks: int, ram_bytes: int) -> None:
+    buffer = packing.buffer_bytes(chunks, ram_bytes)
+    if buffer == 0:
+        assert chunks * (64 << 10) > ram_bytes // 16
+        return
+    assert buffer & (buffer - 1) == 0
+    assert 64 << 10 <= buffer <= MIB
+    assert chunks * buffer <= ram_bytes / 16
+    assert buffer == MIB or 2 * chunks * buffer > ram_bytes / 16 - 2 * chunks
+
+
+def test_imagenet_21k_needs_what_the_design_says() -> None:
+    """1.3 TB of samples of 110 KB."""
+    for ram_bytes, fits in ((3_000_000_000, False), (4_500_000_000, True)):
+        count = -(-1_300_000_000_000 // (ram_bytes * 9 // 10 // 8))
+        assert bool(packing.buffer_bytes(count, ram_bytes)) == (fits and count <= 4096)
+    needed = packing.ram_bytes_needed(count * 45 // 30, 3_000_000_000)
+    assert 3_000_000_000 < needed < 4_500_000_000
+
+
+def test_orders_that_are_not_worth_it() -> None:
+    rng = np.random.default_rng(0)
+    order = (rng.permutation(1000) + 1).astype(np.uint32)
+    other = order.copy()
+    other[:150] += 2000
+    same_files = np.sort(order)
+    assert packing.refusal(EpochOrder(order), EpochOrder(order.copy()))
+    assert packing.refusal(EpochOrder(order), EpochOrder(other))
+    assert not packing.refusal(EpochOrder(order), EpochOrder(same_files))
+
+
+STORED = Contents(samples=100, size_bytes=MIB, stored_bytes=MIB)
+FRESH = Contents(samples=100, size_bytes=MIB, stored_bytes=MIB // 20)
+FAST_LOG = FakeProbe(mixed_bytes_per_s=500e6, random=100e6)
+SLOW_LOG = FakeProbe(mixed_bytes_per_s=500e6, random=450e6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "probe", "contents", "wanted", "is_packed"),
+    [
+        ("static", FAST_LOG, FRESH, None, False),
+        ("reorder", SLOW_LOG, STORED, 1.0, True),
+        ("reorder", None, STORED, None, True),
+        ("reorder", None, Contents(0, 0, 0), None, False),
+        ("auto", None, FRESH, None, True),  # written once anyway
+        ("auto", None, STORED, None, False),
+        ("auto", FAST_LOG, STORED, None, True),
+        ("auto", SLOW_LOG, STORED, None, False),
+        ("auto", FAST_LOG, STORED, 124e6, False),  # the job wants no more than 1.25 times that
+        ("auto", FAST_LOG, STORED, 126e6, True),
+    ],
+)
+def test_who_reorders(
+    layout: str, probe: FakeProbe | None, contents: Contents, wanted: float | None, is_packed: bool
+) -> None:
+    verdict = packing.decide(layout, probe, contents, wanted)
+    assert verdict.is_packed == is_packed
+    assert verdict.why
+
+
+def test_a_rate_counts_only_where_the_reader_did_not_wait() -> None:
+    log = Log()
+    assert log.wanted_bytes_per_s(STORED, 100, 0, 5.0) is None
+    log.begun = 1.0, 7
+    assert log.wanted_bytes_per_s(STORED, 100, 8, 5.0) == MIB / 4
+    assert log.wanted_bytes_per_s(STORED, 100, 9, 5.0) is None
+
+
+@given(st.integers(0, 1000), st.integers(1, 400), st.integers(100, 20_000))
+def test_frames_say_each_chunk_once(seed: int, count: int, window_bytes: int) -> None:
+    rng = np.random.default_rng(seed)
+    order = rng.integers(0, count, count).astype(np.uint32)
+    chunks = packing.cut(order, lambda inos: np.full(len(inos), 100), window_bytes, 1)
+    assert chunks is not None
+
+    def is_packed(inos: Inos) -> packing.Mask:
+        chosen: packing.Mask = inos % 3 != 0
+        return chosen
+
+    packing_frames = list(packing.frames(4, order, chunks, STORED, 1 << 16, is_packed))
+    lengths = np.concatenate([frame["lengths"] for frame in packing_frames])
+    inos = np.concatenate([frame["inos"] for frame in packing_frames])
+    assert len(lengths) == len(chunks.ends) == packing_frames[0]["chunks"]
+    begins = [0, *chunks.ends[:-1].tolist()]
+    expected = [order[a:b] for a, b in zip(begins, chunks.ends.tolist(), strict=True)]
+    for chunk, said in zip(expected, np.split(inos, np.cumsum(lengths)[:-1]), strict=True):
+        assert said.tolist() == chunk[chunk % 3 != 0].tolist()
+    assert [frame["last"] for frame in packing_frames[:-1]] == [False] * (len(packing_frames) - 1)
+    assert packing_frames[-1]["last"]
+
+
+def test_long_orders_come_in_several_frames() -> None:
+    count = 2 * packing.FRAME_SAMPLES + 5
+    order = np.arange(1, count + 1, dtype=np.uint32)
+    chunks = packing.cut(order, lambda inos: np.full(len(inos), 4096), 1 << 30, 1)
+    assert chunks is not None
+    said = list(
+        packing.frames(1, order, chunks, STORED, 1 << 16, lambda inos: np.ones(len(inos), bool))
+    )
+    assert len(said) == 3
+    assert [frame["first"] for frame in said] == [
+        0,
+        len(said[0]["lengths"]),
+        len(said[0]["lengths"]) + len(said[1]["lengths"]),
+    ]
+    assert max(len(frame["inos"]) for frame in said) <= packing.FRAME_SAMPLES
+    assert np.array_equal(np.concatenate([frame["inos"] for frame in said]), order)
