@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import select
 import shutil
 import signal
@@ -37,9 +38,11 @@ from fusecache import (
     command,
     config,
     control_client,
+    gc_command,
     hintsd_client,
     keeper,
     mounts,
+    probe,
     trace_command,
 )
 from fusecache.command import Commands, console, printable
@@ -59,6 +62,14 @@ from fusecache.units import format_bytes, format_duration
 HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")
 HELPER_DIRECTORY = "/sbin"
 HINTSD_START_S = 5.0
+# What `packing` in a mount's state means (docs/LOG.md); 0 is nothing.
+PACKING = {
+    1: "a log is being written",
+    2: "NO LOG: no room on SSD",
+    3: "no log: another one is not finished",
+    4: "what is written anew is limited by the room on SSD",
+    5: "A WRITE TO THE LOG FAILED: see the log file",
+}
 
 EXIT_CODES = f"""\b
 Exit codes:
@@ -101,6 +112,11 @@ def _settings_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--digest", metavar="|".join(config.DIGESTS), help="blake3 where users share."
+        ),
+        click.option(
+            "--layout",
+            metavar="|".join(config.LAYOUTS),
+            help="reorder: hinted samples lie on SSD as the next epoch reads them. [static]",
         ),
         click.option(
             "--allow-other", is_flag=True, default=None, help="Other users may read, too."
@@ -300,7 +316,10 @@ def status(path: str, as_json: bool) -> None:
     fusecache status /data/imagenet
     fusecache status /data/imagenet --json | jq .reads
     """
-    answer = control_client.ask(control_client.find(path), {"op": "status"})["status"]
+    target = control_client.find(path)
+    answer = control_client.ask(target, {"op": "status"})["status"]
+    if isinstance(answer.get("layout"), dict):
+        answer["layout"] |= hintsd_client.layout(target)
     if as_json:
         _say(json.dumps(answer, indent=2))
     else:
@@ -322,6 +341,22 @@ def _prefetch(part: dict[str, Any]) -> str:
         f"{part['in_flight']:,} of {part['depth']:,} in flight; "
         f"{part['files']:,} files, {format_bytes(part['bytes'])}, {part['late_reads']:,} late reads"
     )
+
+
+def _layout(part: dict[str, Any], pushed_bytes: int) -> str:
+    setting, chosen = part.get("setting", "static"), part.get("chosen")
+    said = f"--layout {setting}"
+    if chosen:
+        said = f"{chosen} (--layout {setting}, {part['job']}): {part['why']}"
+    packing = part.get("packing", 0)
+    if packing in PACKING:
+        said += f"; {PACKING[packing]}"
+    written = part.get("log_written_bytes", 0)
+    if written:
+        said += f"; {format_bytes(written)} written"
+        if pushed_bytes:
+            said += f", {written / pushed_bytes:.2f} bytes for each byte served"
+    return said
 
 
 def _status_table(answer: dict[str, Any]) -> Table:
@@ -349,6 +384,7 @@ def _status_table(answer: dict[str, Any]) -> Table:
             f"{origin['errors']:,} errors",
         ),
         ("prefetch", _prefetch(answer.get("prefetch") or {})),
+        ("layout", _layout(answer.get("layout") or {}, reads.get("bytes_pushed", 0))),
         ("integrity", f"{answer['integrity']['mismatches']:,} mismatches"),
     ]
     if origin.get("available") is False:
@@ -391,6 +427,61 @@ def list_mounts(as_json: bool) -> None:
         table.add_row(*(printable("-" if value is None else value) for value in row.values()))
     if found:
         console().print(table)
+
+
+# ---- probe ---------------------------------------------------------------------------------------
+
+PROBE_SAMPLES_BYTES = (3000, 10_000, 30_000, 110_000)
+
+
+@cli.command("probe")
+@click.argument("cache_dir")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def probe_device(cache_dir: str, as_json: bool) -> None:
+    """Measure the disk of CACHE_DIR, and keep the result there for `--layout auto`.
+
+    \b
+    fusecache probe /var/cache/fusecache
+    fusecache probe /ssd/cache --json | jq .mixed_bytes_per_s
+
+    Takes some 3 s and, meanwhile, room for 256 MiB. Best while nobody uses the disk: a mount that
+    needs the figures makes them itself, but while a training reads. They are valid for 30 days.
+    Samples are worth reordering where the gain is well above 1; docs/TUNING.md says more.
+    """
+    directory = pathlib.Path(cache_dir)
+    if not directory.is_dir():
+        raise UserError(f"{cache_dir} is no directory: make it (mkdir -p), or mount with it first")
+    found = probe.measure(directory)
+    if as_json:
+        _say(json.dumps(found.as_map(), indent=2))
+        return
+    command.show(_device_table(found), "", _samples_table(found))
+
+
+def _device_table(found: probe.Probe) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("device", "bytes/s", "requests/s"):
+        table.add_column(title, justify="left" if title == "device" else "right")
+    rows = [
+        ("sequential reads", found.sequential_bytes_per_s, probe.LARGE_BYTES),
+        ("writes", found.write_bytes_per_s, probe.PIECE_BYTES),
+        ("reads, while as much is written", found.mixed_bytes_per_s, probe.LARGE_BYTES),
+        *((f"random reads of {format_bytes(size)}", rate, size) for size, rate in found.random),
+    ]
+    for name, rate, size in rows:
+        table.add_row(name, format_bytes(rate), f"{rate / size:,.0f}")
+    return table
+
+
+def _samples_table(found: probe.Probe) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("samples of", "at random", "in order, rewritten", "gain"):
+        table.add_column(title, justify="right")
+    for size in PROBE_SAMPLES_BYTES:
+        random, mixed = found.random_bytes_per_s(size), found.mixed_bytes_per_s
+        shown = f"{format_bytes(random)}/s", f"{format_bytes(mixed)}/s", f"{mixed / random:.2f}"
+        table.add_row(f"{size // 1000} KB", *shown)
+    return table
 
 
 # ---- warm, verify --------------------------------------------------------------------------------
@@ -529,6 +620,7 @@ def verify(path: str) -> None:
         sys.exit(EXIT_FAILED)
 
 
+cli.add_command(gc_command.gc)
 cli.add_command(trace_command.trace)
 
 

@@ -41,6 +41,7 @@ PREFETCH_DEPTH_MAX = 256
 _PROBE_PREFIX = ".fusecache-check-"
 POLICIES = ("lrf", "keep")
 DIGESTS = ("xxh3-128", "blake3")
+LAYOUTS = ("static", "reorder", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class Config:
     keep_free_bytes: int
     policy: str = "lrf"
     digest: str = "xxh3-128"
+    layout: str = "static"  # of hinted samples on SSD: docs/TUNING.md
     allow_other: bool = False
     noexec: bool = False
     revalidate_s: float | None = 60.0  # None: never
@@ -187,6 +189,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "keep_free": _keep_free,
     "policy": _choice(*POLICIES),
     "digest": _choice(*DIGESTS),
+    "layout": _choice(*LAYOUTS),
     "allow_other": _truth,
     "noexec": _truth,
     "revalidate": _revalidate,
@@ -536,8 +539,9 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str) -> None:
         raise UserError(f"cache directory {cache_dir} is not writable: {error.strerror}") from None
 
 
-# What a cache directory may hold before it has its `format` and segments; lost+found is mkfs's.
-_CACHE_BEGINNINGS = frozenset(("lock", "index", "high", "format.tmp", "lost+found"))
+# What a cache directory may hold before it has its `format` and segments: `probe` is of a command,
+# lost+found mkfs's.
+_CACHE_BEGINNINGS = frozenset(("lock", "index", "high", "format.tmp", "probe", "lost+found"))
 
 
 def _check_is_cache(cache_dir: str, names: list[str]) -> None:

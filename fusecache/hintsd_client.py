@@ -24,17 +24,27 @@ def readers(target: Target) -> list[str]:
     """The hinted jobs that read from a mount, one line each: those of a process that lives, and
     those that somebody was seen to read for of late. A hint without a reader is none.
     """
-    record = mounts.keeper_record(target.directory) if target.directory else {}
-    config = record.get("config")
-    chosen = config.get("hintsd") if isinstance(config, dict) else None
-    if not isinstance(chosen, str) or chosen == "none":
-        return []
-    path = mounts.hintsd_socket(target.mount.uid) if chosen == "auto" else chosen
     try:
-        jobs = _status(path)["jobs"]
+        jobs = _asked(target)["jobs"]
         return [_line(job) for job in jobs if _reads(job, target.mountpoint)]
     except (OSError, wire.WireError, KeyError, TypeError, AttributeError):
         return []
+
+
+def layout(target: Target) -> dict[str, str]:
+    """How the samples of a mount's jobs lie on SSD: "chosen", "why" and "job", of the job that the
+    log follows if there is one. {}: no job, or nothing is said of it.
+    """
+    try:
+        jobs = [job for job in _asked(target)["jobs"] if job["mountpoint"] == target.mountpoint]
+        said = [
+            (str(job["layout"]), str(job["layout_why"]), job) for job in jobs if "layout" in job
+        ]
+        for chosen, why, job in sorted(said, key=lambda row: row[0] == "static"):
+            return {"chosen": chosen, "why": why, "job": str(job["name"])}
+    except (OSError, wire.WireError, KeyError, TypeError, AttributeError):
+        pass
+    return {}
 
 
 def _reads(job: dict[str, Any], mountpoint: str) -> bool:
@@ -45,6 +55,16 @@ def _reads(job: dict[str, Any], mountpoint: str) -> bool:
 def _line(job: dict[str, Any]) -> str:
     process = f" (process {job['pid']})" if job.get("pid") is not None else ""
     return f"{job['name']}{process}"
+
+
+def _asked(target: Target) -> dict[str, Any]:
+    """The status of the mount's hintsd. OSError, WireError: there is none."""
+    record = mounts.keeper_record(target.directory) if target.directory else {}
+    config = record.get("config")
+    chosen = config.get("hintsd") if isinstance(config, dict) else None
+    if not isinstance(chosen, str) or chosen == "none":
+        raise FileNotFoundError
+    return _status(mounts.hintsd_socket(target.mount.uid) if chosen == "auto" else chosen)
 
 
 def _status(path: str) -> dict[str, Any]:

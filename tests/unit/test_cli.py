@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fusecache import cli, command, config, control_client, errors, keeper, mounts
+from fusecache import cli, command, config, control_client, errors, keeper, mounts, wire
 from fusecache.errors import UserError
 from fusecache.wire import peer_of
 
@@ -157,6 +157,93 @@ def test_status_for_people(play: Script, capfd: pytest.CaptureFixture[str]) -> N
     out = capfd.readouterr().out
     for part in ("1 h 2 min 3 s", "1 GiB of 4 GiB (25%)", "1,234 blocks", "THE ORIGIN IS AWAY"):
         assert part in out
+
+
+LAYOUT: Message = {
+    "setting": "auto",
+    "packing": 4,
+    "log_written_bytes": 3 << 30,
+    "log_waiting_bytes": 0,
+    "log_segments": 8,
+}
+PUSHED: Message = {**STATUS["reads"], "bytes_pushed": 2 << 30}
+OF_HINTSD: Message = {
+    "mounts": [],
+    "jobs": [
+        {"name": "a-1", "mountpoint": "/data/a"},
+        {"name": "b-2", "mountpoint": "/data/b", "layout": "reorder", "layout_why": "elsewhere"},
+        {"name": "a-3", "mountpoint": "/data/a", "layout": "static", "layout_why": "a-4 is packed"},
+        {"name": "a-4", "mountpoint": "/data/a", "layout": "reorder", "layout_why": "900 MiB/s"},
+    ],
+}
+
+
+@pytest.fixture
+def hintsd(tmp_path: Path) -> Iterator[Callable[[Message], None]]:
+    """A hintsd that the mount /data/a names; it answers once, with this status."""
+    threads: list[threading.Thread] = []
+
+    def start(status: Message) -> None:
+        listener = mounts.listen(str(tmp_path), "hintsd.sock", 1)
+        record = {"config": {"hintsd": str(tmp_path / "hintsd.sock")}}
+        (tmp_path / "run" / "0:99" / mounts.KEEPER_FILE).write_text(json.dumps(record))
+
+        def serve() -> None:
+            with listener, listener.accept()[0] as connection:
+                decoder, asked = wire.Decoder(), list[str]()
+                while "status" not in asked:
+                    asked += [frame.type for frame in decoder.feed(connection.recv(4096))]
+                connection.sendall(wire.encode("status", status))
+
+        threads.append(threading.Thread(target=serve, daemon=True))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join(10)
+
+
+def test_status_says_which_layout_why_and_what_it_wears(
+    play: Script,
+    hintsd: Callable[[Message], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    play(
+        mounts.CONTROL_SOCKET,
+        [{"ok": True, "status": STATUS | {"layout": LAYOUT, "reads": PUSHED}}],
+    )
+    hintsd(OF_HINTSD)
+    assert run("status", "/data/a") == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("layout")]
+    assert line.split(maxsplit=1)[1] == (
+        "reorder (--layout auto, a-4): 900 MiB/s; what is written anew is limited by the room "
+        "on SSD; 3 GiB written, 1.50 bytes for each byte served"
+    )
+
+
+def test_status_for_machines_has_what_hintsd_says(
+    play: Script,
+    hintsd: Callable[[Message], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS | {"layout": LAYOUT}}])
+    hintsd(OF_HINTSD)
+    assert run("status", "--json", "/data/a") == 0
+    told = json.loads(capfd.readouterr().out)["layout"]
+    assert told == LAYOUT | {"chosen": "reorder", "why": "900 MiB/s", "job": "a-4"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "shown"),
+    [({}, "--layout static"), ({"setting": "reorder", "packing": 0}, "--layout reorder")],
+)
+def test_status_without_a_hintsd_says_what_was_set(
+    play: Script, capfd: pytest.CaptureFixture[str], layout: Message, shown: str
+) -> None:
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS | {"layout": layout}}])
+    assert run("status", "/data/a") == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("layout")]
+    assert line.split(maxsplit=1)[1].strip() == shown
 
 
 def test_a_server_that_dies_is_asked_again(play: Script) -> None:

@@ -48,6 +48,7 @@ def test_defaults_need_no_thought(places: dict[str, Any]) -> None:
     assert made.ssd_bytes <= disk.f_blocks * disk.f_frsize - made.keep_free_bytes
     assert config.RAM_BYTES_MIN <= made.ram_bytes <= config._total_memory_bytes() // 4
     assert (made.policy, made.digest, made.revalidate_s) == ("lrf", "xxh3-128", 60.0)
+    assert made.layout == "static"
     assert made.zero_open
     assert not made.allow_other
 
@@ -210,6 +211,7 @@ def test_a_negative_bandwidth_in_a_file_is_refused() -> None:
         ("keep-free", "x%"),
         ("policy", "lru"),
         ("digest", "md5"),
+        ("layout", "sorted"),
         ("revalidate", "0"),
         ("revalidate", "nan"),
         ("revalidate", "soon"),

@@ -18,7 +18,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from tools.bench import hints, peers, policies, recording, rows
+from tools.bench import hints, log, peers, policies, recording, rows
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 
@@ -32,6 +32,7 @@ ROWS = (
     "origin",
     *hints.ROWS,
     *recording.ROWS,
+    *log.ROWS,
     "policies",
 )
 
@@ -96,9 +97,10 @@ def main(row_list: str, peer_list: str, quick: bool, out: Path, work_dir: Path |
         failed += 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        results.save(out, (*names, *hints.COLUMNS, *recording.COLUMNS))
+        columns = (*names, *hints.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
+        results.save(out, columns)
     console.print(
-        results.markdown((*names, *hints.COLUMNS, *recording.COLUMNS)),
+        results.markdown(columns),
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -122,6 +124,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         **hints.ROWS,
         "policies": policies.policies,
         **recording.ROWS,
+        **log.ROWS,
     }
     for name, row in single.items():
         if name in chosen:

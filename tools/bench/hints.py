@@ -38,7 +38,7 @@ _TORCH_IMPORT_S = 6.0  # hintsd imports torch when it starts
 
 
 @contextlib.contextmanager
-def _daemon(work: Path) -> Iterator[HintsdCommand]:
+def started_hintsd(work: Path) -> Iterator[HintsdCommand]:
     """A hintsd that has finished starting: it runs since the machine was booted, not since now."""
     with HintsdCommand(work) as daemon:
         time.sleep(_TORCH_IMPORT_S)
@@ -46,11 +46,15 @@ def _daemon(work: Path) -> Iterator[HintsdCommand]:
 
 
 @contextlib.contextmanager
-def _hinted_mount(
-    daemon: HintsdCommand, source: Path, work: Path, options: tuple[str, ...] = ()
+def hinted_mount(
+    daemon: HintsdCommand,
+    source: Path,
+    work: Path,
+    options: tuple[str, ...] = (),
+    cache_in: Path | None = None,
 ) -> Iterator[FusecacheMount]:
-    """A mount with an empty cache that names the daemon."""
-    cache = work / "hinted-cache"
+    """A mount with an empty cache, in `work` or elsewhere, that names the daemon."""
+    cache = (cache_in or work) / "hinted-cache"
     mount = FusecacheMount(source, work / "mnt", cache, ("--hintsd", str(daemon.socket), *options))
     try:
         with mount:
@@ -116,7 +120,7 @@ def _hinted_size(bench: Bench, work: Path, count: int, size: int) -> None:
     whole = large / bench.readers.fill_files(large, 1, min(count * size, 1 << 30), 4)[0]
     ram = int(count * size * RAM_SHARE)
     options = ("--ram", str(ram))
-    with _daemon(work) as daemon, _hinted_mount(daemon, source, work, options) as mount:
+    with started_hintsd(work) as daemon, hinted_mount(daemon, source, work, options) as mount:
         root = mount.mountpoint
         mount.command("warm", str(root), timeout_s=900)
         mount.settle()
@@ -164,7 +168,7 @@ def hot_hinted(bench: Bench) -> None:
         names = bench.readers.fill_files(source, count, FILE_BYTES, 1)
         ram = count * FILE_BYTES * 3
         options = ("--ram", str(ram))
-        with _daemon(work) as daemon, _hinted_mount(daemon, source, work, options) as mount:
+        with started_hintsd(work) as daemon, hinted_mount(daemon, source, work, options) as mount:
             root = mount.mountpoint
             mount.command("warm", str(root), timeout_s=900)
             mount.settle()
@@ -218,7 +222,7 @@ def _wrong_size(bench: Bench, work: Path, count: int, size: int) -> None:
     }
     peers = ("unhinted", *told)
     options = ("--ram", str(int(count * size * RAM_SHARE)))
-    with _daemon(work) as daemon, _hinted_mount(daemon, source, work, options) as mount:
+    with started_hintsd(work) as daemon, hinted_mount(daemon, source, work, options) as mount:
         root = mount.mountpoint
         mount.command("warm", str(root), timeout_s=900)
         mount.settle()
@@ -255,7 +259,7 @@ def limited(bench: Bench) -> None:
     with (
         bench.folder("limited") as work,
         LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device,
-        _daemon(work) as daemon,
+        started_hintsd(work) as daemon,
     ):
         source = device.directory / "data"
         source.mkdir()
@@ -269,7 +273,7 @@ def limited(bench: Bench) -> None:
             bench.results.add("limited", "first epoch", "native", "MB/s", done.bytes_per_s / 1e6)
             bench.results.add("limited", "first epoch", "limit", "MB/s", ORIGIN_BPS / 1e6)
             for peer in ("unhinted", "fusecache"):
-                with _hinted_mount(daemon, source, work) as mount:
+                with hinted_mount(daemon, source, work) as mount:
                     bench.drop()
                     bench.readers.list_tree(mount.mountpoint)
                     with contextlib.ExitStack() as stack:
@@ -297,7 +301,7 @@ def run_module(module: str, *arguments: str, told: str = "") -> subprocess.Compl
     return done
 
 
-def _load(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]:
+def load_epochs(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]:
     """A stock DataLoader in a process of its own (loader_reader.py)."""
     request = {
         "root": str(root),
@@ -308,6 +312,7 @@ def _load(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]
         "workers": READERS,
         "pace_bytes_per_s": 0,
         "hints": False,
+        "ahead": 0,
         "drop": False,
     } | work
     done = run_module("tools.bench.loader_reader", told=json.dumps(request))
@@ -326,18 +331,18 @@ def latency(bench: Bench) -> None:
         behind = work / "behind"
         behind.mkdir()
         names = bench.readers.fill_files(behind, count, FILE_BYTES, 6)
-        with LatencyOrigin(behind, work, LATENCY_S) as origin, _daemon(work) as daemon:
+        with LatencyOrigin(behind, work, LATENCY_S) as origin, started_hintsd(work) as daemon:
             for number in range(bench.rounds(3)):
 
                 def measure(peer: str, root: Path, some: Sequence[str], **options: Any) -> None:
                     bench.readers.list_tree(root)
-                    (epoch,) = _load(root, some, **options)
+                    (epoch,) = load_epochs(root, some, **options)
                     speed = epoch["samples"] / epoch["seconds"]
                     bench.results.add("latency", "first epoch", peer, "samples/s", speed)
 
                 measure("stock", origin.directory, names[:few], seed=number)
                 for peer, some in (("unhinted", names[:few]), ("fusecache", names)):
-                    with _hinted_mount(daemon, origin.directory, work) as mount:
+                    with hinted_mount(daemon, origin.directory, work) as mount:
                         hints = peer == "fusecache"
                         measure(peer, mount.mountpoint, some, seed=number, hints=hints)
                 bench.say(f"latency: round {number + 1} done")
@@ -349,7 +354,7 @@ def stall(bench: Bench) -> None:
     with (
         bench.folder("stall") as work,
         LoopOrigin(work, count * FILE_BYTES * 5 // 4) as device,
-        _daemon(work) as daemon,
+        started_hintsd(work) as daemon,
     ):
         source, large = device.directory / "data", work / "large"
         source.mkdir()
@@ -362,15 +367,15 @@ def stall(bench: Bench) -> None:
             bench.drop()
             pace = bench.readers.read_direct(whole).bytes_per_s * PACE_SHARE
             options = {"seed": number, "epochs": 3, "pace_bytes_per_s": pace}
-            (first, *_) = _load(source, names, **(options | {"epochs": 1, "drop": True}))
+            (first, *_) = load_epochs(source, names, **(options | {"epochs": 1, "drop": True}))
             results = bench.results
             for _ in range(2):
                 results.add("stall", "later epochs", "stock", "seconds", first["stall_s"])
             for peer in ("unhinted", "fusecache"):
-                with _hinted_mount(daemon, source, work, ("--ram", str(ram))) as mount:
+                with hinted_mount(daemon, source, work, ("--ram", str(ram))) as mount:
                     bench.drop()
                     hints = peer == "fusecache"
-                    epochs = _load(mount.mountpoint, names, **options, hints=hints)
+                    epochs = load_epochs(mount.mountpoint, names, **options, hints=hints)
                     results.add("stall", "first epoch", peer, "seconds", epochs[0]["stall_s"])
                     for epoch in epochs[1:]:
                         results.add("stall", "later epochs", peer, "seconds", epoch["stall_s"])

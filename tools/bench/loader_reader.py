@@ -2,7 +2,8 @@
 
 Run as a process with a JSON object on standard input: root, paths (relative to the root, in the
 order of their indices), seed, epochs, batch, workers, pace_bytes_per_s (0: as fast as it goes),
-hints (true: `hintsd.attach`), drop (true: the kernel's caches are dropped before each epoch).
+hints (true: `hintsd.attach`), ahead (epochs that hints foretell
+beyond those read), drop (true: the kernel's caches are dropped before each epoch).
 Prints a JSON list, one object an epoch: seconds, stall_s, first_s (until the first batch), samples,
 bytes, order (a digest of the indices as they came).
 """
@@ -90,7 +91,7 @@ def main() -> None:
     )
     if work["hints"]:
         paths = [os.path.join(work["root"], path) for path in work["paths"]]
-        hintsd.attach(loader, paths=paths, epochs=work["epochs"])
+        hintsd.attach(loader, paths=paths, epochs=work["epochs"] + work["ahead"])
     results = []
     for epoch in range(work["epochs"]):
         sampler.set_epoch(epoch)

@@ -90,6 +90,31 @@ TARGETS = (
     Target("trace", "10 KB, hot, 4 readers", "fusecache", 0.98, peer="recorded"),
     Target("trace", "10 KB, cold, 1 reader", "fusecache", 0.98, peer="recorded"),
     Target("trace", "10 KB, cold, 4 readers", "fusecache", 0.98, peer="recorded"),
+    *(
+        Target("log", f"{size}, limited", "native", 9.4, peer="reorder")
+        for size in ("3 KB", "10 KB")
+    ),
+    Target("log", "110 KB, limited", "native", 2.5, peer="reorder"),
+    *(Target("log", f"{size}, plain", "native", 1.5, peer="reorder") for size in ("3 KB", "10 KB")),
+    *(
+        Target("log", f"{size}, {device}", against, 0.95, peer="auto")
+        for device in ("plain", "limited")
+        for size in ("3 KB", "10 KB", "30 KB", "110 KB")
+        for against in ("static", "reorder")
+    ),
+    *(
+        Target("log", f"110 KB, {device}: bandwidth", "device", 0.9, peer="reorder")
+        for device in ("plain", "limited")
+    ),
+    *(
+        Target("log", f"110 KB, {device}, paced: epoch", "consumer", 1.05, True, peer="reorder")
+        for device in ("plain", "limited")
+    ),
+    *(
+        Target("log", f"{size}, half of it on SSD", against, least, peer="reorder")
+        for size in ("10 KB", "110 KB")
+        for against, least in (("static", 1.3), ("stock", 1.45))
+    ),
     Target("plan", "until the first window", None, 15, at_most=True),
     Target("plan", "memory of hintsd's process", None, 1, at_most=True),
     *(

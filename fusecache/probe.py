@@ -1,0 +1,253 @@
+"""What the device of a cache directory can do: measured once, and kept in the directory (`probe`).
+
+Which layout pays depends on it (docs/LOG.md): `--layout auto` compares random reads at the size of
+the samples with large reads beside as many writes. Each figure is of a pass of some tenths of a
+second past the page cache; a virtual disk may be cached by its host, and a disk that is used
+meanwhile looks slower than it is.
+
+INVARIANT: the file that is measured has no name, so nothing is left of it, whatever ends us.
+INVARIANT: `load` returns nothing that was measured on another device, is damaged, or too old.
+It decides nothing: that is hintsd's (hintsd/packing.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import math
+import os
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fusecache.errors import UserError
+from fusecache.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "probe"
+VERSION: Final = 1
+FILE_BYTES: Final = 256 << 20
+FILE_BYTES_LEAST: Final = 4 << 20
+PASS_S: Final = 0.4
+WRITE_S_MOST: Final = 2.0  # a slow disk is measured on what it has written by then
+DEPTH: Final = 64
+RANDOM_BYTES: Final = (4 << 10, 16 << 10, 64 << 10, 128 << 10)
+LARGE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 256 << 10  # of what is written
+AT_ONCE: Final = 4  # large reads, and pieces
+AGE_S_MOST: Final = 30 * 24 * 3600.0
+
+_ALIGNMENT: Final = 4096  # of records, and of their headers together with the payload
+_HEADER_BYTES: Final = 192  # of a record of one chunk sum and a path of some 30 bytes
+_RESULT_BYTES_MOST: Final = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Bandwidths in bytes/s, each a finite number above 0."""
+
+    device: int  # st_dev of the directory
+    device_bytes: int  # size of its file system
+    taken_at: float  # seconds since 1970
+    sequential_bytes_per_s: float
+    write_bytes_per_s: float
+    mixed_bytes_per_s: float
+    """Of large reads, while as much is written."""
+    random: tuple[tuple[int, float], ...]
+    """(bytes of a read, bandwidth), ascending: random reads, 64 in flight."""
+
+    def random_bytes_per_s(self, size_bytes: int) -> float:
+        """Payload of random reads of samples of that size: what lies on disk of each is larger.
+
+        Between the sizes that were measured, on straight lines between logarithms (so a limit of
+        requests and one of bandwidth are both met exactly); beyond them towards sequential reads
+        of 1 MiB.
+        """
+        on_disk = -(-(max(1, size_bytes) + _HEADER_BYTES) // _ALIGNMENT) * _ALIGNMENT
+        points = [*self.random, (LARGE_BYTES, max(self.sequential_bytes_per_s, self.random[-1][1]))]
+        return _between(points, on_disk) * size_bytes / on_disk
+
+    def as_map(self) -> dict[str, Any]:
+        """For JSON and msgpack."""
+        return {**asdict(self), "random": [list(point) for point in self.random]}
+
+    @classmethod
+    def from_map(cls, values: Mapping[str, Any]) -> Probe:
+        """ValueError: it is none."""
+        try:
+            random = tuple((int(size), _rate(rate)) for size, rate in values["random"])
+            sizes = [size for size, _ in random]
+            if not random or sizes[0] < 1 or sorted(set(sizes)) != sizes or sizes[-1] > LARGE_BYTES:
+                raise ValueError("sizes that do not ascend")
+            return cls(
+                device=int(values["device"]),
+                device_bytes=int(values["device_bytes"]),
+                taken_at=float(values["taken_at"]),
+                sequential_bytes_per_s=_rate(values["sequential_bytes_per_s"]),
+                write_bytes_per_s=_rate(values["write_bytes_per_s"]),
+                mixed_bytes_per_s=_rate(values["mixed_bytes_per_s"]),
+                random=random,
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"no result of a probe: {error!r}") from None
+
+
+def _rate(value: Any) -> float:
+    rate = float(value)
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{value!r} is no bandwidth")
+    return rate
+
+
+def _between(points: list[tuple[int, float]], size: int) -> float:
+    """At `size`, on lines between the logarithms of sizes and rates; the ends go on as they are."""
+    before_size, before = points[0]
+    for next_size, following in points:
+        if size <= next_size:
+            if size <= before_size:
+                return before
+            share = math.log(size / before_size) / math.log(next_size / before_size)
+            return float(before * (following / before) ** share)
+        before_size, before = next_size, following
+    return before
+
+
+def load(directory: Path) -> Probe | None:
+    """What was measured of this directory's device in the last 30 days, if it is kept there."""
+    try:
+        with open(directory / FILE_NAME, "rb", opener=_open_plain) as file:
+            kept = json.loads(file.read(_RESULT_BYTES_MOST))
+        found = Probe.from_map(kept["probe"])
+        if kept["version"] != VERSION or kept["checksum"] != _checksum(found):
+            return None
+        age_s = time.time() - found.taken_at
+        if _device_of(directory) != (found.device, found.device_bytes):
+            return None
+        return found if 0 <= age_s <= AGE_S_MOST else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def measure(directory: Path, file_bytes: int = FILE_BYTES, pass_s: float = PASS_S) -> Probe:
+    """Measure, and keep the result in the directory. Takes about 3 s, and room for `file_bytes`.
+
+    UserError: the directory is not there or not writable, has no room, or its file system takes no
+    direct I/O.
+    """
+    from fusecache import _native  # hintsd reads results, and needs no more
+
+    try:
+        # Without a name where the file system has that (O_TMPFILE), else unlinked at once.
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            fd = file.fileno()
+            os.posix_fallocate(fd, 0, file_bytes)
+            _leave_page_cache(fd, directory)
+
+            def run(
+                size: int, reads: int = 0, writes: int = 0, read_bytes: int = LARGE_BYTES,
+                is_random: bool = False, seconds: float = pass_s,
+            ) -> tuple[int, int, float]:  # fmt: skip
+                return _native.probe_io(
+                    fd, size, read_bytes, reads, PIECE_BYTES, writes, is_random, seconds
+                )
+
+            _, written, write_s = run(file_bytes, writes=AT_ONCE, seconds=WRITE_S_MOST)
+            if written < min(file_bytes, FILE_BYTES_LEAST):
+                raise UserError(
+                    f"{directory}: only {format_bytes(written)} could be written in "
+                    f"{WRITE_S_MOST:g} s: too slow to be measured"
+                )
+            # What was never written is not read from the device.
+            size = written // LARGE_BYTES * LARGE_BYTES
+            os.fdatasync(fd)
+            sequential, _, sequential_s = run(size, reads=AT_ONCE)
+            random = []
+            for read_bytes in RANDOM_BYTES:
+                read, _, seconds = run(size, reads=DEPTH, read_bytes=read_bytes, is_random=True)
+                random.append((read_bytes, read / seconds))
+            mixed, _, mixed_s = run(size, reads=AT_ONCE, writes=AT_ONCE)
+        device, device_bytes = _device_of(directory)
+        found = Probe.from_map(
+            {
+                "device": device,
+                "device_bytes": device_bytes,
+                "taken_at": time.time(),
+                "sequential_bytes_per_s": sequential / sequential_s,
+                "write_bytes_per_s": written / write_s,
+                "mixed_bytes_per_s": mixed / mixed_s,
+                "random": random,
+            }
+        )
+        _keep(directory, found)
+    except OSError as error:
+        room = f" (it takes {format_bytes(file_bytes)})" if error.errno == errno.ENOSPC else ""
+        raise UserError(f"{directory} cannot be measured: {error.strerror}{room}") from None
+    return found
+
+
+class Device:
+    """What is known of one directory's device while a server lives: as it was kept, or measured."""
+
+    def __init__(self, directory: Path) -> None:
+        self.found = load(directory)
+        self._directory = directory
+        self._thread: threading.Thread | None = None
+
+    def measure_once(self) -> None:
+        """In a thread, unless it is known; `found` is there when it is done. What fails is logged,
+        and not tried again.
+        """
+        if self.found is None and self._thread is None:
+            self._thread = threading.Thread(target=self._measure, daemon=True)
+            self._thread.start()
+
+    def _measure(self) -> None:
+        try:
+            self.found = measure(self._directory)
+        except UserError as error:
+            log.warning("--layout auto stays static: %s", error)
+
+
+def _leave_page_cache(fd: int, directory: Path) -> None:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+    except OSError:
+        raise UserError(
+            f"{directory} cannot be measured: its file system takes no direct I/O"
+        ) from None
+
+
+def _device_of(directory: Path) -> tuple[int, int]:
+    disk = os.statvfs(directory)
+    return os.stat(directory).st_dev, disk.f_blocks * disk.f_frsize
+
+
+def _checksum(probe: Probe) -> int:
+    return zlib.crc32(json.dumps(probe.as_map(), sort_keys=True).encode())
+
+
+def _keep(directory: Path, probe: Probe) -> None:
+    """One line, whole or not at all."""
+    kept = {"version": VERSION, "probe": probe.as_map(), "checksum": _checksum(probe)}
+    fd, temporary = tempfile.mkstemp(prefix=f"{FILE_NAME}.", suffix=".tmp", dir=directory)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(json.dumps(kept) + "\n")
+        os.replace(temporary, directory / FILE_NAME)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
