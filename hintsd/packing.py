@@ -91,8 +91,9 @@ class Log:
         self.waits_since: float | None = None  # for the order of the epoch behind
         self.keeps_order = True  # the first chunk's: its reader waits for it
         self.why = ""
-        self.begun: tuple[float, int] | None = None
-        """When `decided` began to be staged, and the reads that had been late."""
+        self.begun: tuple[float, int, int] | None = None
+        """When `decided` began to be staged, where the reader was then, and the reads that had been
+        late."""
 
     @property
     def largest_bytes(self) -> int:
@@ -100,17 +101,20 @@ class Log:
         return max((chunks.largest_bytes for chunks in self.chunks.values()), default=0)
 
     def wanted_bytes_per_s(
-        self, contents: Contents, samples: int, misses: int, now: float
+        self, contents: Contents, position: int, misses: int, now: float
     ) -> float | None:
-        """What its reader took from SSD in the epoch that was decided on last, if he waited for
-        nothing (`decide`).
+        """What its reader, who is at `position`, has taken from SSD since the last decision:
+        infinite if he has waited, for then he may want more than he got; None: not known yet.
         """
-        if self.begun is None or now <= self.begun[0]:
+        if self.begun is None:
             return None
-        since, misses_before = self.begun
+        since, before, misses_before = self.begun
+        samples = position - before
+        if now <= since or samples <= 0 or not contents.samples:
+            return None
         if misses - misses_before > WAITED_SHARE * samples:
-            return None
-        return contents.size_bytes / (now - since)
+            return math.inf
+        return contents.size_bytes / contents.samples * samples / (now - since)
 
     def forget_before(self, epoch: int) -> None:
         for old in [known for known in self.chunks if known < epoch]:
@@ -191,8 +195,7 @@ def decide(
 ) -> Verdict:
     """Whether the samples are written anew in the next epoch's order.
 
-    `wanted_bytes_per_s`: what the job takes from SSD when it waits for nothing; None: unknown, or
-    it has waited, so that it may want more than it got.
+    `wanted_bytes_per_s`: what the job takes from SSD, infinite if it has waited; None: unknown.
     """
     if layout == STATIC:
         return Verdict(False, "--layout static")
@@ -204,11 +207,11 @@ def decide(
         return Verdict(True, "--layout reorder")
     if probe is None:
         return Verdict(False, "the device is not measured: fusecache probe does")
-    mean_bytes = contents.size_bytes // contents.samples
-    wanted = math.inf if wanted_bytes_per_s is None else wanted_bytes_per_s
-    mixed = min(probe.mixed_bytes_per_s, wanted)
-    random = min(probe.random_bytes_per_s(mean_bytes), wanted)
-    is_packed = mixed > MARGIN * random
+    if wanted_bytes_per_s is None:
+        return Verdict(False, "how fast it reads is not known yet")
+    mean_bytes, wanted = contents.size_bytes // contents.samples, wanted_bytes_per_s
+    mixed, random = probe.mixed_bytes_per_s, probe.random_bytes_per_s(mean_bytes)
+    is_packed = min(mixed, wanted) > MARGIN * min(random, wanted)
     said = f"{format_bytes(mixed)}/s in order and rewritten, {format_bytes(random)}/s at random"
     if wanted < math.inf:
         said += f", {format_bytes(wanted)}/s wanted"

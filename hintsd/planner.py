@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.units import format_bytes
 from hintsd import packing, stall
 from hintsd.packing import Contents, Log
 from hintsd.policies import Integers, Mask
@@ -1256,7 +1255,7 @@ class MountPlanner:
         log = job.log
         was_open, log.is_open = log.is_open, False
         log.why = self._begin_log(job, epoch, now)
-        log.decided, log.begun = epoch, (now, job.misses)
+        log.decided, log.begun = epoch, (now, job.begin, job.misses)
         if was_open and not log.is_open:
             self._packs.append(Command("pack", _NO_INOS, None, packing.END))
         self._packer = job.name if epoch in log.chunks else None
@@ -1271,7 +1270,7 @@ class MountPlanner:
         if refusal := packing.refusal(present, coming):
             return refusal
         contents = self._contents(coming.inos)
-        wanted = log.wanted_bytes_per_s(contents, job.sequence.samples_per_epoch, job.misses, now)
+        wanted = log.wanted_bytes_per_s(contents, job.begin, job.misses, now)
         is_packed, why = packing.decide(self._layout, self._probe, contents, wanted)
         if not is_packed:
             return why
@@ -1287,7 +1286,7 @@ class MountPlanner:
         buffer = packing.buffer_bytes(len(chunks.ends), self._limit_bytes)
         if not buffer:
             needed = packing.ram_bytes_needed(len(chunks.ends), self._limit_bytes)
-            return f"--ram {format_bytes(needed)} or more would be needed"
+            return f"--ram {-(-needed * 17 // (16 << 20))}M or more would be needed"
         log.is_open = True
         log.chunks[epoch], log.chunks[epoch + 1] = present_chunks, chunks
         log.pieces = packing.frames(

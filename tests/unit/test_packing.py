@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +111,9 @@ SLOW_LOG = FakeProbe(mixed_bytes_per_s=500e6, random=450e6)
         ("reorder", None, Contents(0, 0, 0), None, False),
         ("auto", None, FRESH, None, True),  # written once anyway
         ("auto", None, STORED, None, False),
-        ("auto", FAST_LOG, STORED, None, True),
-        ("auto", SLOW_LOG, STORED, None, False),
+        ("auto", FAST_LOG, STORED, None, False),  # who has read nothing yet may be slow
+        ("auto", FAST_LOG, STORED, math.inf, True),
+        ("auto", SLOW_LOG, STORED, math.inf, False),
         ("auto", FAST_LOG, STORED, 124e6, False),  # the job wants no more than 1.25 times that
         ("auto", FAST_LOG, STORED, 126e6, True),
     ],
@@ -124,12 +126,14 @@ def test_who_reorders(
     assert verdict.why
 
 
-def test_a_rate_counts_only_where_the_reader_did_not_wait() -> None:
+def test_a_rate_is_what_the_reader_took_unless_he_waited() -> None:
     log = Log()
     assert log.wanted_bytes_per_s(STORED, 100, 0, 5.0) is None
-    log.begun = 1.0, 7
-    assert log.wanted_bytes_per_s(STORED, 100, 8, 5.0) == MIB / 4
-    assert log.wanted_bytes_per_s(STORED, 100, 9, 5.0) is None
+    log.begun = 1.0, 50, 7  # in mid-epoch, after a restart
+    assert log.wanted_bytes_per_s(STORED, 50, 7, 5.0) is None
+    assert log.wanted_bytes_per_s(STORED, 100, 7, 5.0) == MIB / 8
+    assert log.wanted_bytes_per_s(STORED, 150, 8, 5.0) == MIB / 4
+    assert log.wanted_bytes_per_s(STORED, 150, 9, 5.0) == math.inf
 
 
 @given(st.integers(0, 1000), st.integers(1, 400), st.integers(100, 20_000))
