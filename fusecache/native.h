@@ -98,6 +98,11 @@ struct version {
 	int64_t mtime_ns, ctime_ns;
 };
 
+/* Segment files: docs/FORMAT.md. */
+#define PAGE 4096u
+#define RECORD_MAGIC 0x31424346u /* "FCB1" */
+#define RECORD_FIXED 72u	 /* bytes before the chunk checksums */
+#define RECORD_BLOCK 1
 struct location { /* unpacked */
 	uint32_t segno, header_len;
 	uint64_t offset;

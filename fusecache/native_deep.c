@@ -15,7 +15,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#define PAGE 4096u
 #define READS_MOST 16
 /* The last four buffers are large ones: neighbours are read together, as far as they fit. */
 #define LARGE_FROM 12u

@@ -27,16 +27,12 @@
 #include <xxhash.h>
 #endif
 
-#define PAGE 4096u
 #define INODES_MOST (1u << 29) /* as many as a table has at most */
 #define WRITERS 2
 #define QUEUE_BYTES (32u << 20)
 #define LARGE_KEPT 8 /* buffers for single records that are larger than a chunk's buffer */
 
 /* docs/FORMAT.md */
-#define RECORD_MAGIC 0x31424346u /* "FCB1" */
-#define RECORD_FIXED 72u	 /* bytes before the chunk checksums */
-#define RECORD_BLOCK 1
 #define ENTRY_FIXED 56u
 #define PLACE_BYTES 8u
 #define PATH_BYTES_MOST 60000u /* the store's */

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAGE 4096u
 #define BUFFER_BYTES_MOST (1u << 30)
 
 /* Buffers of u32 may lie anywhere. */

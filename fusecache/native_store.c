@@ -22,10 +22,6 @@
 #include <xxhash.h>
 #endif
 
-#define PAGE 4096u
-#define RECORD_MAGIC 0x31424346u /* "FCB1" */
-#define RECORD_FIXED 72u	 /* bytes before the chunk checksums */
-#define RECORD_BLOCK 1
 
 /* A whole block, the largest header, and alignment at both ends. */
 #define SCRATCH_BYTES (BLOCK_BYTES + LOCATION_HEADER_MOST + 3 * PAGE)

@@ -69,23 +69,30 @@ class Mover:
         self.log.finish(list(self._ends.items()))
 
 
-def packed(
-    log: Log, segno: int, offset: int, path: bytes, payload: bytes, version: Version, at_ns: int
-) -> bytes:
-    """A whole record, as it lies in the segment."""
+def block_record(
+    algorithm: int, dataset: bytes, path: bytes, payload: bytes, version: Version, at_ns: int
+) -> fmt.Record:
+    """Of a whole file of one block."""
     header_len = fmt.header_length(len(payload), path)
-    record = fmt.Record(
+    return fmt.Record(
         fmt.TYPE_BLOCK,
         header_len,
         len(payload),
         fmt.align(header_len + len(payload)),
-        digest.digest(log.algorithm, payload),
+        digest.digest(algorithm, payload),
         at_ns,
         tuple(digest.chunk_sums(payload)),
-        DATASET,
+        dataset,
         version,
         0,
         path,
     )
+
+
+def packed(
+    log: Log, segno: int, offset: int, path: bytes, payload: bytes, version: Version, at_ns: int
+) -> bytes:
+    """A whole record, as it lies in the segment."""
+    record = block_record(log.algorithm, DATASET, path, payload, version, at_ns)
     header = fmt.pack_record(record, log.algorithm, log.uuid, segno, offset)
     return (header + payload).ljust(record.record_len, b"\0")

@@ -20,6 +20,7 @@ from fusecache import _native, digest
 from fusecache.store import format as fmt
 from fusecache.store import segment
 from fusecache.store.types import BLOCK_BYTES, Location, Version
+from tests.log_support import block_record
 
 ROOT = 1
 KIB = 1 << 10
@@ -70,21 +71,8 @@ class Files:
         return self.source / os.fsdecode(_native.path(ino))
 
     def record(self, ino: int, fetched_ns: int = FETCHED_NS) -> fmt.Record:
-        content, path = self.contents[ino], _native.path(ino)
-        header_len = fmt.header_length(len(content), path)
-        return fmt.Record(
-            fmt.TYPE_BLOCK,
-            header_len,
-            len(content),
-            fmt.align(header_len + len(content)),
-            digest.digest(self.algorithm, content),
-            fetched_ns,
-            tuple(digest.chunk_sums(content)),
-            DATASET,
-            self.version(ino),
-            0,
-            path,
-        )
+        path, content = _native.path(ino), self.contents[ino]
+        return block_record(self.algorithm, DATASET, path, content, self.version(ino), fetched_ns)
 
     def store(self, inos: Iterable[int]) -> int:
         """Write these files to a static segment of their own, as the store does; its number."""

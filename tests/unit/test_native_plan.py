@@ -20,21 +20,11 @@ from fusecache import _native
 from tests.conftest import Place
 from tests.faulty_origin import Fault, FaultyOrigin
 from tests.mounted import eventually
+from tests.native_table import ROOT, attach
 
-ROOT = 1
 BLOCK = _native.BLOCK_BYTES
 SEEN_MOST = 65_536
 Fetched = tuple[int, int, bytes | None, int, int, int]
-
-
-def attach(source: Path) -> None:
-    """A table of its own over `source`, scanned."""
-    source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
-    table_fd = os.memfd_create("table")
-    _native.attach(table_fd, source_fd, True)
-    _native.scan(ROOT)
-    os.close(source_fd)
-    os.close(table_fd)
 
 
 @pytest.fixture

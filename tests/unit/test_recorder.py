@@ -21,20 +21,11 @@ from fusecache.control_client import Target
 from fusecache.recorder import Limits, Recorder
 from fusecache.traces import Gap
 from fusecache.wire import encode
+from tests.native_table import ROOT, attach
 
 RING_ACCESSES = 1 << 18
 ACCESS_BYTES = 16
 TAKEN_MOST = 1 << 16
-ROOT = 1
-
-
-def attach(source: Path) -> None:
-    source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
-    table_fd = os.memfd_create("table")
-    _native.attach(table_fd, source_fd, True)
-    _native.scan(ROOT)
-    os.close(source_fd)
-    os.close(table_fd)
 
 
 @pytest.fixture
