@@ -59,6 +59,8 @@ EPOCH_REPEATS_MOST: Final = 4  # ... as long as each file comes so often on aver
 DECIDE_EVERY_S: Final = 0.2
 PAUSE_LEAST_S: Final = 0.01  # after a decision: what comes meanwhile is taken in together
 PAUSE_MOST_S: Final = 0.03
+# Where readers are in no hurry, planning takes a tenth of a core: it is theirs.
+PAUSE_SHARE, PAUSE_IDLE_MOST_S = 9, 0.1
 # A step comes straight from the trainer: what was read before it must have been told first, or it
 # would be taken for the next epoch's reads.
 STEP_HELD_S: Final = 0.1
@@ -81,7 +83,7 @@ _SHOWN_STATE: Final = (
 )
 PACKING_REFUSED: Final = {
     2: "no room on SSD for a log",
-    3: "the log before it is not written yet",
+    4: "too little room on SSD for a log",
 }
 """`packing` of a state, when what was announced is not open (docs/WIRE.md)."""
 
@@ -777,14 +779,15 @@ class _Mount:
         done = [event for event in events if isinstance(event, Done)]
         seen = [event for event in events if isinstance(event, Seen)]
         if done:
-            inos, results = zip(*done, strict=True)
-            self._planner.done(np.concatenate(inos), np.concatenate(results), now)
+            answered = np.concatenate([event.inos for event in done])
+            self._planner.done(answered, np.concatenate([event.results for event in done]), now)
         if seen:
-            inos, kinds, processes, parents, _ = zip(*seen, strict=True)
-            whose = self._readers.whose(
-                np.concatenate(processes), np.concatenate(parents), self._trainers(), now
-            )
-            self._planner.observe(np.concatenate(inos), np.concatenate(kinds), now, whose)
+            inos = np.concatenate([event.inos for event in seen])
+            kinds = np.concatenate([event.kinds for event in seen])
+            processes = np.concatenate([event.processes for event in seen])
+            parents = np.concatenate([event.parents for event in seen])
+            whose = self._readers.whose(processes, parents, self._trainers(), now)
+            self._planner.observe(inos, kinds, now, whose, processes)
 
     def _trainers(self) -> dict[str, int]:
         """The process that each job is of, if process ids of the mount mean anything to us."""
@@ -815,7 +818,8 @@ class _Mount:
             if is_due or job.epoch_samples < SHORT_EPOCH:
                 wants_orders = wants_orders or bool(planner.wanted_epochs(job.name))
             wants_orders = wants_orders or planner.is_sought(job.name, now)
-        pause_s = min(max(planner.patience_s(), PAUSE_LEAST_S), PAUSE_MOST_S)
+        pause_most_s = max(PAUSE_MOST_S, min(PAUSE_SHARE * (_now() - now), PAUSE_IDLE_MOST_S))
+        pause_s = min(max(planner.patience_s(), PAUSE_LEAST_S), pause_most_s)
         return _Decided(
             commands, planner.recording, passed, pause_s, planner.notices(), finished, wants_orders
         )

@@ -100,7 +100,7 @@ class Done(NamedTuple):
 
 class State(NamedTuple):
     values: dict[str, int]
-    probe: Probe | None = None  # once it is measured: a mount's first log has it done
+    probe: Probe | None = None  # once it is measured
 
 
 Event: TypeAlias = Up | Down | Gone | Seen | Done | State

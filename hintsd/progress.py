@@ -26,6 +26,9 @@ them, in a shuffled order), or when they come as slowly as those of readers, not
 than SCANNED_PER_S samples a second), and no stray READs are seen; else 1. LOOKUPs alone condemn
 only when they have gone on for LOOKUPS_LAST_S, slow ones for SLOW_LOOKUPS_LAST_S.
 
+Where look-ups cannot tell one place of an epoch from another (`is_to_be_checked`), the test
+condemns nobody: there search.py looks for the reader, and that decides.
+
 **Elsewhere.** Strays that lie close together in a known epoch are the reader himself, somewhere
 else: resumed, begun again, or in the next epoch already. `jump` finds such a place if chance
 explains it with less than JUMP_ERROR. The same heals a verdict of "wrong".
@@ -106,6 +109,8 @@ class Progress:
         self.spacing = wire_spacing(batch_size)
         self.workers_known = workers > 0
         self.disorder = min(handed_out * batch_size, quarter)
+        self.is_scattered = handed_out * batch_size > quarter
+        """Whether so much is read at once that an epoch's files come in little order."""
         # a worker that begins a batch has read its one before; no wire tells that of small batches
         reading = workers_assumed * batch_size if self.spacing <= batch_size else self.disorder
         self._reading = min(reading, quarter)
@@ -148,8 +153,22 @@ class Progress:
         return 4 * (self.disorder + 4 * self.spacing) > self._epoch_samples
 
     @property
+    def is_to_be_checked(self) -> bool:
+        """Whether look-ups alone may not tell where else the reader is (`jump`): the span of eight
+        is more than a sixteenth of an epoch.
+        """
+        return 16 * (self.disorder + 8 * self.spacing) > self._epoch_samples
+
+    @property
     def slack(self) -> int:
         return self.disorder + self.spacing
+
+    @property
+    def _floor(self) -> int:
+        """What is used from here on may not have been read yet: a step is here before the reads
+        that it tells of.
+        """
+        return max(self._unstepped, self.low - self.slack)
 
     def _share_percent(self, zone_end: int) -> int:
         """q, the chance of being in order without following, in per cent (1 … 75)."""
@@ -160,10 +179,10 @@ class Progress:
         """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
         if candidates.size == 0:
             return np.full(candidates.shape[1:], -1, np.int64)
-        inside = (candidates >= self.low) & (candidates < self.zone_end(unfired))
+        inside = (candidates >= self._floor) & (candidates < self.zone_end(unfired))
         # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
         nearest: Positions = np.where(inside, candidates, _FAR).min(axis=0)
-        return np.where(nearest < _FAR, nearest, -1)
+        return np.where((nearest >= self.low) & (nearest < _FAR), nearest, -1)
 
     # --- evidence
 
@@ -185,9 +204,7 @@ class Progress:
         share = self._share_percent(zone_end)
         relief = min(EXCULPATION_MOST, (100 - share) / (3 * share))
         in_order = placed >= 0
-        # A step is here before the reads that it tells of.
-        floor = max(self._unstepped, self.low - self.slack)
-        overtaken = (candidates >= floor) & (candidates < self.low)
+        overtaken = (candidates >= self._floor) & (candidates < self.low)
         relevant = in_order | (in_dataset & ~excused & ~overtaken.any(axis=0))
         for index in np.flatnonzero(relevant):
             self.observations += 1

@@ -20,7 +20,7 @@ from hintsd.sequence import Inos
 
 PAGE_BYTES = 4096
 BUFFERED_FILES = 3  # of a chunk: written when so many are in its buffer
-STORE, MOVE, KEEP_ORDER = 1, 2, 4
+STORE, MOVE, KEEP_ORDER, SORT = 1, 2, 4, 8
 
 Place = tuple[int, int]  # epoch of a log, chunk; or (-1, number) where it was fetched to
 
@@ -35,6 +35,7 @@ class ModelMount:
         self.sizes = dict(enumerate(sizes.tolist(), 1))
         self.ssd_free_bytes = ssd_bytes
         self.ram: set[int] = set()  # staged
+        self.evicts: set[int] = set()  # of it, files whose pages the kernel takes at once
         self.ram_bytes = 0
         self.ram_bytes_most = 0
         self.ssd: set[int] = set()
@@ -45,14 +46,14 @@ class ModelMount:
         self.staged_order: list[int] = []
         self.places: dict[int, Place] = {}
         self.frames: list[tuple[list[int], list[int], list[Place | None]]] = []  # of `stage`
-        self.packs: list[int] = []  # chunks of each log that was announced; 0: ended
+        self.packs: list[int] = []  # chunks of each log that was announced; 0: ended, -1: written
         self.moved: dict[int, list[int]] = {}  # epoch of a log -> what was appended to it
         self.log_epoch: int | None = None
         self.log_is_open = False
         self.holding: set[int] = set()  # the origin hangs on these
         self.failing: set[int] = set()
         self._done: list[tuple[int, int]] = []
-        self._seen: list[tuple[int, int, str]] = []
+        self._seen: list[tuple[int, int, str, int]] = []
         self.reads = self.lookups = 0
         self._chunk_of: dict[int, int] = {}
         self._buffers: dict[int, list[int]] = {}
@@ -94,7 +95,7 @@ class ModelMount:
     def _queue(self, inos: list[int], bits: list[int]) -> None:
         self.frames.append((inos, bits, [self.places.get(ino) for ino in inos]))
         pairs = list(zip(inos, bits, strict=True))
-        if any(bit & MOVE for bit in bits) and not any(bit & KEEP_ORDER for bit in bits):
+        if any(bit & (MOVE | SORT) for bit in bits) and not any(bit & KEEP_ORDER for bit in bits):
             far = (1 << 60, 0)
             pairs.sort(key=lambda pair: self.places.get(pair[0], far))
         self.stage_queue.extend(pairs)
@@ -102,7 +103,7 @@ class ModelMount:
     def _pack(self, fields: Mapping[str, Any]) -> None:
         if fields["first"] == 0:
             self.end_log()
-            self.packs.append(fields["chunks"])
+            self.packs.append(fields["chunks"] if fields["chunks"] or fields["last"] else -1)
         if fields["chunks"] == 0:
             return
         inos = fields["inos"].tolist()
@@ -201,30 +202,31 @@ class ModelMount:
             self.places[ino] = -1, len(self.places)
         return 2
 
-    def read(self, ino: int, reader: str = "") -> bool:
+    def read(self, ino: int, reader: str = "", process: int = 0) -> bool:
         """A reader opens and reads the file; whether it was a READ (was not in the page cache).
         `reader`: the job that it is of, another word: nobody's, or "": it is not known.
         """
         if ino == 0:
             return False
-        self.look_up(ino, reader)
-        if ino in self.ram or self.sizes[ino] == 0:
+        self.look_up(ino, reader, process)
+        is_staged = ino in self.ram
+        if (is_staged and ino not in self.evicts) or self.sizes[ino] == 0:
             return False
         self.reads += 1
-        kind = 2
+        kind = 2 | 64 * is_staged
         if ino not in self.ssd:
             self.origin_reads[ino] += 1
             kind = 3
         if any(ino == queued for queued, _ in self.stage_queue):
             kind |= 8 | 16
-        self._seen.append((ino, kind, reader))
+        self._seen.append((ino, kind, reader, process))
         return True
 
-    def look_up(self, ino: int, reader: str = "") -> None:
+    def look_up(self, ino: int, reader: str = "", process: int = 0) -> None:
         if ino in self.armed:
             self.armed.remove(ino)
             self.lookups += 1
-            self._seen.append((ino, 1, reader))
+            self._seen.append((ino, 1, reader, process))
 
     def deliver(self, planner: MountPlanner, now: float, jobs: Iterable[str]) -> None:
         """Hands over what the mount has to say."""
@@ -234,7 +236,7 @@ class ModelMount:
             inos, results = zip(*done, strict=True)
             planner.done(np.array(inos, np.uint32), np.array(results, np.uint8), now)
         if seen:
-            inos, kinds, readers = zip(*seen, strict=True)
+            inos, kinds, readers, processes = zip(*seen, strict=True)
             whose = {
                 job: np.array(
                     [UNKNOWN if not of else OWN if of == job else STRANGER for of in readers],
@@ -242,7 +244,13 @@ class ModelMount:
                 )
                 for job in jobs
             }
-            planner.observe(np.array(inos, np.uint32), np.array(kinds, np.uint8), now, whose)
+            planner.observe(
+                np.array(inos, np.uint32),
+                np.array(kinds, np.uint8),
+                now,
+                whose,
+                np.array(processes, np.uint32),
+            )
 
 
 def make_planner(mount: ModelMount, ram_bytes: int) -> MountPlanner:
@@ -258,13 +266,20 @@ def make_planner(mount: ModelMount, ram_bytes: int) -> MountPlanner:
 def loader_order(
     order: Inos, batch_size: int, workers: int, prefetch_factor: int, rng: np.random.Generator
 ) -> Iterator[int]:
-    """The samples of one epoch as a DataLoader's workers read them: each worker its batches
+    """`loader_reads` without the workers."""
+    return (ino for _, ino in loader_reads(order, batch_size, workers, prefetch_factor, rng))
+
+
+def loader_reads(
+    order: Inos, batch_size: int, workers: int, prefetch_factor: int, rng: np.random.Generator
+) -> Iterator[tuple[int, int]]:
+    """(worker, sample) of one epoch as a DataLoader's workers read them: each worker its batches
     one after another, batches handed out round robin, at most workers * prefetch_factor of them
     ahead of the oldest one that is not complete.
     """
     batches = [order[at : at + batch_size].tolist() for at in range(0, len(order), batch_size)]
     if workers == 0:
-        yield from order.tolist()
+        yield from ((0, ino) for ino in order.tolist())
         return
     queues: list[deque[int]] = [deque() for _ in range(workers)]
     left = [len(batch) for batch in batches]
@@ -276,7 +291,7 @@ def loader_order(
         busy = [queue for queue in queues if queue]
         queue = busy[int(rng.integers(len(busy)))]
         batch = queue[0]
-        yield batches[batch][len(batches[batch]) - left[batch]]
+        yield batch % workers, batches[batch][len(batches[batch]) - left[batch]]
         left[batch] -= 1
         if left[batch] == 0:
             queue.popleft()
