@@ -22,13 +22,13 @@ import shutil
 import stat
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fusecache import mounts
 from fusecache.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
-from fusecache.memory import usable_memory_bytes
+from fusecache.memory import total_memory_bytes, usable_memory_bytes
 from fusecache.units import format_bytes, parse_bytes
 
 SSD_BYTES_MIN = 16 << 20
@@ -38,6 +38,7 @@ KEEP_FREE = "5%"
 SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
 THREADS_MAX = 1024
 PREFETCH_DEPTH_MAX = 256
+CACHE_DIRS_MAX = 32
 _PROBE_PREFIX = ".fusecache-check-"
 POLICIES = ("lrf", "keep")
 DIGESTS = ("xxh3-128", "blake3")
@@ -51,9 +52,10 @@ class Config:
     source: str
     mountpoint: str
     cache_dir: str
-    ssd_bytes: int  # of the whole cache directory, all mounts on it together
+    ssd_bytes: int  # of all cache directories, all mounts on them together
     ram_bytes: int
-    keep_free_bytes: int
+    keep_free_bytes: int  # on each disk
+    further_cache_dirs: tuple[str, ...] = ()
     policy: str = "lrf"
     digest: str = "xxh3-128"
     layout: str = "static"  # of hinted samples on SSD: docs/TUNING.md
@@ -69,6 +71,10 @@ class Config:
     log_file: str | None = None  # None: in the runtime directory; on stderr when in the foreground
     foreground: bool = False
 
+    @property
+    def cache_dirs(self) -> tuple[str, ...]:
+        return (self.cache_dir, *self.further_cache_dirs)
+
     def to_json(self) -> str:
         """ASCII: bytes of paths that are no UTF-8 become escapes."""
         return json.dumps(dataclasses.asdict(self))
@@ -77,6 +83,7 @@ class Config:
     def from_json(cls, text: str) -> Config:
         """Fields that this version does not know are left out: a keeper may be older or newer."""
         fields = json.loads(text)
+        fields["further_cache_dirs"] = tuple(fields.get("further_cache_dirs", ()))
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in fields.items() if name in known})
 
@@ -171,6 +178,16 @@ def _path(value: Any) -> str:
     return os.path.abspath(os.path.expanduser(value))
 
 
+def _paths(value: Any) -> str | tuple[str, ...]:
+    """One path as it is, several as a tuple."""
+    if not isinstance(value, (list, tuple)):
+        return _path(value)
+    paths = tuple(dict.fromkeys(map(_path, value)))
+    if not 1 <= len(paths) <= CACHE_DIRS_MAX:
+        raise ValueError(f"between 1 and {CACHE_DIRS_MAX} directories")
+    return paths if len(paths) > 1 else paths[0]
+
+
 def _choice(*choices: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in choices:
@@ -183,7 +200,7 @@ def _choice(*choices: str) -> Callable[[Any], str]:
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "source": _path,
     "mountpoint": _path,
-    "cache_dir": _path,
+    "cache_dir": _paths,
     "ssd": _size,
     "ram": _size,
     "keep_free": _keep_free,
@@ -251,6 +268,7 @@ def read_file(path: str) -> dict[str, Any]:
 def read_options(texts: Iterable[str]) -> dict[str, Any]:
     r"""The settings in `-o a,b=c` texts; a comma in a value is written `\,`."""
     settings: dict[str, Any] = {}
+    cache_dirs: list[str] = []
     for text in texts:
         for word in re.findall(r"(?:\\.|[^,\\])+", text, re.DOTALL):
             word = re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL)
@@ -266,6 +284,9 @@ def read_options(texts: Iterable[str]) -> dict[str, Any]:
             ):
                 raise ConfigError(f"-o {name}: needs a value, {name}=…")
             canonical, parsed = parse_setting(name, value, f"-o {name}")
+            if canonical == "cache_dir":  # each word names one of them
+                cache_dirs.append(parsed)
+                parsed = parse_setting(name, cache_dirs, f"-o {name}")[1]
             settings[canonical] = parsed
     return settings
 
@@ -288,10 +309,6 @@ def _home_of_record() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         raise ConfigError("no HOME: say where to keep the cache with --cache-dir") from None
-
-
-def _total_memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _existing_parent(path: str) -> str:
@@ -331,31 +348,34 @@ def build(settings: Mapping[str, Any], base: Config | None = None) -> Config:
         if name not in ("ssd", "ram", "keep_free"):
             values[rename.get(name, name)] = value
     values.setdefault("source", values["mountpoint"])
-    values.setdefault("cache_dir", default_cache_dir())
+    given = values.setdefault("cache_dir", default_cache_dir())
+    if "cache_dir" in settings:
+        values["further_cache_dirs"] = ()
+    if isinstance(given, tuple):
+        values["cache_dir"], *further = given
+        values["further_cache_dirs"] = tuple(further)
+    cache_dirs = (values["cache_dir"], *values.get("further_cache_dirs", ()))
 
-    try:
-        disk = os.statvfs(_existing_parent(values["cache_dir"]))
-    except OSError as error:
-        raise ConfigError(f"--cache-dir {values['cache_dir']}: {error.strerror}") from None
-    if disk.f_blocks == 0:
-        raise ConfigError(f"--cache-dir {values['cache_dir']}: that file system stores nothing")
-    disk_bytes, free_bytes = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    disks = _disks(cache_dirs)
+    disk_bytes = sum(size for size, _ in disks)
+    free_bytes = sum(free for _, free in disks)
     if "keep_free" in settings or base is None:
         text = settings.get("keep_free", KEEP_FREE)
         share = float(text[:-1]) / 100 if text.endswith("%") else None
-        keep = int(text) if share is None else int(disk_bytes * share)
-        if not 0 <= keep < disk_bytes:
+        least = min(size for size, _ in disks)
+        keep = int(text) if share is None else int(least * share)
+        if not 0 <= keep < least:
             raise ConfigError(
                 f"--keep-free {format_bytes(keep)} leaves nothing of the cache directory's disk "
-                f"({format_bytes(disk_bytes)})"
+                f"({format_bytes(least)})"
             )
         values["keep_free_bytes"] = keep
-    keep = values["keep_free_bytes"]
+    keep = values["keep_free_bytes"] * len(disks)
     if "ssd" in settings:
         _check_ssd(settings["ssd"], disk_bytes, keep)
         values["ssd_bytes"] = settings["ssd"]
     elif base is None:
-        usable = min(_stored_bytes(values["cache_dir"]) + free_bytes, disk_bytes) - keep
+        usable = min(sum(map(_stored_bytes, cache_dirs)) + free_bytes, disk_bytes) - keep
         # On a full disk the store keeps nothing while less than --keep-free is left; reads go on.
         values["ssd_bytes"] = max(SSD_BYTES_MIN, usable)
     if "ram" in settings:
@@ -363,15 +383,33 @@ def build(settings: Mapping[str, Any], base: Config | None = None) -> Config:
             raise ConfigError(
                 f"--ram {format_bytes(settings['ram'])}: at least {format_bytes(RAM_BYTES_MIN)}"
             )
-        if settings["ram"] > _total_memory_bytes():
+        if settings["ram"] > total_memory_bytes():
             raise ConfigError(
                 f"--ram {format_bytes(settings['ram'])} exceeds the memory of this machine "
-                f"({format_bytes(_total_memory_bytes())})"
+                f"({format_bytes(total_memory_bytes())})"
             )
         values["ram_bytes"] = settings["ram"]
     elif base is None:
         values["ram_bytes"] = max(RAM_BYTES_MIN, int(usable_memory_bytes() * RAM_SHARE))
     return Config(**values)
+
+
+def _disks(cache_dirs: Sequence[str]) -> list[tuple[int, int]]:
+    """(size, what is free) of each disk that they are on."""
+    found: dict[int, tuple[int, int]] = {}
+    for cache_dir in cache_dirs:
+        try:
+            parent = _existing_parent(cache_dir)
+            disk, device = os.statvfs(parent), os.stat(parent).st_dev
+        except OSError as error:
+            raise ConfigError(f"--cache-dir {cache_dir}: {error.strerror}") from None
+        if disk.f_blocks == 0:
+            raise ConfigError(
+                f"--cache-dir {cache_dir}: that file system stores nothing; "
+                "choose a directory on an SSD"
+            )
+        found[device] = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    return list(found.values())
 
 
 def _check_ssd(ssd: int, disk_bytes: int, keep: int) -> None:
@@ -411,9 +449,20 @@ def check_places(config: Config) -> Config:
             EXIT_USAGE,
         )
     _check_fuse(config.allow_other)
-    cache_dir = os.path.realpath(config.cache_dir)
-    _check_cache_dir(cache_dir, source, mountpoint)
-    return dataclasses.replace(config, source=source, mountpoint=mountpoint, cache_dir=cache_dir)
+    return check_cache_dirs(dataclasses.replace(config, source=source, mountpoint=mountpoint))
+
+
+def check_cache_dirs(config: Config) -> Config:
+    """The same of the cache directories alone; source and mount point are not looked up."""
+    cache_dirs = tuple(dict.fromkeys(map(os.path.realpath, config.cache_dirs)))
+    for cache_dir in cache_dirs:
+        _check_cache_dir(cache_dir, config.source, config.mountpoint, others=len(cache_dirs) - 1)
+        for other in cache_dirs:
+            if other != cache_dir and mounts.is_below(cache_dir, other):
+                raise UserError(
+                    f"cache directory {cache_dir} lies inside another one, {other}", EXIT_USAGE
+                )
+    return dataclasses.replace(config, cache_dir=cache_dirs[0], further_cache_dirs=cache_dirs[1:])
 
 
 def warnings_of(config: Config) -> list[str]:
@@ -429,10 +478,8 @@ def warnings_of(config: Config) -> list[str]:
             found.append(
                 f"mount point {config.mountpoint} is not empty: {entries} hidden while mounted"
             )
-    for mount in mounts.mounts():
-        directory = mounts.runtime_directory(mount) if mount.is_fusecache else None
-        other = mounts.keeper_record(directory).get("config") if directory else None
-        if not isinstance(other, dict) or other.get("cache_dir") != config.cache_dir:
+    for mount, other in _other_mounts():
+        if other.get("cache_dir") != config.cache_dir:
             continue
         limit = other.get("ssd_bytes")
         # A limit of "what is free" is never the same twice.
@@ -444,6 +491,25 @@ def warnings_of(config: Config) -> list[str]:
             )
             break
     return found
+
+
+def users_of_more(config: Config) -> list[str]:
+    """Mounts that use one of these cache directories together with others; a line each."""
+    found = []
+    for mount, other in _other_mounts():
+        theirs = [other.get("cache_dir"), *(other.get("further_cache_dirs") or [])]
+        if set(theirs).intersection(config.cache_dirs) and set(theirs) - {*config.cache_dirs}:
+            found.append(f"{mount.mountpoint} uses {', '.join(map(str, theirs))}")
+    return found
+
+
+def _other_mounts() -> Iterator[tuple[mounts.Mount, dict[str, Any]]]:
+    """Mounts of fusecache that can be looked into, and their settings."""
+    for mount in mounts.mounts():
+        directory = mounts.runtime_directory(mount) if mount.is_fusecache else None
+        other = mounts.keeper_record(directory).get("config") if directory else None
+        if isinstance(other, dict):
+            yield mount, other
 
 
 def _check_not_fusecache(mountpoint: str, table: list[mounts.Mount]) -> None:
@@ -519,7 +585,8 @@ def _is_user_allow_other(path: str = "/etc/fuse.conf") -> bool:
         return False
 
 
-def _check_cache_dir(cache_dir: str, source: str, mountpoint: str) -> None:
+def _check_cache_dir(cache_dir: str, source: str, mountpoint: str, others: int = 0) -> None:
+    """With `others`, one that does not work is left out by the store, with a warning."""
     for what, directory in (("source", source), ("mount point", mountpoint)):
         if mounts.is_below(cache_dir, directory):
             raise UserError(
@@ -535,9 +602,30 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str) -> None:
             os.mkdir(cache_dir, 0o700)
         with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=_PROBE_PREFIX):
             pass
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(
+            f"cache directory {cache_dir} is, or lies below, a file: "
+            "choose a directory with --cache-dir",
+            EXIT_USAGE,
+        ) from None
     except OSError as error:
-        raise UserError(f"cache directory {cache_dir} is not writable: {error.strerror}") from None
+        if not others or error.errno not in _FAILED_DISK:
+            raise UserError(
+                f"cache directory {cache_dir} is not writable: {error.strerror}"
+            ) from None
 
+
+# What the disk says of a directory that must not keep the others from being used.
+_FAILED_DISK = (
+    errno.EIO,
+    errno.EROFS,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.EUCLEAN,
+    errno.ENOTCONN,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
 
 # What a cache directory may hold before it has its `format` and segments: `probe` is of a command,
 # lost+found mkfs's.

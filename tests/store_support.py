@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fusecache import _native
@@ -27,6 +27,7 @@ class Opened:
         keep_free_bytes: int = 0,
         policy: str = "lrf",
         digest: str = "xxh3-128",
+        further: Sequence[Path] = (),
     ) -> None:
         self.faults: list[tuple[str, str]] = []
         self.gone: list[int] = []
@@ -35,6 +36,7 @@ class Opened:
         self.store = Store.open(
             directory,
             self.settings,
+            further=further,
             on_fault=lambda kind, message: self.faults.append((kind, message)),
             on_segment_gone=self.gone.append,
         )

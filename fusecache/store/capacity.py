@@ -14,12 +14,12 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from fusecache.store import index as idx
-from fusecache.store.directory import Directory
+from fusecache.store.directory import Directory, Member
 from fusecache.store.segment import SegmentWriter, discard
 from fusecache.store.types import StoreSettings
 
@@ -38,33 +38,85 @@ class Place:
     gone: Callable[[int], None]
     fault: Callable[[str, str], None]
 
+    def count_error(self, member: Member, error: OSError) -> None:
+        """The disk of that directory failed; it may be put out of service."""
+        line = self.directory.count_error(member, error)
+        if line:
+            self.fault("directory", line)
+
 
 def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tuple[int, int]:
-    """Bytes over the limit, and bytes missing to keep-free, were a segment of `more` made."""
+    """Bytes over the limit, and bytes missing to keep-free, were a segment of `more` made: on the
+    disk that has most room; without `more`, on the one that has least.
+    """
     rows, limit = list(rows), place.settings.limit_bytes
     used = sum(row.reserved for row in rows) + more + place.index.size_bytes()
     if more:
         used += _allowance(_opened_bytes(rows) + more, limit)
-    free = _free_bytes(place) - _promised_bytes(place, rows)
-    return used - limit, place.settings.keep_free_bytes + more - free
+    rooms = [room for _, room in _rooms(place, rows)]
+    return used - limit, more - max(rooms) if more else -min(rooms)
 
 
-def log_room_bytes(place: Place, rows: Iterable[idx.SegmentRow]) -> int:
-    """How much more a log may reserve, without an eviction."""
+def log_room_bytes(
+    place: Place, rows: Iterable[idx.SegmentRow], members: Sequence[Member] = ()
+) -> int:
+    """How much more a log may reserve, without an eviction, in equal parts in each of these (all:
+    `log_members`).
+    """
     rows, limit = list(rows), place.settings.limit_bytes
     used = sum(row.reserved for row in rows) + place.index.size_bytes()
     used += _allowance(_opened_bytes(rows), limit)
-    free = _free_bytes(place) - _promised_bytes(place, rows) - place.settings.keep_free_bytes
-    return max(0, min(limit - used, free))
+    members = members or log_members(place, rows)
+    found = [share for member, share in _shares(place, rows) if member in members]
+    return max(0, min(limit - used, len(found) * min(found, default=0)))
+
+
+def log_members(place: Place, rows: Iterable[idx.SegmentRow]) -> list[Member]:
+    """Those in which a log of equal parts has most room; not empty."""
+    shares = _shares(place, rows)
+    rooms = sorted((share for _, share in shares), reverse=True)
+    least = max(enumerate(rooms, 1), key=lambda item: item[0] * item[1])[1]
+    return [member for member, share in shares if share >= least]
 
 
 def _opened_bytes(rows: Iterable[idx.SegmentRow]) -> int:
     return sum(row.reserved for row in rows if not row.sealed and row.log is None)
 
 
-def _free_bytes(place: Place) -> int:
-    disk = os.statvfs(place.directory.path)
-    return disk.f_bavail * disk.f_frsize
+def _rooms(place: Place, rows: Iterable[idx.SegmentRow]) -> list[tuple[Member, int]]:
+    """What is free on the disk of each directory in service, beyond what is to be kept free and
+    what logs, in equal parts, were promised. One that cannot say has nothing. OSError: the only one
+    cannot.
+    """
+    members = place.directory.in_service()
+    promised = _promised_bytes(place, rows)
+    found = []
+    for member in members:
+        try:
+            disk = os.statvfs(member.path)
+        except OSError as error:
+            if len(members) == 1:
+                raise
+            place.count_error(member, error)
+            continue
+        share = promised * _neighbours(members, member) // len(members)
+        room = disk.f_bavail * disk.f_frsize - share - place.settings.keep_free_bytes
+        found.append((member, room))
+    if not found:
+        raise OSError(errno.EIO, "no cache directory answers")
+    return found
+
+
+def _shares(place: Place, rows: Iterable[idx.SegmentRow]) -> list[tuple[Member, int]]:
+    """The same, where directories on one disk divide its room."""
+    rooms = _rooms(place, rows)
+    members = [member for member, _ in rooms]
+    return [(member, room // _neighbours(members, member)) for member, room in rooms]
+
+
+def _neighbours(members: Sequence[Member], member: Member) -> int:
+    """How many of them are on its disk."""
+    return sum(other.device == member.device for other in members)
 
 
 def _promised_bytes(place: Place, rows: Iterable[idx.SegmentRow]) -> int:
@@ -95,21 +147,31 @@ def segments_to_come(
     reserved, opened = place.index.reserved_bytes()
     others = max(0, opened - own.size) if own is not None else opened
     used = reserved + place.index.size_bytes() + _allowance(others, limit)
-    promised = _promised_bytes(place, place.index.read_log_segments())
-    free = _free_bytes(place) - promised - place.settings.keep_free_bytes
+    shares = _shares(place, place.index.read_log_segments())
+    free = shares[0][1] if len(shares) == 1 else sum(max(0, share) for _, share in shares)
     return max(0, min(limit - used, free) + returned) // (segment_bytes + segment_bytes // 8)
 
 
-def oldest(rows: Iterable[idx.SegmentRow]) -> idx.SegmentRow | None:
-    """The eviction policy: of the sealed segments, the one fetched longest ago."""
+def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.SegmentRow | None:
+    """The eviction policy: of the sealed segments, one in which nothing is in use, or else the one
+    fetched longest ago.
+    """
     sealed = [row for row in rows if row.sealed]
-    return min(sealed, key=lambda row: (row.fetched_ns, row.segno), default=None)
+    return min(
+        sealed, key=lambda row: (row.segno not in unused, row.fetched_ns, row.segno), default=None
+    )
 
 
 def evict(place: Place, segno: int) -> None:
     """Give the space of a segment back at once. Within a transaction; `Index.sweep` after it."""
     place.gone(segno)
-    discard(place.directory.segment_path(segno))
+    directory = place.directory
+    try:
+        discard(directory.segment_path(segno))
+    except OSError as error:
+        if len(directory.members) == 1:
+            raise
+        place.count_error(directory.member_of(segno), error)
     place.index.delete_segment(segno)
 
 
@@ -132,23 +194,17 @@ def create(
                 excess, short = pressure(place, rows.values(), segment_bytes)
                 failed = None
                 if excess <= 0 and short <= 0:
+                    roomy = [m for m, room in _rooms(place, rows.values()) if room >= segment_bytes]
                     try:
                         segno = directory.next_segno(max(highest_segno, *rows, 0))
-                        writer = SegmentWriter(
-                            directory.segment_path(segno),
-                            segno,
-                            segment_bytes,
-                            directory.uuid,
-                            directory.algorithm,
-                        )
-                        break
+                        writer, failed = _written(place, segno, segment_bytes, roomy)
                     except OSError as error:
                         failed = error
-                        if error.errno not in _NO_SPACE:
-                            break
+                    if failed is None or failed.errno not in _NO_SPACE:
+                        break
                 elif short > 0:
                     failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
-                victim = oldest(rows.values())
+                victim = oldest(rows.values(), index.unused_segments())
                 if victim is None or place.settings.policy == "keep":
                     break
                 if not may_evict:
@@ -170,6 +226,26 @@ def create(
     return writer, failed
 
 
+def _written(
+    place: Place, segno: int, segment_bytes: int, members: Sequence[Member]
+) -> tuple[SegmentWriter | None, OSError | None]:
+    """The segment in one of these, the next if one is full after all or fails; or the error."""
+    directory, others = place.directory, list(members)
+    failed: OSError | None = OSError(errno.ENOSPC, "no cache directory has room")
+    while others:
+        path = directory.place_segment(segno, others)
+        member = directory.member_of(segno)
+        try:
+            writer = SegmentWriter(path, segno, segment_bytes, directory.uuid, directory.algorithm)
+        except OSError as error:
+            failed = error
+            place.count_error(member, error)
+            others.remove(member)
+        else:
+            return writer, None
+    return None, failed
+
+
 def keep_limits(place: Place) -> bool:
     """Evict (under `keep` too) while over the limit or short of keep-free. False: in vain."""
     index = place.index
@@ -180,7 +256,7 @@ def keep_limits(place: Place) -> bool:
     with index.transaction():
         rows = {row.segno: row for row in index.segments()}
         while not (is_within := max(pressure(place, rows.values())) <= 0):
-            victim = oldest(rows.values())
+            victim = oldest(pressing(place, rows.values()), index.unused_segments())
             if victim is None:
                 break
             evict(place, victim.segno)
@@ -189,3 +265,13 @@ def keep_limits(place: Place) -> bool:
     for segno in victims:
         index.sweep(segno)
     return is_within
+
+
+def pressing(place: Place, rows: Iterable[idx.SegmentRow]) -> list[idx.SegmentRow]:
+    """Segments whose eviction helps: any if they are too many, else those on a disk too full."""
+    rows = list(rows)
+    excess, _ = pressure(place, rows)
+    if excess > 0 or len(place.directory.members) == 1:
+        return rows
+    full = [member for member, room in _rooms(place, rows) if room < 0]
+    return [row for row in rows if place.directory.member_of(row.segno) in full]

@@ -14,6 +14,7 @@ from fusecache import digest
 from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Version
 
 FORMAT_VERSION: Final = 1
+FURTHER_VERSION: Final = 2  # the `format` line of a set's directory that is not home
 SEGMENT_HEADER_BYTES: Final = 4096
 TYPE_BLOCK: Final = 1
 TYPE_ENTRY: Final = 2
@@ -237,11 +238,11 @@ def wrap_version(version: Version) -> Version:
 
 
 FORMAT_WORD: Final = "fusecache"
+SET_WORD: Final = "fusecache-set"
 
 
-def pack_format_line(uuid: bytes, algorithm_name: str) -> bytes:
-    body = f"{FORMAT_WORD} {FORMAT_VERSION} {algorithm_name} {uuid.hex()} "
-    return f"{body}{digest.checksum(body.encode()):016x}\n".encode()
+def pack_format_line(uuid: bytes, algorithm_name: str, version: int = FORMAT_VERSION) -> bytes:
+    return _line(f"{FORMAT_WORD} {version} {algorithm_name} {uuid.hex()} ")
 
 
 def format_version_of(line: bytes) -> int | None:
@@ -253,18 +254,56 @@ def format_version_of(line: bytes) -> int | None:
 
 
 def parse_format_line(line: bytes) -> tuple[bytes, str] | None:
-    """(uuid, digest algorithm) of an intact line of this version."""
+    """(uuid, digest algorithm) of an intact line of a version that is known."""
     try:
-        text = line.decode("ascii")
-        body, sum_ = text[:-17], text[-17:]
-        _, version, algorithm, uuid, empty = body.split(" ")
-        if sum_ != f"{digest.checksum(body.encode()):016x}\n" or empty:
-            return None
-        if version != str(FORMAT_VERSION) or algorithm not in digest.ALGORITHMS:
+        _, version, algorithm, uuid = _words(line)
+        if not 1 <= int(version) <= FURTHER_VERSION or algorithm not in digest.ALGORITHMS:
             return None
         return bytes.fromhex(uuid), algorithm
     except ValueError:
         return None
+
+
+class SetLine(NamedTuple):
+    """What one directory of several says of itself; `ids`: of all of them, home's first."""
+
+    uuid: bytes
+    age: int
+    lineage: bytes
+    before: bytes
+    own: bytes
+    ids: tuple[bytes, ...]
+
+
+def pack_set_line(line: SetLine) -> bytes:
+    ids = ",".join(name.hex() for name in line.ids)
+    hexes = " ".join(part.hex() for part in (line.lineage, line.before, line.own))
+    return _line(f"{SET_WORD} 1 {line.uuid.hex()} {line.age} {hexes} {ids} ")
+
+
+def parse_set_line(data: bytes) -> SetLine | None:
+    try:
+        word, version, uuid, age, *hexes, ids = _words(data)
+        lineage, before, own = map(bytes.fromhex, hexes)
+        if (word, version) != (SET_WORD, "1"):
+            return None
+        names = tuple(bytes.fromhex(name) for name in ids.split(","))
+        return SetLine(bytes.fromhex(uuid), int(age), lineage, before, own, names)
+    except ValueError:
+        return None
+
+
+def _line(body: str) -> bytes:
+    return f"{body}{digest.checksum(body.encode()):016x}\n".encode()
+
+
+def _words(line: bytes) -> list[str]:
+    """Those before the checksum. ValueError: it is wrong."""
+    text = line.decode("ascii")
+    body, sum_ = text[:-17], text[-17:]
+    if sum_ != f"{digest.checksum(body.encode()):016x}\n" or not body.endswith(" "):
+        raise ValueError("not an intact line")
+    return body[:-1].split(" ")
 
 
 def pack_high(segno: int) -> bytes:

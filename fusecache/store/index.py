@@ -569,6 +569,16 @@ class Index:
                 for segno in segnos
             }
 
+    def unused_segments(self) -> list[int]:
+        """Sealed segments to which no committed row of a file leads; with the write lock."""
+        return [
+            segno
+            for (segno,) in self._writer.execute(
+                "SELECT segno FROM segments WHERE sealed"
+                " AND NOT EXISTS (SELECT 1 FROM files WHERE files.segno = segments.segno)"
+            )
+        ]
+
     def alive_bytes(self, segno: int) -> int:
         """Of records to which committed rows of files lead; any thread."""
         with self._reader() as connection:

@@ -102,7 +102,10 @@ def _segment_size(place: Place, segno: int) -> int | None:
         finally:
             os.close(fd)
     except OSError as error:
-        return 0 if error.errno in _NOT_A_SEGMENT else None
+        if error.errno in _NOT_A_SEGMENT:
+            return 0
+        place.count_error(place.directory.member_of(segno), error)
+        return None
 
 
 def _forget(place: Place, segno: int) -> None:
@@ -121,7 +124,8 @@ def _forget(place: Place, segno: int) -> None:
         discard(directory.segment_path(segno))
         index.delete_segment(segno)
     index.sweep(segno)
-    place.fault("missing", f"segment {segno} of {directory.path} is missing or another file")
+    if not directory.is_short():
+        place.fault("missing", f"segment {segno} of {directory.path} is missing or another file")
 
 
 def _is_locked(path: Path) -> bool:
@@ -163,8 +167,11 @@ def adopt(place: Place, segno: int) -> None:
                     fetched_ns = max(found.fetched_ns, row.fetched_ns if row else 0)
                     index.put_segments([idx.SegmentRow(segno, True, found.used, fetched_ns)])
     except OSError as error:
-        if error.errno not in _NOT_A_SEGMENT:
-            raise
+        if error.errno in _NOT_A_SEGMENT:
+            return
+        place.count_error(directory.member_of(segno), error)
+        if len(directory.members) == 1:
+            raise  # the other segments are on the same disk
 
 
 def _taken_bytes(found: recovery.Scan) -> int:

@@ -195,6 +195,17 @@ def pread_into(fd: int, buffer: mmap.mmap, length: int, offset: int) -> int:
     return done
 
 
+def read_through(path: Path, offset: int) -> None:
+    """Read where a record begins from the disk itself. OSError: the disk fails, or no file."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        try_direct(fd)
+        with mmap.mmap(-1, _WINDOW_BYTES) as buffer:
+            pread_into(fd, buffer, _WINDOW_BYTES, offset)
+    finally:
+        os.close(fd)
+
+
 def walk(fd: int, segno: int, uuid: bytes) -> Iterator[tuple[int, fmt.Record]]:
     """(offset, record) of every valid record header in the file, in order.
 

@@ -28,7 +28,14 @@ from fusecache.errors import CacheFault, UserError
 from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store import recovery
-from fusecache.store.capacity import Place, create, keep_limits, segments_to_come
+from fusecache.store.capacity import (
+    Place,
+    create,
+    keep_limits,
+    log_room_bytes,
+    pressing,
+    segments_to_come,
+)
 from fusecache.store.directory import Directory
 from fusecache.store.log import Log
 from fusecache.store.reconcile import adopt, reindex_own, tidy, unsealed
@@ -37,11 +44,13 @@ from fusecache.store.segment import (
     SegmentWriter,
     is_segment,
     read_header,
+    read_through,
     try_direct,
 )
 from fusecache.store.types import (
     ALIGNMENT,
     BLOCK_BYTES,
+    DirectoryState,
     Item,
     Location,
     StoreSettings,
@@ -107,6 +116,7 @@ class Store:
         settings: StoreSettings,
         on_fault: Callable[[str, str], None],
         on_segment_gone: Callable[[int], None],
+        further: Sequence[Path] = (),
     ) -> None:
         """Use `Store.open` or `Store.reopen`. Has no directory yet: every look-up is a miss."""
         self.settings = settings
@@ -116,6 +126,8 @@ class Store:
         self._on_fault = on_fault
         self._on_segment_gone = on_segment_gone
         self._path = path
+        self._paths = (path, *further)
+        self._out: dict[Path, str] = {}  # directories of several that failed, and why
         self._lock = threading.RLock()
         self._directory: Directory | None = None
         self._index: idx.Index | None = None
@@ -145,12 +157,15 @@ class Store:
         directory: Path,
         settings: StoreSettings,
         *,
+        further: Sequence[Path] = (),
         on_fault: Callable[[str, str], None],
         on_segment_gone: Callable[[int], None],
     ) -> Store:
-        """Open or create a cache directory, and adopt what dead writers left.
+        """Open or create a cache directory, or several (`further`) across which segments are
+        striped, and adopt what dead writers left.
 
-        `on_fault(kind, message)`: kind is one of checksum, io, disk-full, index, missing.
+        `on_fault(kind, message)`: kind is one of checksum, io, disk-full, index, missing, and
+        directory: one of several is not used, or lost what it held.
         `on_segment_gone(segno)`: its file is about to go, or gone; must not call the store.
         Both are called from any thread.
 
@@ -158,14 +173,14 @@ class Store:
         """
         if settings.digest not in digest.ALGORITHMS:
             raise UserError(f"unknown digest {settings.digest!r}: use xxh3-128 or blake3")
+        store = cls(directory, settings, on_fault, on_segment_gone, further)
         try:
-            opened = Directory(directory, settings.digest)
+            opened = store._open_directory()
         except OSError as error:
             raise UserError(
-                f"cannot use cache directory {directory}: {error.strerror or error}:"
+                f"cannot use {store._names()}: {error.strerror or error}:"
                 " choose another with --cache-dir"
             ) from error
-        store = cls(directory, settings, on_fault, on_segment_gone)
         with store._lock, store._faults():
             store._attach(opened)
             store._reconcile()
@@ -178,13 +193,22 @@ class Store:
         directory: Path,
         settings: StoreSettings,
         *,
+        further: Sequence[Path] = (),
         on_fault: Callable[[str, str], None],
         on_segment_gone: Callable[[int], None],
     ) -> Store:
         """For a server that takes over a live mount: as `open`, but what is wrong with the
         directory is a fault, and `housekeeping` opens it. Opens nothing yet, so it cannot block.
         """
-        return cls(directory, settings, on_fault, on_segment_gone)
+        return cls(directory, settings, on_fault, on_segment_gone, further)
+
+    def _open_directory(self) -> Directory:
+        return Directory(
+            self._paths,
+            self.settings.digest,
+            lambda line: self._fault("directory", line),
+            self._out,
+        )
 
     def _attach(self, directory: Directory) -> None:
         self._directory = directory
@@ -239,10 +263,23 @@ class Store:
         except OSError as error:
             self._os_error(error)
 
-    def _os_error(self, error: OSError) -> None:
+    def _os_error(self, error: OSError, segno: int | None = None) -> None:
+        """Of the file of that segment, if it is one's."""
         self._paused_until = time.monotonic() + _PAUSE_SECONDS
         kind = "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io"
-        self._fault(kind, f"cache directory {self._path}: {error.strerror or error}")
+        path = self._home()
+        if segno is not None:
+            path = self.segment_path(segno).parent.parent
+        elif isinstance(error.filename, (str, Path)):
+            path = next((p for p in self._paths if p in Path(error.filename).parents), path)
+        self._fault(kind, f"cache directory {path}: {error.strerror or error}")
+
+    def _home(self) -> Path:
+        """The directory that has the index; while there is none, the first that is to be used."""
+        directory = self._directory
+        if directory is not None and directory.members:
+            return directory.members[0].path
+        return next((path for path in self._paths if path not in self._out), self._path)
 
     def _index_error(self, index: idx.Index | None, error: Exception) -> None:
         if index is None or index is not self._index:
@@ -250,15 +287,15 @@ class Store:
         if idx.damage(error):
             if self._index_bad is None:
                 self._index_bad = str(error)
-                self._fault("index", f"index of {self._path}: {error}; it will be rebuilt")
+                self._fault("index", f"index of {self._home()}: {error}; it will be rebuilt")
         elif getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
-            self._fault("disk-full", f"index of {self._path}: no space left")
+            self._fault("disk-full", f"index of {self._home()}: no space left")
         else:
-            self._fault("index", f"index of {self._path}: {error}")
+            self._fault("index", f"index of {self._home()}: {error}")
 
     def _row_damaged(self, message: str) -> None:
-        self._fault("index", f"index of {self._path}: {message}")
+        self._fault("index", f"index of {self._home()}: {message}")
 
     def _fault(self, kind: str, message: str) -> None:
         self._on_fault(kind, message)
@@ -316,7 +353,10 @@ class Store:
         return location
 
     def segment_path(self, segno: int) -> Path:
-        return self._path / "segments" / f"{segno:08d}.seg"
+        directory = self._directory
+        if directory is None:
+            return self._path / "segments" / f"{segno:08d}.seg"
+        return directory.segment_path(segno)
 
     def open_segment(self, segno: int) -> int | None:
         """A new read-only descriptor, the caller's to close; None: the segment is gone."""
@@ -333,11 +373,11 @@ class Store:
                 return fd
             if os.fstat(fd).st_size > 0:
                 self._reconcile_at = 0.0
-                self._fault("checksum", f"segment {segno} of {self._path} is not what it was")
+                self._fault("checksum", f"{self.segment_path(segno)} is not what it was")
         except OSError as error:
             self._reconcile_at = 0.0
-            if error.errno != errno.ENOENT:
-                self._os_error(error)
+            if error.errno != errno.ENOENT and not self._count_error(segno, error):
+                self._os_error(error, segno)
         if fd >= 0:
             os.close(fd)
         return None
@@ -351,8 +391,49 @@ class Store:
         if self._index is None or not self._bad_records:
             return
         for segno, offset in list(self._bad_records):
+            self._look_at_disk(segno, offset)
             self._index.quarantine(segno, offset)
             self._bad_records.discard((segno, offset))
+
+    # ---- one of several directories that fails ---------------------------------------------------
+    def _count_error(self, segno: int, error: OSError) -> bool:
+        """An error of the disk under this segment. False: there is only one directory."""
+        directory = self._directory
+        if directory is None or len(directory.members) == 1:
+            return False
+        line = directory.count_error(directory.member_of(segno), error)
+        if line:
+            self._fault("directory", line)
+        return True
+
+    def _look_at_disk(self, segno: int, offset: int) -> None:
+        """A record was bad: if the disk of one of several directories fails, that counts."""
+        directory = self._directory
+        if directory is None or len(directory.members) == 1:
+            return
+        try:
+            read_through(directory.segment_path(segno), offset)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._count_error(segno, error)
+
+    def _follow_failures(self, directory: Directory) -> None:
+        """What a directory that was put out of service held is gone."""
+        for line in directory.put_out_missing():
+            self._fault("directory", line)
+        fresh = {path: why for path, why in directory.failed().items() if path not in self._out}
+        if not fresh:
+            return
+        self._out.update(fresh)
+        self._reconcile_at = 0.0
+        writer = self._writer
+        if writer is not None and writer.path.parent.parent in fresh:
+            writer.abandon()
+            self._writer = None
+        for segno in list(self._announced):
+            if directory.member_of(segno).why_out or not directory.segment_path(segno).exists():
+                self._gone(segno)
 
     # ---- put -------------------------------------------------------------------------------------
     def put(
@@ -485,7 +566,8 @@ class Store:
         if failed is not None:
             run.writer = None
             self._seal()
-            self._os_error(failed)
+            self._count_error(writer.segno, failed)
+            self._os_error(failed, writer.segno)
         elif is_time and time.monotonic() >= self._paused_until:
             with self._faults():  # the blocks are stored all the same, their rows are in memory
                 run.index.flush()
@@ -534,7 +616,9 @@ class Store:
                 writer.abandon()
                 self._writer = None
                 self._gone(writer.segno)
-                self._fault("missing", f"segment {writer.segno} of {self._path} was deleted")
+                self._fault(
+                    "missing", f"segment {writer.segno} of {writer.path.parent.parent} was deleted"
+                )
                 self._reconcile_at = 0.0
             elif writer.has_room(record_len):
                 return writer
@@ -556,7 +640,10 @@ class Store:
             if directory.generation() != self._generation:
                 return None  # what others hold is in an index that we have yet to follow
             writer, failed = create(
-                self._place(directory, index), self._segment_bytes, self.highest_segno, evict
+                self._place(directory, index),
+                self._bytes_of_next(directory, index),
+                self.highest_segno,
+                evict,
             )
         finally:
             directory.unshare_index()
@@ -570,6 +657,14 @@ class Store:
         else:
             self.highest_segno = writer.segno
         return writer
+
+    def _bytes_of_next(self, directory: Directory, index: idx.Index) -> int:
+        """Across several directories even a little is spread: segments begin small there."""
+        count = len(directory.in_service())
+        if count == 1:
+            return self._segment_bytes
+        stored, _ = index.reserved_bytes()
+        return min(self._segment_bytes, fmt.segment_bytes(stored // count))
 
     def _is_full(self, writer: SegmentWriter) -> bool:
         """Would sealing our segment leave no room for another one, without an eviction?"""
@@ -618,6 +713,8 @@ class Store:
                 return None
             for log in self.logs:
                 log.put_rows(place)
+            if log_room_bytes(place, place.index.segments()) < 2 * slack_bytes:
+                self._seal()  # what is reserved for it and not written is room for the log
             log = Log(self, place, chunks, slack_bytes, record_bytes)
             if not log.segnos:
                 return None
@@ -672,8 +769,10 @@ class Store:
         self._on_segment_gone(segno)
 
     def _seal(self) -> None:
-        writer, self._writer = self._writer, None
         index = self._index
+        if index is not None:
+            index.flush()  # a sealed segment without rows is an unused one
+        writer, self._writer = self._writer, None
         if writer is None:
             return
         if writer.position == fmt.SEGMENT_HEADER_BYTES:
@@ -699,6 +798,8 @@ class Store:
             if self._closed:
                 return
             directory = self._directory
+            if directory is not None:
+                self._follow_failures(directory)
             if directory is not None and not directory.is_present():
                 self._lost()
                 directory = None
@@ -736,7 +837,7 @@ class Store:
                 self._follow_or_build(directory)
                 return
             if self._index_bad is not None:
-                self._fault("index", f"index of {self._path}: {self._index_bad}; rebuilding it")
+                self._fault("index", f"index of {self._home()}: {self._index_bad}; rebuilding it")
         if self._index is None or self._index_bad is not None:
             self._repair(directory)
 
@@ -752,6 +853,11 @@ class Store:
         )
         try:
             self._follow_or_build(directory)
+        except (OSError, sqlite3.Error) as error:
+            line = directory.count_error(directory.members[0], error)
+            if line:
+                self._fault("directory", line)
+            raise
         finally:
             self._repair_at = time.monotonic() + self._repair_seconds
 
@@ -770,7 +876,7 @@ class Store:
                     index = idx.Index(directory.index_path(newest), self._row_damaged)
                     index.segments()
                 except (*idx.ERRORS, OSError) as error:
-                    self._fault("index", f"index of {self._path}: {error}; rebuilding it")
+                    self._fault("index", f"index of {self._home()}: {error}; rebuilding it")
                     if index is not None:
                         index.close()
                     index = None
@@ -807,16 +913,21 @@ class Store:
 
     def _keep_limits(self) -> None:
         place = self._sound_place()
-        if place is None:
+        if place is None or keep_limits(place) or self._writer is None:
             return
-        if not keep_limits(place) and self._writer is not None:
-            # Only segments that are being written are left. Ours can go the next time.
+        # Only segments that are being written are left, or what others have on one of the disks.
+        # Ours can go the next time, if that helps.
+        if self._writer.segno in {row.segno for row in pressing(place, place.index.segments())}:
             self._seal()
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
 
     # ---- a directory that went away --------------------------------------------------------------
     def _lost(self) -> None:
-        self._fault("missing", f"cache directory {self._path} was deleted")
+        directory = self._directory
+        failed = directory.failed() if directory is not None else {}
+        self._out.update(failed)
+        if directory is None or directory.path not in failed:
+            self._fault("missing", f"cache directory {self._home()} was deleted")
         self._detach()
         self._index_bad = None
         self._generation = 0
@@ -826,16 +937,21 @@ class Store:
 
     def _recreate(self) -> Directory | None:
         """The directory as it is there again, or a new one if its parent is still there."""
-        if not self._path.parent.is_dir() or time.monotonic() < self._reattach_at:
+        is_hopeless = not any(path.parent.is_dir() for path in self._paths)
+        if is_hopeless or time.monotonic() < self._reattach_at:
             return None
         try:
-            directory = Directory(self._path, self.settings.digest)
+            directory = self._open_directory()
         except (OSError, UserError) as error:
             self._reattach_at = time.monotonic() + _REATTACH_SECONDS
-            self._fault("missing", f"cannot use cache directory {self._path}: {error}")
+            self._fault("missing", f"cannot use {self._names()}: {error}")
             return None
         self._attach(directory)
         return directory
+
+    def _names(self) -> str:
+        many = len(self._paths) > 1
+        return f"cache director{'ies' if many else 'y'} {', '.join(map(str, self._paths))}"
 
     # ---- reports ---------------------------------------------------------------------------------
     def usage(self) -> Usage:
@@ -859,6 +975,23 @@ class Store:
             return Usage(0, limit, 0, 0)
         total = sum(row.reserved for row in rows) + index.size_bytes()
         return Usage(total, limit, count, len(rows))
+
+    def directories(self) -> list[DirectoryState]:
+        """Of each directory: is it used, and what lies there; in the order they were given."""
+        directory, index = self._directory, self._index
+        out, counts = dict(self._out), dict[Path, list[int]]()
+        if directory is not None:
+            out.update(directory.left_out)
+            with contextlib.suppress(*idx.ERRORS):
+                for row in index.read_segments() if index is not None else []:
+                    path = directory.member_of(row.segno).path
+                    counts.setdefault(path, []).append(row.reserved)
+        return [
+            DirectoryState(
+                str(path), out.get(path, ""), sum(counts.get(path, [])), len(counts.get(path, []))
+            )
+            for path in self._paths
+        ]
 
     def room_bytes(self) -> int:
         """How many payload bytes can probably still be stored without an eviction; 0: full.

@@ -1,5 +1,6 @@
 """Settings from defaults, file, -o and flags; limits; what cannot be mounted."""
 
+import errno
 import json
 import os
 import shutil
@@ -46,7 +47,7 @@ def test_defaults_need_no_thought(places: dict[str, Any]) -> None:
     disk = os.statvfs(places["source"])
     assert made.keep_free_bytes == int(disk.f_blocks * disk.f_frsize * 0.05)
     assert made.ssd_bytes <= disk.f_blocks * disk.f_frsize - made.keep_free_bytes
-    assert config.RAM_BYTES_MIN <= made.ram_bytes <= config._total_memory_bytes() // 4
+    assert config.RAM_BYTES_MIN <= made.ram_bytes <= memory.total_memory_bytes() // 4
     assert (made.policy, made.digest, made.revalidate_s) == ("lrf", "xxh3-128", 60.0)
     assert made.layout == "static"
     assert made.zero_open
@@ -267,6 +268,53 @@ def test_a_restart_keeps_what_is_not_given(places: dict[str, Any]) -> None:
     assert second.keep_free_bytes == first.keep_free_bytes
 
 
+# ---- several cache directories ------------------------------------------------------------------
+
+
+def test_several_cache_directories(tmp_path: Path, places: dict[str, Any]) -> None:
+    paths = [str(tmp_path / name) for name in "abc"]
+    given = config.read_options([f"cache-dir={paths[0]},ssd=1G", f"cache-dir={paths[1]}"])
+    assert given["cache_dir"] == (paths[0], paths[1])
+    assert config.parse_setting("cache-dir", paths[:1], "x") == ("cache_dir", paths[0])
+    assert config.parse_setting("cache-dir", paths[:1] * 2, "x") == ("cache_dir", paths[0])
+    made = config.build({**places, "cache_dir": tuple(paths)})
+    assert made.cache_dirs == tuple(paths)
+    assert Config.from_json(made.to_json()) == made
+    disk = os.statvfs(tmp_path)
+    assert made.ssd_bytes <= disk.f_blocks * disk.f_frsize, "they are on one disk"
+    fewer = config.build({"cache_dir": paths[2]}, base=made)
+    assert fewer.cache_dirs == (paths[2],)
+    assert config.build({"ram": 64 << 20}, base=made).cache_dirs == tuple(paths)
+
+
+def test_a_full_disk_among_several(
+    tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, other = str(tmp_path / "full"), str(tmp_path / "other")
+    real = os.mkdir
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        if path == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    made = config.check_places(config.build({**places, "cache_dir": (full, other)}))
+    assert made.cache_dirs == (full, other)
+    with pytest.raises(UserError, match="not writable"):
+        config.check_places(config.build({**places, "cache_dir": full}))
+
+
+def test_places_of_several_cache_directories(tmp_path: Path, places: dict[str, Any]) -> None:
+    paths = (str(tmp_path / "a"), str(tmp_path / "b"))
+    made = config.check_places(config.build({**places, "cache_dir": paths}))
+    assert made.cache_dirs == paths
+    assert all(Path(path).is_dir() for path in paths)
+    nested = (paths[0], f"{paths[0]}/inside")
+    with pytest.raises(UserError, match="inside another one"):
+        config.check_places(config.build({**places, "cache_dir": nested}))
+
+
 # ---- as JSON ------------------------------------------------------------------------------------
 
 
@@ -312,8 +360,8 @@ def test_good_places_pass_and_links_are_resolved(tmp_path: Path, places: dict[st
         ({"cache_dir": "foreign"}, "cache directory {}/foreign holds other files"),
         ({"cache_dir": "source/cache"}, "lies inside the source"),
         ({"cache_dir": "mnt/cache"}, "lies inside the mount point"),
-        ({"cache_dir": "file"}, "cache directory {}/file is not writable"),
-        ({"cache_dir": "file/cache"}, "cache directory {}/file/cache is not writable"),
+        ({"cache_dir": "file"}, "cache directory {}/file is, or lies below, a file"),
+        ({"cache_dir": "file/cache"}, "cache directory {}/file/cache is, or lies below, a file"),
     ],
 )
 def test_a_place_that_cannot_be_is_named(
@@ -351,6 +399,9 @@ def test_what_is_odd_is_said(
     assert "32 MiB, not 64 MiB" in line
     record["config"]["ssd_bytes"] = 64 << 20
     assert config.warnings_of(made) == []
+    assert config.users_of_more(made) == []
+    record["config"]["further_cache_dirs"] = ["/ssd2"]
+    assert config.users_of_more(made) == [f"/data/a uses {made.cache_dir}, /ssd2"]
 
 
 def test_a_mount_point_that_is_a_fusecache_is_not_looked_up(

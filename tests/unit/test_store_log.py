@@ -16,6 +16,7 @@ from fusecache.store import Log, reconcile
 from fusecache.store import format as fmt
 from fusecache.store import store as store_module
 from fusecache.store.capacity import Place
+from fusecache.store.log import unused
 from tests.log_support import Mover
 from tests.store_support import (
     MIB,
@@ -129,7 +130,7 @@ def test_credit_is_reserved_and_drawn_within_the_limit_and_never_by_eviction(
         with opened(tmp_path / "cache", limit_bytes=64 * MIB, policy="keep") as other:
             assert other.put_many([(b"new", content(5, MIB))], evict=False) == [None]
             assert other.store.begin_log(2, MIB) is None
-        log.finish([(segno, fmt.SEGMENT_HEADER_BYTES) for segno in log.segnos])
+        log.finish([(segno, fmt.SEGMENT_HEADER_BYTES, 0) for segno in log.segnos])
         assert store.store.usage().bytes <= before + 5 * 4096 + (64 << 10)
         log.end()
 
@@ -544,3 +545,24 @@ def test_release_without_a_sync_deletes_nothing(
         assert mover.log.release(mover.log.segnos) > 5 * RECORD_BYTES
         mover.log.end()
         assert store.segments() == []
+
+
+# ---- what nothing leads to -----------------------------------------------------------------------
+def test_a_segment_without_rows_is_unused_and_evicted_first(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", limit_bytes=40 * MIB) as store:
+        first = store.put(b"a", content(1, 100))
+        store.store._seal()
+        assert first is not None
+        assert unused(store.store)[1] == []
+        second = store.put(b"b", content(2, 100))
+        store.store._seal()
+        assert second is not None
+        index = store.store._index
+        assert index is not None
+        index.sweep(second.segno)  # as another copy's row does it
+        assert unused(store.store)[1] == [second.segno]
+        n = 0
+        while not store.gone:
+            n += 1
+            assert store.put(b"x%d" % n, content(10 + n, MIB)) is not None
+        assert store.gone[0] == second.segno

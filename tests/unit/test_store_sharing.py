@@ -216,7 +216,7 @@ def test_a_directory_that_becomes_newer_is_not_used(tmp_path: Path) -> None:
     with opened(tmp_path / "cache") as store:
         shutil.rmtree(tmp_path / "cache")
         (tmp_path / "cache").mkdir()
-        (tmp_path / "cache/format").write_text("fusecache 2 whatever\n")
+        (tmp_path / "cache/format").write_text("fusecache 3 whatever\n")
         store.store.housekeeping()
         assert store.put(b"a", b"a") is None
         assert store.kinds == {"missing"}
