@@ -30,7 +30,7 @@ def table_mode(table_fd: int) -> int:
 
 def count() -> int: ...
 def memory_bytes() -> int:
-    """Bytes of table (touched part), hash and rings: for status."""
+    """Bytes of table (touched part), hash, rings and buffers of the log: for status."""
 
 def scan(ino: int, tick: Callable[[], object] | None = None) -> tuple[int, int, int]:
     """List directory `ino` at the origin and merge it into the table; sets LISTED at the end.
@@ -209,10 +209,12 @@ def kernel_info() -> dict[str, int]:
     max_readahead, max_background of the live connection (all 0 when `resumed` is 1)."""
 
 # ---- events and counters -----------------------------------------------------------------------
-# (EVENT_FAULT, segno, offset, ino): a record failed verification or reading
+# (EVENT_FAULT, segno, offset, ino): a record failed verification
 EVENT_FAULT: Final[int]
 # (EVENT_STREAM, ino, block, 0): a sequential reader of a large file has entered `block`
 EVENT_STREAM: Final[int]
+# (EVENT_UNREAD, segno, offset, ino): the disk failed when a record was read
+EVENT_UNREAD: Final[int]
 
 def event_fd() -> int:
     """An eventfd, readable when take_events() or take_stale() has something (os.read it)."""
@@ -230,13 +232,14 @@ def ram_take(limit_bytes: int, most: int) -> list[tuple[int, int, int]]:
 def counters() -> dict[str, int]:
     """requests (all READs that reached us in the front), from_ssd (READs answered from segments by
     C), bytes_from_ssd, lookups, getattrs, readdirs, slow (requests handed to Python), faults,
-    bytes_staged (pushed by stage())."""
+    bytes_staged (pushed by stage()), waited (READs that waited for their chunk)."""
 
 # ---- plan --------------------------------------------------------------------------------------
 # What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32,
 # sizes u64, name lengths u16, all else u8. One flag byte an inode:
 PLAN_ARMED: Final[int]  # its next look-up is to be reported
 PLAN_READ: Final[int]  # a READ has come for it while it was QUEUED or FLYING
+PLAN_COMING: Final[int]  # staged with its chunk: a READ waits for it
 PLAN_WANTED: Final[int]  # in a window: ram_take() spares it while there is anything else
 PLAN_QUEUED: Final[int]
 PLAN_FLYING: Final[int]
@@ -405,10 +408,12 @@ def log_open() -> None:
     """From now on records are appended. OSError ENOENT: no log."""
 
 def log_wants(ino: int) -> bool:
-    """The log is open, the inode in one of its chunks, and neither in it nor on its way there."""
+    """The log is open, the inode in one of its chunks, neither in it nor on its way there, and not
+    in a segment that others are drained before (log_drain)."""
 
 def log_move(ino: int) -> int:
-    """Read the file where it lies and append it to its chunk; staging does the same in C. Blocking.
+    """Read the file where it lies and append it to its chunk. Staging does the same in C, with a
+    mount: this is for tests of the log alone. Blocking.
 
     0, or an errno: EALREADY it is in the log, or on its way; ENOENT no chunk, or no log; ENOSPC no
     credit, or no memory; EIO a write of the chunk has failed; ESTALE not on SSD, or not there now.
@@ -433,8 +438,9 @@ def log_credit(more_bytes: int) -> int:
 def log_flush() -> None:
     """All that was appended before is written, and its locations lead to the log. Blocking."""
 
-def log_end() -> list[tuple[int, int]]:
-    """Write out and close the log: (segment, its used length) of each chunk; [] without a log.
+def log_end() -> list[tuple[int, int, int]]:
+    """Write out and close the log: (segment, its used length, errno of its first write that failed
+    or 0) of each chunk; [] without a log.
 
     Blocking. A segment whose writing failed is cut behind the last record that arrived.
     """
@@ -442,14 +448,20 @@ def log_end() -> list[tuple[int, int]]:
 def log_counters() -> dict[str, int]:
     """Since the process began: written_bytes; moved and added (locations switched); refused (for
     want of credit); failed (records lost with a failed write; their files keep their old places).
-    waiting_bytes: appended and not written yet, now."""
+    Now: waiting_bytes: appended and not written yet; buffer_bytes: of memory."""
 
 def log_left() -> list[tuple[int, int]]:
     """(segment, locations switched away from it by the log) since the last call."""
 
-def live_in(segnos: bytes) -> list[int]:
-    """How many inodes with a name have their block 0 in each of these segments (u32). One scan of
-    the table, which holds its lock for a moment at a time. Blocking."""
+def log_survey() -> list[tuple[int, int, int, int]]:
+    """Of each segment that locations lead to, by number: (segment, inodes with a name whose block 0
+    lies there, bytes of their records, how many of those inodes are in a chunk of the log and have
+    not been refused by it). One scan of the table, which holds its lock for a moment at a time.
+    Blocking."""
+
+def log_drain(segnos: bytes | None) -> None:
+    """Move only what lies in these segments (u32 each) until the next call or the next log; what is
+    added is taken as ever. None: move everything. Blocking."""
 
 def sort_by_location(inos: bytes | bytearray | memoryview) -> bytes:
     """The permutation (i64 each) that puts inodes (u32) in the order in which their first blocks

@@ -96,6 +96,7 @@ class Fetcher:
         self._stats = stats
         self._flights: dict[tuple[int, int], Flight] = {}
         self._queue: deque[Publication] = deque()
+        self._last_queued: Flight | None = None
         self._queued_bytes = 0
         self._wake = trio.Event()
         self._room = trio.Event()
@@ -177,6 +178,11 @@ class Fetcher:
         """False: the publisher is behind."""
         return self._queued_bytes < PUBLISH_BYTES
 
+    async def published(self) -> None:
+        """Waits until what is queued now is published."""
+        if self._last_queued is not None:
+            await self._last_queued.published.wait()
+
     async def range(self, ino: int, offset: int, length: int) -> tuple[Version, memoryview]:
         """Exactly these bytes (clipped to the file's size), not cached. Raises as `block`."""
 
@@ -203,6 +209,7 @@ class Fetcher:
         self, flight: Flight, ino: int, version: Version, block: int, data: memoryview, evict: bool
     ) -> None:
         flight.is_queued = True
+        self._last_queued = flight
         self._queue.append(Publication(flight, ino, version, block, data, evict))
         self._queued_bytes += len(data)
         self._wake.set()
@@ -339,8 +346,9 @@ class Fetcher:
             if item.block == 0:
                 item.flight.stored = self._packer.add(item.ino, item.version, item.data)
         rest = [item for item in batch if not item.flight.stored]
+        may_evict = not self._packer.is_open  # one file would cost the log segments of hundreds
         for evict in (True, False):
-            chosen = [item for item in rest if item.evict is evict]
+            chosen = [item for item in rest if (item.evict and may_evict) is evict]
             if not chosen:
                 continue
             items = [

@@ -127,7 +127,7 @@ static PyObject *py_memory_bytes(PyObject *module, PyObject *unused)
 
 	(void)module;
 	(void)unused;
-	WITHOUT_GIL(bytes = table_bytes() + ring_memory());
+	WITHOUT_GIL(bytes = table_bytes() + ring_memory() + atomic_load(&log_counters.buffer_bytes));
 	return PyLong_FromUnsignedLongLong(bytes);
 }
 
@@ -1080,9 +1080,9 @@ static PyObject *py_counters(PyObject *module, PyObject *unused)
 	(void)module;
 	(void)unused;
 #define ONE(field) #field, (unsigned long long)atomic_load(&counters.field)
-	return Py_BuildValue("{sKsKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
+	return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
 			     ONE(lookups), ONE(getattrs), ONE(readdirs), ONE(slow), ONE(faults),
-			     ONE(bytes_staged));
+			     ONE(bytes_staged), ONE(waited));
 #undef ONE
 }
 
@@ -1175,6 +1175,7 @@ PyMODINIT_FUNC PyInit__native(void)
 		       PyModule_AddIntConstant(module, "DOTDOT_COOKIE", DOTDOT_COOKIE) ||
 		       PyModule_AddIntConstant(module, "EVENT_FAULT", EVENT_FAULT) ||
 		       PyModule_AddIntConstant(module, "EVENT_STREAM", EVENT_STREAM) ||
+		       PyModule_AddIntConstant(module, "EVENT_UNREAD", EVENT_UNREAD) ||
 		       plan_add_to(module) || trace_add_to(module) || log_add_to(module) || probe_add_to(module)))
 		Py_CLEAR(module);
 	return module;

@@ -26,12 +26,14 @@
 #endif
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 #define BLOCK_BYTES (4u << 20)
@@ -182,8 +184,13 @@ struct moved {
 };
 /* Under one hold of the lock: those that still have their version and lie where they lay now lie at `to`. */
 void table_switch(struct moved *moved, size_t count);
-/* live[i]: how many inodes that have a name have block 0 in segnos[i]. */
-int table_live_in(const uint32_t *segnos, size_t count, uint64_t *live);
+struct segment_use {
+	uint32_t segno;
+	uint64_t files, bytes; /* of inodes that have a name: whose block 0 lies there; of their records */
+	uint64_t to_come;      /* how many of the files */
+};
+/* What is in use of all segments that locations lead to: malloc'ed, *count of them, by number. */
+int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, size_t *count);
 /* Packed locations of the first blocks; 0: none, or no such inode. */
 void table_locations(const uint32_t *inos, size_t count, uint64_t *packed);
 /* Attributes are being answered (table.lock held): the kernel learns the size. */
@@ -245,6 +252,7 @@ struct scratch { /* buffer for direct reads, one a thread at a time */
 	size_t cap;
 	struct record_head heads[SCRATCH_HEADS];
 	unsigned next_head;
+	int err; /* errno of the last read that failed */
 	struct scratch *next;
 };
 struct scratch *scratch_get(void); /* NULL: no memory */
@@ -280,14 +288,15 @@ struct deep_record { /* of a whole block; the caller's, until it is taken */
 struct deep *deep_get(void); /* NULL: no asynchronous I/O here, or no memory */
 void deep_put(struct deep *d); /* after deep_take has said NULL */
 bool deep_has_room(const struct deep *d);
-/* It is to be read. False: it is for block_read. */
-bool deep_add(struct deep *d, struct deep_record *record, uint64_t packed, uint32_t payload_len);
+/* ADDED: it is to be read. FULL: not yet: something has to be taken before. NOT: it is for block_read. */
+enum deep_added { DEEP_ADDED, DEEP_FULL, DEEP_NOT };
+enum deep_added deep_add(struct deep *d, struct deep_record *record, uint64_t packed, uint32_t payload_len);
 /* The next one that was read, NULL: there is none. Header and payload stay until the next call; NULL: the record is
  * for block_read. */
 struct deep_record *deep_take(struct deep *d, const unsigned char **raw);
 
 /* ---- watch -------------------------------------------------------------------------------- */
-enum { EVENT_FAULT = 1, EVENT_STREAM = 2 };
+enum { EVENT_FAULT = 1, EVENT_STREAM = 2, EVENT_UNREAD = 3 };
 struct event {
 	int kind;
 	uint64_t a, b, c;
@@ -295,7 +304,7 @@ struct event {
 #define EVENTS_MOST 4096
 struct counters {
 	_Atomic uint64_t requests, from_ssd, bytes_from_ssd, lookups, getattrs, readdirs, slow, faults;
-	_Atomic uint64_t bytes_staged;
+	_Atomic uint64_t bytes_staged, waited;
 };
 extern struct counters counters;
 #define COUNT(field, n) atomic_fetch_add_explicit(&counters.field, (n), memory_order_relaxed)
@@ -308,7 +317,8 @@ int watch_init(void);
 int watch_event_fd(void);
 void watch_signal(void); /* there are stale inodes */
 size_t watch_take(struct event *out, size_t most);
-void watch_fault(uint32_t segno, uint64_t offset, uint32_t ino);
+/* `err`: of a read that failed; 0: what was read is wrong. */
+void watch_fault(uint32_t segno, uint64_t offset, uint32_t ino, int err);
 void watch_read(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
 void ring_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
 uint64_t ring_total(void);
@@ -328,6 +338,9 @@ bool front_interposed(void);
 int front_configure(bool front, unsigned threads, double negative_timeout_s, bool resume);
 int front_resume(void);
 bool front_running(void);
+/* The bytes of a COMING file are there, or (data: NULL) will not be: READs that wait for them are answered. True: one of
+ * them was for the whole file. */
+bool front_came(uint32_t ino, const struct version *of, const unsigned char *data, struct scratch *s);
 int front_asker(void); /* thread id of the READ that pyfuse3 was given last; 0: unknown */
 /* Bytes pushed: less than size when the node stopped being of this version; or -errno. */
 int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, size_t size,
@@ -338,7 +351,7 @@ int kernel_expire_entry(int fd, uint64_t parent, const char *name, size_t len);
 int kernel_resend(int fd);
 
 /* ---- plan --------------------------------------------------------------------------------- */
-enum { PLAN_ARMED = 1, PLAN_READ = 2, PLAN_WANTED = 8, PLAN_QUEUED = 16, PLAN_FLYING = 32, PLAN_STAGED = 64, PLAN_FAILED = 128 };
+enum { PLAN_ARMED = 1, PLAN_READ = 2, PLAN_COMING = 4, PLAN_WANTED = 8, PLAN_QUEUED = 16, PLAN_FLYING = 32, PLAN_STAGED = 64, PLAN_FAILED = 128 };
 #define PLAN_STATE 0xf8u /* those that an observation carries */
 enum { SEEN_LOOKUP = 1, SEEN_SSD = 2, SEEN_ORIGIN = 3 };
 extern _Atomic bool plan_active;
@@ -451,6 +464,7 @@ struct log_settings {
 };
 struct log_counters { /* since the process began */
 	_Atomic uint64_t written_bytes, waiting_bytes, moved, added, refused, failed;
+	_Atomic uint64_t buffer_bytes; /* of memory, now; waiting_bytes too is of now */
 };
 extern struct log_counters log_counters;
 struct segment_count {
@@ -462,7 +476,8 @@ int log_begin(const struct log_settings *settings, const uint32_t *segnos, const
 /* The first assignment of an inode counts. -ENOENT: no log; -EINVAL: no such chunk. */
 int log_assign(const uint32_t *inos, size_t count, unsigned chunk);
 int log_open(void); /* nothing is appended before */
-/* Is the log open, the inode of one of its chunks, and neither in it nor on its way there? No lock. */
+/* Is the log open, the inode of one of its chunks, neither in it nor on its way there, and not in a segment
+ * that others are drained before? */
 bool log_wants(uint32_t ino);
 /* Append the file of a whole, verified record that was read at `from_packed`. It may wait for the disk.
  * 0: done; -EALREADY: it is in this log, or on its way; -ENOENT: no chunk, or no log; -ENOSPC: no credit, or
@@ -471,13 +486,50 @@ int log_move(uint32_t ino, uint64_t from_packed, const unsigned char *raw);
 /* The same for the content of a file that has no location. digest: 32 bytes. */
 int log_add(uint32_t ino, const struct version *of, const unsigned char *digest, uint64_t fetched_ns,
 	    const void *payload, uint32_t payload_len);
+/* Until the next call, or the next log, only what lies in these segments is moved; NULL: everything.
+ * `segnos` is malloc'ed, and free'd here. */
+void log_drain(uint32_t *segnos, size_t count);
+int log_survey(struct segment_use **uses, size_t *count); /* as table_survey */
 int64_t log_credit(int64_t more_bytes); /* what is left of it; 0 without a log */
 void log_flush(void);			/* what was appended before is written; it waits */
-/* Written out, and closed: used lengths of its segments. How many there were, 0: no log was open. */
-size_t log_end(struct segment_count lengths[LOG_CHUNKS_MOST]);
+struct segment_end {
+	uint32_t segno;
+	int err; /* errno of the first write that failed; 0: none */
+	uint64_t length;
+};
+/* Written out, and closed: how its segments ended. How many there were, 0: no log was open. */
+size_t log_end(struct segment_end ends[LOG_CHUNKS_MOST]);
 void log_forget(void); /* closed; what was not written is lost */
 /* Locations that were switched away from segments since the last call: malloc'ed, *count of them. */
 int log_left(struct segment_count **left, size_t *count);
+
+/* ---- threads and clocks ------------------------------------------------------------------- */
+/* A detached thread with a small stack, in which no signal is handled: signals are Python's. -errno. */
+static inline int thread_start(void *(*run)(void *), void *of)
+{
+	sigset_t all, before;
+	pthread_attr_t attr;
+	pthread_t thread;
+	int err;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, 256 << 10);
+	err = pthread_create(&thread, &attr, run, of);
+	pthread_attr_destroy(&attr);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -err;
+}
+
+static inline int64_t clock_ns(clockid_t clock)
+{
+	struct timespec now;
+
+	clock_gettime(clock, &now);
+	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 /* ---- event descriptors -------------------------------------------------------------------- */
 static inline void signal_set(int fd, bool on)

@@ -16,11 +16,14 @@
 #include <sys/syscall.h>
 
 #define READS_MOST 16
-/* The last four buffers are large ones: neighbours are read together, as far as they fit. */
-#define LARGE_FROM 12u
-#define SMALL_BYTES (256u << 10)
+/* The last six buffers are large ones: neighbours are read together, as far as they fit. They come first in memory, of
+ * huge pages if there are any: a disk takes some 128 pieces of memory a command, and 1 MiB is 256 small pages. */
+#define LARGE_FROM 10u
+#define SMALL_BYTES (128u << 10)
 #define LARGE_BYTES (1u << 20)
-#define MEM_BYTES (LARGE_FROM * SMALL_BYTES + (READS_MOST - LARGE_FROM) * LARGE_BYTES)
+#define HUGE_PAGE (2u << 20)
+#define MEM_BYTES (4 * HUGE_PAGE)
+_Static_assert(LARGE_FROM * SMALL_BYTES + (READS_MOST - LARGE_FROM) * LARGE_BYTES <= MEM_BYTES, "buffers fit");
 #define GAP_MOST (16u << 10) /* cheaper to read than another command */
 #define TAKE_AT_ONCE 4 /* so many commands reach the disk together, most of the time */
 #define KEPT_MOST 8	 /* as many as there are threads that stage */
@@ -42,6 +45,7 @@ struct deep {
 	struct io_event events[READS_MOST];
 	unsigned event_next, event_count;
 	struct deep_record *left; /* to be taken from the read of the last event */
+	struct location last;	  /* where what was added last ends: what goes on there is a run */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -54,11 +58,12 @@ static struct deep *deep_new(void)
 
 	if (!d)
 		return NULL;
-	d->mem = mmap(NULL, MEM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (d->mem != MAP_FAILED && !syscall(SYS_io_setup, READS_MOST, &d->aio))
+	d->mem = aligned_alloc(HUGE_PAGE, MEM_BYTES);
+	if (d->mem)
+		madvise(d->mem, MEM_BYTES, MADV_HUGEPAGE);
+	if (d->mem && !syscall(SYS_io_setup, READS_MOST, &d->aio))
 		return d;
-	if (d->mem != MAP_FAILED)
-		munmap(d->mem, MEM_BYTES);
+	free(d->mem);
 	free(d);
 	return NULL;
 }
@@ -91,16 +96,17 @@ void deep_put(struct deep *d)
 	pthread_mutex_unlock(&lock);
 	if (d) {
 		syscall(SYS_io_destroy, d->aio);
-		munmap(d->mem, MEM_BYTES);
+		free(d->mem);
 		free(d);
 	}
 }
 
 static unsigned char *buffer(const struct deep *d, unsigned number)
 {
-	return d->mem + (number < LARGE_FROM ? (size_t)number * SMALL_BYTES
-					     : (size_t)LARGE_FROM * SMALL_BYTES +
-						       (size_t)(number - LARGE_FROM) * LARGE_BYTES);
+	const size_t large = (READS_MOST - LARGE_FROM) * LARGE_BYTES;
+
+	return d->mem + (number < LARGE_FROM ? large + (size_t)number * SMALL_BYTES
+					     : (size_t)(number - LARGE_FROM) * LARGE_BYTES);
 }
 
 /* The first free buffer of that size: what was used last is in the processor's cache. READS_MOST: there is none. */
@@ -114,6 +120,14 @@ static unsigned free_buffer(const struct deep *d, uint64_t size)
 }
 
 bool deep_has_room(const struct deep *d) { return free_buffer(d, 0) < READS_MOST; }
+
+/* In a run the next read is going to be a large one. To begin it in whatever buffer is free would fill the disk's queue
+ * with small reads, since these are done first. */
+static bool goes_on(const struct deep *d, struct location at)
+{
+	return at.segno == d->last.segno && at.offset >= d->last.offset &&
+	       at.offset <= d->last.offset + GAP_MOST;
+}
 
 /* The read that was added last takes in a neighbour. */
 static bool join(struct deep *d, struct deep_record *record, uint64_t end)
@@ -144,7 +158,7 @@ static bool join(struct deep *d, struct deep_record *record, uint64_t end)
 	return true;
 }
 
-bool deep_add(struct deep *d, struct deep_record *record, uint64_t packed, uint32_t payload_len)
+enum deep_added deep_add(struct deep *d, struct deep_record *record, uint64_t packed, uint32_t payload_len)
 {
 	struct location at = location_unpack(packed);
 	uint64_t end = (at.offset + at.header_len + payload_len + PAGE - 1) & ~(uint64_t)(PAGE - 1);
@@ -153,18 +167,21 @@ bool deep_add(struct deep *d, struct deep_record *record, uint64_t packed, uint3
 
 	*record = (struct deep_record){.at = at, .payload_len = payload_len};
 	if (end - at.offset > LARGE_BYTES)
-		return false;
-	if (join(d, record, end))
-		return true;
-	number = free_buffer(d, end - at.offset);
-	segment = number < READS_MOST ? segment_take(at.segno) : NULL;
-	if (!segment)
-		return false;
-	d->readings[number] = (struct reading){
-	    .segment = segment, .from = at.offset, .end = end, .first = record, .last = record};
-	d->busy |= 1u << number;
-	d->added[d->added_count++] = number;
-	return true;
+		return DEEP_NOT;
+	if (!join(d, record, end)) {
+		number = free_buffer(d, goes_on(d, at) ? LARGE_BYTES : end - at.offset);
+		if (number == READS_MOST && d->busy)
+			return DEEP_FULL;
+		segment = number < READS_MOST ? segment_take(at.segno) : NULL;
+		if (!segment)
+			return DEEP_NOT;
+		d->readings[number] = (struct reading){
+		    .segment = segment, .from = at.offset, .end = end, .first = record, .last = record};
+		d->busy |= 1u << number;
+		d->added[d->added_count++] = number;
+	}
+	d->last = (struct location){.segno = at.segno, .offset = end};
+	return DEEP_ADDED;
 }
 
 /* What the kernel does not take has failed. */

@@ -11,11 +11,8 @@
 
 #include <fcntl.h>
 #include <malloc.h>
-#include <signal.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
-#define STACK_BYTES (128u << 10)
 #define PIECE_BYTES (1u << 20)
 #define SMALL_BYTES (1 << 20)
 #define KEPT_BYTES (128 << 20) /* as much as the prefetcher and the publisher hold */
@@ -85,14 +82,6 @@ int fetch_init(void)
 int fetch_fd(void) { return pool.fd; }
 
 /* ---- one file ----------------------------------------------------------------------------- */
-static int64_t clock_ns(clockid_t clock)
-{
-	struct timespec now;
-
-	clock_gettime(clock, &now);
-	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* Is the open file of this version? `sync`: AT_STATX_FORCE_SYNC: ask the origin, for a network file system's
  * attribute cache may be old; AT_STATX_DONT_SYNC: as that cache has it, without a round trip. */
 static int check_version(int fd, const struct version *of, int sync)
@@ -198,25 +187,14 @@ static void *fetch_main(void *generation)
 /* The pool is locked in these two. */
 static int thread_add(void)
 {
-	sigset_t all, before;
-	pthread_attr_t attr;
-	pthread_t thread;
-	int err;
+	int err = thread_start(fetch_main, (void *)pool.generation);
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are Python's */
-	pthread_attr_init(&attr);
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, STACK_BYTES);
-	err = pthread_create(&thread, &attr, fetch_main, (void *)pool.generation);
-	pthread_attr_destroy(&attr);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (!err) {
 		pool.current++;
 		pool.idle++;
 		pool.alive++;
 	}
-	return -err;
+	return err;
 }
 
 static int threads_for(size_t jobs)

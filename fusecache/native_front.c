@@ -16,7 +16,8 @@
  * In the ordinary mode INIT is touched (more background requests, and made up on resume), an ioctl is
  * answered, and of a READ it is noted who asks; all else is pyfuse3's.
  *
- * INVARIANT: every request is answered exactly once: by a front thread or, when queued, by pyfuse3.
+ * INVARIANT: every request is answered exactly once: by a front thread, by who brings the bytes that a READ
+ *   waits for or, when queued, by pyfuse3.
  * INVARIANT: OPEN and OPENDIR are answered ENOSYS (zero-open); a READ's handle is then 0, and pyfuse3 is
  *   given the inode number in its place.
  *
@@ -29,7 +30,6 @@
 #include <fuse3/fuse_lowlevel.h>
 #include <linux/fuse.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,6 +118,8 @@ static struct {
 /* Set in front threads only. */
 struct front_thread {
 	struct scratch *scratch;
+	const void *raw; /* the request */
+	size_t raw_size;
 	bool slow; /* the operation gave the request up */
 };
 static __thread struct front_thread *self;
@@ -310,8 +312,22 @@ static void front_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
 	}
 }
 
-static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
-		       struct fuse_file_info *fi)
+static void answer_read(fuse_req_t req, uint32_t ino, const struct version *version, uint64_t offset,
+			const unsigned char *data, size_t size)
+{
+	/* Before the answer: whoever counts the reader's bytes must find them counted. */
+	if (!offset && trace_is(TRACE_ON))
+		trace_note_read(ino, SEEN_SSD, (uint32_t)real.req_ctx(req)->pid);
+	COUNT(from_ssd, 1);
+	COUNT(bytes_from_ssd, size);
+	watch_read(ino, version->size, offset, size);
+	if (!offset)
+		plan_saw_read(ino, SEEN_SSD, real.req_ctx(req)->pid);
+	real.reply_buf(req, (const char *)data, size);
+}
+
+/* False: it is not on SSD, or damaged there. */
+static bool read_from_ssd(fuse_req_t req, uint32_t ino, uint64_t offset, size_t size, struct scratch *s)
 {
 	const unsigned char *data;
 	struct scratch *joined = NULL;
@@ -319,6 +335,172 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	size_t wanted = size;
 	int result = READ_MISS;
 
+	if (table_version(ino, &version))
+		result = file_read(ino, offset, &size, s, &joined, &data);
+	if (result == READ_OK && size < wanted && table_refuse_short(ino))
+		real.reply_err(req, EINTR);
+	else if (result == READ_OK)
+		answer_read(req, ino, &version, offset, data, size);
+	scratch_put(joined);
+	return result == READ_OK;
+}
+
+/* ---- READs that wait for their chunk ------------------------------------------------------ */
+/* A reader that has caught up with a chunk would read one by one what is about to come in large reads. So
+ * his READ waits, and the thread that stages the file answers it with the bytes it has in hand; or it is
+ * read as ever, when they are not coming any more, or not soon. No thread waits with it. */
+#define PARKED_MOST 256
+#define PARKED_NS_MOST 100000000
+#define PARKED_LOOK_NS 5000000
+
+struct parked {
+	struct parked *next;
+	fuse_req_t req;
+	uint32_t ino;
+	uint64_t offset;
+	size_t size;
+	int64_t until_ns;
+	size_t raw_size;
+	unsigned char raw[];
+};
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t some;
+	struct parked *first;
+	unsigned count;
+	bool is_looked_after;
+} parking = {.lock = PTHREAD_MUTEX_INITIALIZER, .some = PTHREAD_COND_INITIALIZER};
+
+static bool is_coming(uint32_t ino)
+{
+	return (plan_flags(ino) & (PLAN_COMING | PLAN_QUEUED | PLAN_READ | PLAN_STAGED)) ==
+	       (PLAN_COMING | PLAN_QUEUED);
+}
+
+/* Those of an inode; 0: those that have no more to wait for. */
+static struct parked *unpark(uint32_t ino)
+{
+	const int64_t now = clock_ns(CLOCK_MONOTONIC);
+	struct parked *taken = NULL, *one;
+
+	for (struct parked **at = &parking.first; (one = *at);) {
+		if (ino ? one->ino == ino : one->until_ns <= now || !is_coming(one->ino)) {
+			*at = one->next;
+			one->next = taken;
+			taken = one;
+			parking.count--;
+		} else {
+			at = &one->next;
+		}
+	}
+	return taken;
+}
+
+static void read_parked(struct parked *one, struct scratch *s)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+
+	if (!read_from_ssd(one->req, one->ino, one->offset, one->size, s)) {
+		real.reply_none(one->req);
+		while (queue_push(one->raw, one->raw_size)) /* must not be lost */
+			nanosleep(&pause, NULL);
+	}
+	free(one);
+}
+
+static void *look_after_parked(void *of)
+{
+	const struct timespec pause = {.tv_nsec = PARKED_LOOK_NS};
+	struct parked *one, *next;
+	struct scratch *s = of;
+
+	for (;;) {
+		pthread_mutex_lock(&parking.lock);
+		while (!parking.first)
+			pthread_cond_wait(&parking.some, &parking.lock);
+		one = unpark(0);
+		pthread_mutex_unlock(&parking.lock);
+		for (; one; one = next) {
+			next = one->next;
+			read_parked(one, s);
+		}
+		nanosleep(&pause, NULL);
+	}
+	return NULL;
+}
+
+/* With the lock: there is a thread for those whose bytes do not come. */
+static bool is_looked_after(void)
+{
+	struct scratch *s = parking.is_looked_after ? NULL : scratch_get();
+
+	if (s && !(parking.is_looked_after = !thread_start(look_after_parked, s)))
+		scratch_put(s);
+	return parking.is_looked_after;
+}
+
+/* Does it wait? */
+static bool park(fuse_req_t req, uint32_t ino, uint64_t offset, size_t size)
+{
+	struct parked *one = malloc(sizeof(*one) + self->raw_size);
+	bool waits;
+
+	if (!one)
+		return false;
+	*one = (struct parked){
+	    .req = req,
+	    .ino = ino,
+	    .offset = offset,
+	    .size = size,
+	    .until_ns = clock_ns(CLOCK_MONOTONIC) + PARKED_NS_MOST,
+	    .raw_size = self->raw_size,
+	};
+	memcpy(one->raw, self->raw, self->raw_size);
+	pthread_mutex_lock(&parking.lock);
+	/* Under the lock: who brings the bytes says so before he takes it. */
+	waits = is_coming(ino) && parking.count < PARKED_MOST && is_looked_after();
+	if (waits) {
+		one->next = parking.first;
+		parking.first = one;
+		parking.count++;
+		pthread_cond_signal(&parking.some);
+		COUNT(waited, 1);
+	}
+	pthread_mutex_unlock(&parking.lock);
+	if (!waits)
+		free(one);
+	return waits;
+}
+
+bool front_came(uint32_t ino, const struct version *of, const unsigned char *data, struct scratch *s)
+{
+	struct parked *one, *next;
+	bool is_whole = false;
+
+	if (!(plan_flags(ino) & PLAN_COMING))
+		return false;
+	plan_mark(ino, 0, PLAN_COMING);
+	pthread_mutex_lock(&parking.lock);
+	one = unpark(ino);
+	pthread_mutex_unlock(&parking.lock);
+	for (; one; one = next) {
+		next = one->next;
+		if (data && table_is_current(ino, of) && one->offset < of->size) {
+			size_t left = of->size - one->offset, size = left < one->size ? left : one->size;
+
+			is_whole |= size == of->size;
+			answer_read(one->req, ino, of, one->offset, data + one->offset, size);
+			free(one);
+		} else {
+			read_parked(one, s);
+		}
+	}
+	return is_whole;
+}
+
+static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+		       struct fuse_file_info *fi)
+{
 	if (!self) {
 		if (fi && !fi->fh)
 			fi->fh = ino;
@@ -327,24 +509,10 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 		return;
 	}
 	COUNT(requests, 1);
-	if (offset >= 0 && table_version(ino, &version))
-		result = file_read((uint32_t)ino, (uint64_t)offset, &size, self->scratch, &joined, &data);
-	if (result == READ_OK && size < wanted && table_refuse_short(ino)) {
-		real.reply_err(req, EINTR);
-	} else if (result == READ_OK) {
-		/* Before the answer: whoever counts the reader's bytes must find them counted. */
-		if (!offset && trace_is(TRACE_ON))
-			trace_note_read((uint32_t)ino, SEEN_SSD, (uint32_t)real.req_ctx(req)->pid);
-		COUNT(from_ssd, 1);
-		COUNT(bytes_from_ssd, size);
-		watch_read((uint32_t)ino, version.size, (uint64_t)offset, size);
-		if (!offset)
-			plan_saw_read((uint32_t)ino, SEEN_SSD, real.req_ctx(req)->pid);
-		real.reply_buf(req, (const char *)data, size);
-	} else {
+	if (offset >= 0 && is_coming((uint32_t)ino) && park(req, (uint32_t)ino, (uint64_t)offset, size))
+		return;
+	if (offset < 0 || !read_from_ssd(req, (uint32_t)ino, (uint64_t)offset, size, self->scratch))
 		give_up(req);
-	}
-	scratch_put(joined);
 }
 
 static void front_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
@@ -546,6 +714,8 @@ static void *front_main(void *unused)
 			answer_not_a_terminal(readable.fd, in);
 			continue;
 		}
+		me.raw = buf.mem;
+		me.raw_size = (size_t)got;
 		me.slow = !is_wrapped(in->opcode);
 		if (!me.slow)
 			real.process_buf(front.session, &buf);
@@ -561,23 +731,13 @@ static void *front_main(void *unused)
 
 static int front_start(void)
 {
-	sigset_t all, before;
-	pthread_attr_t attr;
-	pthread_t thread;
 	unsigned started = 0;
 	int err = 0;
 
 	front.stage = RUNNING;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are Python's */
-	pthread_attr_init(&attr);
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, 256 << 10);
 	for (; started < front.threads && !err; started += !err)
-		err = pthread_create(&thread, &attr, front_main, NULL);
-	pthread_attr_destroy(&attr);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return started ? 0 : -err;
+		err = thread_start(front_main, NULL);
+	return started ? 0 : err;
 }
 
 /* ---- what pyfuse3 calls instead of libfuse ------------------------------------------------ */

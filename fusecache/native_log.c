@@ -7,11 +7,11 @@
  * INVARIANT: a location leads to a record that was written whole before, of that file's content in that
  *   version: it is switched by compare-and-set after the write.
  * INVARIANT: between append and switch an inode is not appended again (its APPENDED bit).
- * INVARIANT: bytes appended <= credit given.
+ * INVARIANT: bytes appended <= credit given; what a failed write lost is given back when its file is cut.
  * INVARIANT: nobody waits for the writers or the disk while holding table.lock or the lock of a chunk.
  *
  * Locks, outermost first: control (begin, flush, end: one at a time); gate (read: an append, write: the last
- * one has left before the end); then table.lock or the lock of a chunk, not both; queue.lock. Writers take
+ * one has left before the end); then table.lock or the lock of a chunk, not both; queue.lock, or drain.lock. Writers take
  * neither control nor gate, so both may be held while waiting for them.
  */
 #include "native.h"
@@ -28,7 +28,7 @@
 #endif
 
 #define INODES_MOST (1u << 29) /* as many as a table has at most */
-#define WRITERS 2
+#define WRITERS 4 /* a write waits for the disk behind reads that are many times as large */
 #define QUEUE_BYTES (32u << 20)
 #define LARGE_KEPT 8 /* buffers for single records that are larger than a chunk's buffer */
 
@@ -57,10 +57,12 @@ struct chunk {
 	pthread_mutex_t lock;
 	struct piece *piece; /* NULL: none yet */
 	uint64_t position;   /* where the next piece begins */
-	uint64_t length;     /* end of what has been written whole; under queue.lock */
+	uint64_t length;     /* end of what has been written whole; under queue.lock, as the next two */
+	uint64_t lost;	     /* bytes of writes that failed, not given back as credit yet */
+	uint32_t pending;    /* pieces taken out of it and not finished */
 	uint32_t segno;
 	int fd;
-	_Atomic bool failed;
+	_Atomic int err; /* of the first write that failed; 0: none */
 };
 
 enum { CLOSED, ASSIGNING, OPEN, ENDING };
@@ -101,7 +103,10 @@ struct log_counters log_counters;
 #define TALLY(field, n) atomic_fetch_add_explicit(&log_counters.field, (n), memory_order_relaxed)
 
 /* ---- the chunk of an inode ---------------------------------------------------------------- */
-#define APPENDED 0x8000u /* and not switched yet; else: number of the chunk + 1, 0: none */
+#define APPENDED 0x8000u /* and not switched yet */
+#define PASSED 0x4000u	 /* refused once: it does not come again before the next epoch */
+#define NUMBER 0x3fffu	 /* of the chunk, + 1; 0: none */
+_Static_assert(LOG_CHUNKS_MOST <= NUMBER, "a chunk's number fits");
 static _Atomic uint16_t *chunk_of; /* never unmapped: anybody may ask log_wants() */
 static _Atomic uint32_t segno_of[LOG_CHUNKS_MOST];
 
@@ -110,6 +115,62 @@ static void chunks_forget(void)
 	if (chunk_of)
 		madvise((void *)(uintptr_t)chunk_of, (size_t)INODES_MOST * sizeof(*chunk_of), MADV_DONTNEED);
 }
+
+/* While there is little credit, only what lies in these segments is appended: each of them becomes empty, and
+ * gives back more than it took. */
+static struct {
+	pthread_rwlock_t lock;
+	_Atomic bool on;
+	uint32_t *segnos; /* ascending */
+	size_t count;
+} drain = {.lock = PTHREAD_RWLOCK_INITIALIZER};
+
+static int compare_segnos(const void *a, const void *b)
+{
+	const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+void log_drain(uint32_t *segnos, size_t count)
+{
+	uint32_t *old;
+
+	if (segnos)
+		qsort(segnos, count, sizeof(*segnos), compare_segnos);
+	pthread_rwlock_wrlock(&drain.lock);
+	old = drain.segnos;
+	drain.segnos = segnos;
+	drain.count = count;
+	atomic_store(&drain.on, segnos != NULL);
+	pthread_rwlock_unlock(&drain.lock);
+	free(old);
+}
+
+/* May a file that lies there be appended? packed: 0: it lies nowhere. */
+static bool may_leave(uint64_t packed)
+{
+	const uint32_t segno = (uint32_t)(packed >> 32);
+	bool found;
+
+	if (!packed || !atomic_load_explicit(&drain.on, memory_order_relaxed))
+		return true;
+	pthread_rwlock_rdlock(&drain.lock);
+	found = !drain.segnos ||
+		bsearch(&segno, drain.segnos, drain.count, sizeof(segno), compare_segnos) != NULL;
+	pthread_rwlock_unlock(&drain.lock);
+	return found;
+}
+
+/* Will it be appended yet, as far as can be said? Else its segment does not become empty. */
+static bool is_to_come(uint32_t ino)
+{
+	uint16_t chunk = chunk_of && ino < INODES_MOST ? atomic_load(&chunk_of[ino]) : 0;
+
+	return chunk && !(chunk & PASSED);
+}
+
+int log_survey(struct segment_use **uses, size_t *count) { return table_survey(is_to_come, uses, count); }
 
 /* The inode that all names of a file share; 0: there is none. */
 static uint32_t primary_of(uint32_t ino)
@@ -128,7 +189,13 @@ bool log_wants(uint32_t ino)
 	if (!chunk || chunk & APPENDED || !S_ISREG(table.nodes[ino].mode))
 		return false;
 	packed = __atomic_load_n(&table.nodes[ino].location, __ATOMIC_RELAXED);
-	return !packed || packed >> 32 != atomic_load(&segno_of[chunk - 1]);
+	if (packed && packed >> 32 == atomic_load(&segno_of[(chunk & NUMBER) - 1]))
+		return false;
+	if (may_leave(packed))
+		return true;
+	atomic_fetch_or(&chunk_of[ino], PASSED);
+	TALLY(refused, 1);
+	return false;
 }
 
 int log_assign(const uint32_t *inos, size_t count, unsigned chunk)
@@ -152,6 +219,7 @@ int log_assign(const uint32_t *inos, size_t count, unsigned chunk)
 /* ---- pieces ------------------------------------------------------------------------------- */
 static void piece_free(struct piece *piece)
 {
+	atomic_fetch_sub(&log_counters.buffer_bytes, piece->mem_bytes);
 	munmap(piece->mem, piece->mem_bytes);
 	free(piece->records);
 	free(piece);
@@ -186,6 +254,7 @@ static struct piece *piece_get(uint32_t record_len)
 			free(piece);
 			return NULL;
 		}
+		TALLY(buffer_bytes, piece->mem_bytes);
 	}
 	piece->cap = large ? record_len : buffer_bytes;
 	piece->used = piece->count = 0;
@@ -215,6 +284,7 @@ static struct piece *piece_close(struct chunk *chunk)
 	pthread_mutex_lock(&queue.lock);
 	piece->generation = queue.generation;
 	queue.outstanding[piece->generation]++;
+	chunk->pending++;
 	pthread_mutex_unlock(&queue.lock);
 	return piece;
 }
@@ -242,23 +312,26 @@ static bool leave_direct(int fd)
 	return flags >= 0 && flags & O_DIRECT && !fcntl(fd, F_SETFL, flags & ~O_DIRECT);
 }
 
-static bool write_whole(int fd, const unsigned char *mem, size_t size, uint64_t at)
+/* 0, or an errno. */
+static int write_whole(int fd, const unsigned char *mem, size_t size, uint64_t at)
 {
 	size_t done = 0;
+	int err;
 
 	while (done < size) {
 		ssize_t count = pwrite(fd, mem + done, size - done, (off_t)(at + done));
 
 		if (count < 0 && errno == EINTR)
 			continue;
+		err = count < 0 ? errno : EIO;
 		if (count <= 0 && !leave_direct(fd))
-			return false;
+			return err;
 		if (count > 0)
 			done += (size_t)count;
 		if (done % PAGE)
 			leave_direct(fd);
 	}
-	return true;
+	return 0;
 }
 
 /* queue.lock is held. Without memory the segment is not counted, and stays longer. */
@@ -278,17 +351,26 @@ static void count_left(const struct piece *piece)
 	}
 }
 
+/* Parts of records would take space that nobody counts. */
+static void cut(const struct chunk *chunk, uint64_t length)
+{
+	int err = ftruncate(chunk->fd, (off_t)length);
+
+	(void)err; /* whoever adopts the segment cuts it, too */
+}
+
 static void piece_write(struct piece *piece)
 {
 	struct chunk *chunk = piece->chunk;
-	bool written = !atomic_load(&the.forget) &&
-		       write_whole(chunk->fd, piece->mem, piece->used, piece->position);
+	int none = 0, err = atomic_load(&the.forget) ? ECANCELED
+						     : write_whole(chunk->fd, piece->mem, piece->used, piece->position);
+	bool written = !err;
 
 	if (written) {
 		TALLY(written_bytes, piece->used);
 		table_switch(piece->records, piece->count);
 	} else {
-		atomic_store(&chunk->failed, true);
+		atomic_compare_exchange_strong(&chunk->err, &none, err);
 		TALLY(failed, atomic_load(&the.forget) ? 0 : piece->count);
 	}
 	for (uint32_t i = 0; i < piece->count; i++) {
@@ -306,6 +388,14 @@ static void piece_write(struct piece *piece)
 		count_left(piece);
 		if (chunk->length < piece->position + piece->used)
 			chunk->length = piece->position + piece->used;
+	} else {
+		chunk->lost += piece->used;
+	}
+	if (!--chunk->pending && chunk->lost) { /* nobody else writes there now */
+		if (!atomic_load(&the.forget))
+			cut(chunk, chunk->length);
+		atomic_fetch_add(&the.credit, chunk->lost);
+		chunk->lost = 0;
 	}
 	queue.bytes -= piece->used;
 	queue.outstanding[piece->generation]--;
@@ -466,7 +556,7 @@ static int chunk_append(struct chunk *chunk, uint32_t ino, uint64_t from, const 
 		full = NULL;
 		pthread_mutex_lock(&chunk->lock);
 		piece = chunk->piece;
-		if (atomic_load(&chunk->failed)) {
+		if (atomic_load(&chunk->err)) {
 			err = -EIO;
 		} else if (piece && piece->used + record_len > piece->cap) {
 			full = piece_close(chunk); /* to be written by somebody who holds no lock */
@@ -521,19 +611,21 @@ static int append(uint32_t ino, uint64_t from, const struct version *of, const s
 	/* First: until the bit is cleared, nobody else looks at the location in order to switch it. */
 	number = atomic_load(&chunk_of[ino]);
 	do {
-		if (!number)
+		if (!(number & NUMBER))
 			return -ENOENT;
 		if (number & APPENDED)
 			return -EALREADY;
 	} while (!atomic_compare_exchange_weak(&chunk_of[ino], &number, (uint16_t)(number | APPENDED)));
-	chunk = &the.chunks[number - 1];
+	chunk = &the.chunks[(number & NUMBER) - 1];
 	err = subject_find(ino, from, of, content->payload_len, chunk->segno, &subject);
+	if (!err && !may_leave(from))
+		err = -ENOSPC;
 	if (!err)
 		err = subject.path_len > PATH_BYTES_MOST ? -ENOENT
 							 : chunk_append(chunk, ino, from, content, &subject);
 	free(subject.path);
 	if (err) /* else the writer clears it, and may have done so by now */
-		atomic_store(&chunk_of[ino], number);
+		atomic_store(&chunk_of[ino], err == -ENOSPC || err == -EIO ? number | PASSED : number);
 	if (err == -ENOSPC)
 		TALLY(refused, 1);
 	return err;
@@ -598,6 +690,7 @@ static int chunks_begin(const struct log_settings *settings, const uint32_t *seg
 	if (!the.chunks)
 		return -ENOMEM;
 	chunks_forget(); /* what log_assign() did too late for the last one */
+	log_drain(NULL, 0);
 	the.settings = *settings;
 	atomic_store(&the.credit, settings->credit_bytes);
 	atomic_store(&the.forget, false);
@@ -683,15 +776,7 @@ void log_flush(void)
 	pthread_mutex_unlock(&the.control);
 }
 
-/* Parts of records would take space that nobody counts. */
-static void cut(const struct chunk *chunk)
-{
-	int err = ftruncate(chunk->fd, (off_t)chunk->length);
-
-	(void)err; /* whoever adopts the segment cuts it, too */
-}
-
-static size_t end(bool forget, struct segment_count *lengths)
+static size_t end(bool forget, struct segment_end *ends)
 {
 	size_t count = 0;
 
@@ -706,10 +791,9 @@ static size_t end(bool forget, struct segment_count *lengths)
 		for (count = 0; count < the.settings.chunks; count++) {
 			struct chunk *chunk = &the.chunks[count];
 
-			if (atomic_load(&chunk->failed) && !forget)
-				cut(chunk);
-			if (lengths)
-				lengths[count] = (struct segment_count){chunk->segno, chunk->length};
+			if (ends)
+				ends[count] = (struct segment_end){chunk->segno, atomic_load(&chunk->err),
+								   chunk->length};
 			pthread_mutex_destroy(&chunk->lock);
 		}
 		for (struct piece *piece; (piece = queue.spare); piece_free(piece))
@@ -726,7 +810,7 @@ static size_t end(bool forget, struct segment_count *lengths)
 	return count;
 }
 
-size_t log_end(struct segment_count lengths[LOG_CHUNKS_MOST]) { return end(false, lengths); }
+size_t log_end(struct segment_end ends[LOG_CHUNKS_MOST]) { return end(false, ends); }
 
 void log_forget(void)
 {

@@ -205,17 +205,25 @@ static PyObject *py_log_flush(PyObject *module, PyObject *unused)
 
 static PyObject *py_log_end(PyObject *module, PyObject *unused)
 {
-	struct segment_count *lengths = malloc(LOG_CHUNKS_MOST * sizeof(*lengths));
+	struct segment_end *ends = malloc(LOG_CHUNKS_MOST * sizeof(*ends));
 	PyObject *out;
 	size_t count;
 
 	(void)module;
 	(void)unused;
-	if (!lengths)
+	if (!ends)
 		return PyErr_NoMemory();
-	WITHOUT_GIL(count = log_end(lengths));
-	out = segment_counts(lengths, count);
-	free(lengths);
+	WITHOUT_GIL(count = log_end(ends));
+	out = PyList_New((Py_ssize_t)count);
+	for (size_t i = 0; out && i < count; i++) {
+		PyObject *item = Py_BuildValue("IKi", ends[i].segno, (unsigned long long)ends[i].length, ends[i].err);
+
+		if (item)
+			PyList_SET_ITEM(out, (Py_ssize_t)i, item);
+		else
+			Py_CLEAR(out);
+	}
+	free(ends);
 	return out;
 }
 
@@ -224,8 +232,8 @@ static PyObject *py_log_counters(PyObject *module, PyObject *unused)
 	(void)module;
 	(void)unused;
 #define ONE(field) #field, (unsigned long long)atomic_load(&log_counters.field)
-	return Py_BuildValue("{sKsKsKsKsKsK}", ONE(written_bytes), ONE(waiting_bytes), ONE(moved), ONE(added),
-			     ONE(refused), ONE(failed));
+	return Py_BuildValue("{sKsKsKsKsKsKsK}", ONE(written_bytes), ONE(waiting_bytes), ONE(moved), ONE(added),
+			     ONE(refused), ONE(failed), ONE(buffer_bytes));
 #undef ONE
 }
 
@@ -247,36 +255,50 @@ static PyObject *py_log_left(PyObject *module, PyObject *unused)
 }
 
 /* ---- many locations ----------------------------------------------------------------------- */
-static PyObject *py_live_in(PyObject *module, PyObject *arg)
+static PyObject *py_log_survey(PyObject *module, PyObject *unused)
 {
-	uint64_t *live = NULL;
-	PyObject *out = NULL;
-	uint32_t *numbers;
-	Py_buffer segnos;
-	Py_ssize_t count;
-	int err = -ENOMEM;
+	struct segment_use *uses;
+	PyObject *out;
+	size_t count;
+	int err;
 
 	(void)module;
-	if (PyObject_GetBuffer(arg, &segnos, PyBUF_SIMPLE) || !are_inos(&segnos))
-		return NULL;
-	count = segnos.len / 4;
-	numbers = aligned(&segnos);
-	live = malloc((size_t)count * sizeof(*live) + 1);
-	if (numbers && live)
-		WITHOUT_GIL(err = table_live_in(numbers, (size_t)count, live));
-	out = err ? os_error(err) : PyList_New(count);
-	for (Py_ssize_t i = 0; out && i < count; i++) {
-		PyObject *item = PyLong_FromUnsignedLongLong(live[i]);
+	(void)unused;
+	WITHOUT_GIL(err = log_survey(&uses, &count));
+	if (err)
+		return os_error(err);
+	out = PyList_New((Py_ssize_t)count);
+	for (size_t i = 0; out && i < count; i++) {
+		PyObject *item = Py_BuildValue("IKKK", uses[i].segno, (unsigned long long)uses[i].files,
+					       (unsigned long long)uses[i].bytes,
+					       (unsigned long long)uses[i].to_come);
 
 		if (item)
-			PyList_SET_ITEM(out, i, item);
+			PyList_SET_ITEM(out, (Py_ssize_t)i, item);
 		else
 			Py_CLEAR(out);
 	}
-	free(live);
-	free(numbers);
-	PyBuffer_Release(&segnos);
+	free(uses);
 	return out;
+}
+
+static PyObject *py_log_drain(PyObject *module, PyObject *arg)
+{
+	uint32_t *numbers;
+	Py_buffer segnos;
+
+	(void)module;
+	if (arg == Py_None) {
+		log_drain(NULL, 0);
+		Py_RETURN_NONE;
+	}
+	if (PyObject_GetBuffer(arg, &segnos, PyBUF_SIMPLE) || !are_inos(&segnos))
+		return NULL;
+	numbers = aligned(&segnos);
+	if (numbers)
+		log_drain(numbers, (size_t)segnos.len / 4);
+	PyBuffer_Release(&segnos);
+	return numbers ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
 struct placed {
@@ -350,7 +372,8 @@ static PyMethodDef methods[] = {
     NO_ARGUMENT(log_end),
     NO_ARGUMENT(log_counters),
     NO_ARGUMENT(log_left),
-    ONE_ARGUMENT(live_in),
+    NO_ARGUMENT(log_survey),
+    ONE_ARGUMENT(log_drain),
     ONE_ARGUMENT(sort_by_location),
     {NULL, NULL, 0, NULL},
 };

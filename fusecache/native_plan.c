@@ -452,7 +452,9 @@ static uint8_t stage_end(int fd, const char *mountpoint, const struct staging *f
 		return PUSH_READ;
 	if (!data && block_read(file->ino, 0, file->packed, size, 0, size, s, &data) != READ_OK)
 		return was_faster ? PUSH_READ : PUSH_NO_BYTES;
-	if (!was_faster && !is_served(file)) {
+	if (front_came(file->ino, &file->version, data, s)) {
+		plan_mark(file->ino, PLAN_STAGED, 0);
+	} else if (!was_faster && !is_served(file)) {
 		result = push_whole(fd, mountpoint, file->ino, data, &file->version);
 		if (result == PUSHED)
 			COUNT(bytes_staged, size);
@@ -465,8 +467,9 @@ static uint8_t stage_end(int fd, const char *mountpoint, const struct staging *f
 int plan_stage(int fd, const char *mountpoint, const uint32_t *inos, const uint8_t *moves, size_t count,
 	       uint8_t *results, struct scratch *s)
 {
-	struct staging *files = malloc(count * sizeof(*files) + 1), *file;
+	struct staging *files = malloc(count * sizeof(*files) + 1), *file, *begun = NULL;
 	struct deep *deep = files ? deep_get() : NULL;
+	enum deep_added added = DEEP_NOT;
 	const unsigned char *raw;
 	size_t next = 0;
 
@@ -475,15 +478,29 @@ int plan_stage(int fd, const char *mountpoint, const uint32_t *inos, const uint8
 	do {
 		for (; next < count && (!deep || deep_has_room(deep)); next++) {
 			file = &files[next];
-			*file = (struct staging){
-			    .ino = inos[next], .number = next, .move = moves && moves[next]};
-			if (stage_begin(file, &results[next]) &&
-			    !(deep && deep_add(deep, &file->record, file->packed, (uint32_t)file->version.size)))
+			if (file != begun) {
+				begun = file;
+				*file = (struct staging){
+				    .ino = inos[next], .number = next, .move = moves && moves[next]};
+				if (!stage_begin(file, &results[next])) {
+					front_came(inos[next], NULL, NULL, s);
+					continue;
+				}
+			}
+			if (deep)
+				added = deep_add(deep, &file->record, file->packed, (uint32_t)file->version.size);
+			if (added == DEEP_FULL)
+				break;
+			if (added == DEEP_NOT) {
 				results[next] = stage_end(fd, mountpoint, file, NULL, s);
+				front_came(inos[next], NULL, NULL, s);
+			}
 		}
 		file = deep ? (struct staging *)deep_take(deep, &raw) : NULL;
-		if (file)
+		if (file) {
 			results[file->number] = stage_end(fd, mountpoint, file, raw, s);
+			front_came(inos[file->number], NULL, NULL, s);
+		}
 	} while (file);
 	deep_put(deep);
 	free(files);

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 
 #define SECTOR 4096u
 #define BLOCK_MOST (1u << 20)
@@ -32,13 +31,7 @@ struct probe {
 	unsigned idle[DEPTH_MOST], idle_count;
 };
 
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
+static int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
 
 static uint64_t draw(struct probe *p)
 {

@@ -280,8 +280,10 @@ static ssize_t aligned_read(int fd, uint64_t from, uint64_t to, struct scratch *
 				continue;
 			return -EINVAL;
 		}
-		if (got < 0)
-			return -errno;
+		if (got < 0) {
+			s->err = errno;
+			return -s->err;
+		}
 		if (!got)
 			break;
 		done += (size_t)got;
@@ -384,6 +386,7 @@ int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_l
 
 	if (!segment)
 		return READ_MISS;
+	s->err = 0;
 	result = record_read(segment->fd, true, at, payload_len, from, len, s, data);
 	if (result == READ_FAULT) {
 		/* Evicted by any process: truncated first, then unlinked. That is no fault. */
@@ -393,7 +396,7 @@ int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_l
 			result = READ_MISS;
 		table_clear_location(ino, block, packed);
 		if (result == READ_FAULT)
-			watch_fault(at.segno, at.offset, ino);
+			watch_fault(at.segno, at.offset, ino, s->err);
 	}
 	segment_release(segment);
 	return result;

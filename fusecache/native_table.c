@@ -1037,29 +1037,65 @@ void table_switch(struct moved *moved, size_t count)
 	pthread_rwlock_unlock(&table.lock);
 }
 
-int table_live_in(const uint32_t *segnos, size_t count, uint64_t *live)
+static int compare_uses(const void *a, const void *b)
+{
+	const struct segment_use *x = a, *y = b;
+
+	return (x->segno > y->segno) - (x->segno < y->segno);
+}
+
+/* table.lock is held. */
+static int count_use(struct map64 *numbers, struct segment_use **uses, size_t *count, uint32_t ino, bool is_to_come)
+{
+	const uint64_t packed = table_location(ino, 0);
+	const struct location at = location_unpack(packed);
+	struct segment_use *use;
+	uint64_t number;
+
+	/* Of a deleted file nobody is promised anything: it must not hold a segment for ever. */
+	if (!packed || !node_live_name(ino))
+		return 0;
+	if (!map64_get(numbers, (uint64_t)at.segno + 1, &number)) {
+		number = *count;
+		if (!(number & (number - 1))) { /* doubled */
+			use = realloc(*uses, (number ? 2 * number : 1) * sizeof(*use));
+			if (!use)
+				return -ENOMEM;
+			*uses = use;
+		}
+		if (map64_set(numbers, (uint64_t)at.segno + 1, number))
+			return -ENOMEM;
+		(*uses)[(*count)++] = (struct segment_use){.segno = at.segno};
+	}
+	use = &(*uses)[number];
+	use->files++;
+	use->to_come += is_to_come;
+	number = table.nodes[ino].size < BLOCK_BYTES ? table.nodes[ino].size : BLOCK_BYTES;
+	use->bytes += (at.header_len + number + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	return 0;
+}
+
+int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, size_t *count)
 {
 	struct map64 numbers = {0};
-	uint64_t number, packed;
 	int err = 0;
 
-	for (size_t i = 0; i < count && !err; i++) {
-		live[i] = 0;
-		err = map64_set(&numbers, (uint64_t)segnos[i] + 1, i);
-	}
+	*uses = NULL;
+	*count = 0;
 	for (uint64_t ino = ROOT_INO, stop; !err && ino <= table_count(); ino = stop) {
 		stop = ino + SLICE_NODES;
 		pthread_rwlock_rdlock(&table.lock);
-		for (; ino < stop && ino <= table_count(); ino++) {
-			packed = table_location((uint32_t)ino, 0);
-			/* Of a deleted file nobody is promised anything: it must not hold a segment for ever. */
-			if (packed && map64_get(&numbers, (packed >> 32) + 1, &number) &&
-			    node_live_name((uint32_t)ino))
-				live[number]++;
-		}
+		for (; !err && ino < stop && ino <= table_count(); ino++)
+			err = count_use(&numbers, uses, count, (uint32_t)ino, is_to_come((uint32_t)ino));
 		pthread_rwlock_unlock(&table.lock);
 	}
 	map64_clear(&numbers);
+	if (err) {
+		free(*uses);
+		*uses = NULL;
+	} else if (*count) {
+		qsort(*uses, *count, sizeof(**uses), compare_uses);
+	}
 	return err;
 }
 

@@ -14,7 +14,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define ACCESSES_MOST (1u << 18)
 #define OPENED_SLOTS (1u << 16)
@@ -87,13 +86,7 @@ size_t trace_take(size_t most, struct access *out, uint64_t *lost)
 }
 
 /* Under the lock: times in the ring ascend. */
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+static uint64_t now_ns(void) { return (uint64_t)clock_ns(CLOCK_MONOTONIC); }
 
 static void note(uint32_t ino, uint8_t seen, uint32_t tid, uint64_t time_ns)
 {

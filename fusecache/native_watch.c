@@ -46,7 +46,7 @@ static void raise_event(struct event event)
 	bool raised = false;
 
 	pthread_mutex_lock(&events.lock);
-	if (event.kind == EVENT_FAULT)
+	if (event.kind != EVENT_STREAM)
 		for (size_t i = 0; i < events.count; i++) {
 			const struct event *known = &events.ring[(events.first + i) % EVENTS_MOST];
 
@@ -56,7 +56,7 @@ static void raise_event(struct event event)
 	/* Full: a stream event is dropped; a fault takes the oldest one's place (both are hints: a bad
 	 * record that was not reported is met again). */
 	if (events.count == EVENTS_MOST) {
-		if (event.kind != EVENT_FAULT)
+		if (event.kind == EVENT_STREAM)
 			goto out;
 		events.first = (events.first + 1) % EVENTS_MOST;
 		events.count--;
@@ -83,12 +83,12 @@ size_t watch_take(struct event *out, size_t most)
 	return taken;
 }
 
-void watch_fault(uint32_t segno, uint64_t offset, uint32_t ino)
+void watch_fault(uint32_t segno, uint64_t offset, uint32_t ino, int err)
 {
 	struct event event;
 
 	memset(&event, 0, sizeof(event)); /* padding too: events are compared as bytes */
-	event.kind = EVENT_FAULT;
+	event.kind = err ? EVENT_UNREAD : EVENT_FAULT;
 	event.a = segno;
 	event.b = offset;
 	event.c = ino;

@@ -4,9 +4,13 @@
 Here is decided how many bytes may be appended, and which segments go. Records are appended and
 locations switched in C (native_log.c), files are made and deleted in the store (store/log.py).
 
+With too little room for all that moves, the log is *drained*: only what lies in a few segments is
+moved, as many as the credit can empty, so that each bit of it comes back, and more (`choose`).
+
 INVARIANT: a segment is released only when no location leads into it; and one that others may know
 from the index only after as many files have left it as the index has in it.
 INVARIANT: what is released or ended was written out before.
+INVARIANT: nothing is evicted for a log.
 
 All but `run_forever` may wait for the disk, and is for worker threads. The policy, what is packed
 and when, is hintsd's.
@@ -15,9 +19,12 @@ and when, is hintsd's.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import trio
@@ -25,20 +32,75 @@ from numpy.typing import NDArray
 
 from fusecache import _native, digest
 from fusecache.store import Store
-from fusecache.store.log import Log
-from fusecache.store.types import Version
+from fusecache.store.log import Log, release, unused
+from fusecache.store.types import ALIGNMENT, Version
 
 log = logging.getLogger(__name__)
 
 # `packing` in docs/WIRE.md
-NONE, OPEN, NO_ROOM, BUSY, NO_CREDIT, WRITE_FAILED = range(6)
+NONE, OPEN, NO_ROOM, NO_CREDIT, WRITE_FAILED, DRAINING = 0, 1, 2, 4, 5, 6
 
-CHUNKS_MOST = 4096
 LOGS_KEPT = 2  # behind the open one: what a file did not leave in one epoch, it leaves in the next
 APPENDERS_MOST = 8
-TICK_S = 0.25
-LOOK_EVERY_S = 1.0
+TICK_S = 1.0
 LOOK_SHARE = 20  # looking for empty segments takes at most this part of the time
+LOOK_BYTES_SHARE = 50  # of the dataset: what is moved between two looks at 27,000 files/s
+
+
+class Use(NamedTuple):
+    """What locations lead to in a segment: `to_come` of the `files` are going to be moved yet."""
+
+    segno: int
+    files: int
+    bytes: int
+    to_come: int
+
+
+class Candidates(NamedTuple):
+    """Segments that can become empty in this epoch."""
+
+    dead: list[Use]
+    """Less than half alive."""
+    next: list[Use]
+    """Of the log that is read now, in the order in which they are read."""
+    scattered: list[Use]
+    """Others: read all epoch long."""
+
+
+def choose(candidates: Candidates, budget_bytes: int) -> list[int]:
+    """Which segments to empty with so much credit: what is nearly empty gives most for it, what is
+    read next gives it back first. Until the epoch ends, half of what is left goes to what is
+    scattered: it could not begin later.
+    """
+    chosen: list[int] = []
+    by_size = sorted(candidates.dead, key=lambda use: use.bytes)
+    others = sorted(candidates.scattered, key=lambda use: use.bytes)
+
+    def take(uses: Iterable[Use], most_bytes: int) -> int:
+        left = most_bytes
+        for use in uses:
+            if use.segno in chosen or use.bytes > most_bytes:
+                continue
+            if use.bytes > left:
+                break  # its turn comes when another has given its room back
+            chosen.append(use.segno)
+            left -= use.bytes
+        return most_bytes - left
+
+    budget_bytes -= take(by_size, budget_bytes)
+    budget_bytes -= take(candidates.next, budget_bytes // 2 if others else budget_bytes)
+    budget_bytes -= take(others, budget_bytes)
+    take(candidates.next, budget_bytes)
+    return chosen
+
+
+def slack_bytes(chunks: int, size_bytes: int, buffer_bytes: int, chunk_bytes: int) -> int:
+    """Room beyond the dataset that a log takes at full speed (docs/LOG.md): what waits in buffers
+    keeps its old place, and so do three chunks of an epoch around the reader, and what moves
+    between two looks.
+    """
+    waiting = chunks * buffer_bytes * 13 // 10
+    return waiting + 3 * chunk_bytes + size_bytes // LOOK_BYTES_SHARE
 
 
 class Packer:
@@ -55,32 +117,63 @@ class Packer:
         self._log: Log | None = None  # open, or being assigned
         self._finished: list[Log] = []  # written, and read from now; the oldest first
         self._packing = NONE
-        self._slack_bytes = 0
-        self._refused = self._failed = 0  # counters of C, as they were
+        self._slack_bytes = 0  # that the open log wants
+        self._least_bytes = 0  # without which it would hardly move
+        self._needed_bytes = 0  # more, for the log that was refused
+        self._mean_bytes = self._record_bytes = 1  # of a file, and on SSD
+        self._counters: dict[str, int] = {}  # of C, as they were when the log began
+        self._is_draining = False
+        self._begun = 0  # logs, all in all
+        self._samples = self._moved_before = 0  # of the log that was begun last
         self._is_dirty = False
         self._is_abandoned = False
         self._left: Counter[int] = Counter()  # segment -> files whose location was switched away
+        self._can_empty: dict[int, bool] = {}  # static segment -> only this mount leads there
+        self._kept: dict[int, int] = {}  # ... -> how many had left it when it could not go
         self._segments: set[int] = set()  # of these logs, not released yet
-        self._due: dict[int, int] = {}  # segment -> how many have to have left before a look
+        self._moved = -1  # `moved` when empty segments were looked for
+        self._flushed_bytes = 0  # `written_bytes` after the last flush
         self._look_at = 0.0
         self._draw_at = 0.0  # there was no room for more credit
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._wake = trio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a log that files from the origin may go to."""
+        return self._log is not None
 
     # ---- what a hintsd asks for ------------------------------------------------------------------
 
-    def begin(self, chunks: int, size_bytes: int, buffer_bytes: int) -> None:
-        """The log of the next epoch; what was open is written out, and can be read from.
+    def begin(
+        self, chunks: int, size_bytes: int, samples: int, buffer_bytes: int, epochs: int = 1
+    ) -> None:
+        """A log; what was open is written out, and can be read from.
 
-        `size_bytes` of all files, each chunk with a write buffer of `buffer_bytes`.
+        `size_bytes` of all `samples` together, each chunk with a write buffer of `buffer_bytes`. It
+        serves so many `epochs`: what is a chunk here is one of theirs to the power of that.
         """
         with self._lock:
             self._is_abandoned = False
             self._finish()
-            # What waits in buffers keeps its old place, and so do three chunks around the reader.
-            self._slack_bytes = chunks * buffer_bytes * 13 // 10 + 3 * -(-size_bytes // chunks)
-            opened = self._store.begin_log(chunks, self._slack_bytes)
-            if opened is None:
-                self._packing = NO_ROOM
-                return
+            self._sweep()
+            chunk_bytes = math.ceil(size_bytes / chunks ** (1 / epochs))
+            self._slack_bytes = slack_bytes(chunks, size_bytes, buffer_bytes, chunk_bytes)
+            self._least_bytes = min(self._slack_bytes, 3 * chunk_bytes)
+            self._mean_bytes = -(-size_bytes // samples)
+            self._record_bytes = -(-self._mean_bytes // ALIGNMENT) * ALIGNMENT
+            self._packing = self._begin(chunks, buffer_bytes)
+        self._rouse()
+
+    def _begin(self, chunks: int, buffer_bytes: int) -> int:
+        """What `packing` is then."""
+        least = min((use.bytes for use in self._survey()), default=0)
+        wanted = max(self._slack_bytes, least)
+        opened = self._store.begin_log(chunks, wanted, self._record_bytes)
+        if opened is None:
+            return NO_ROOM
+        credit = opened.credit_bytes
+        if least <= credit:
             try:
                 _native.log_begin(
                     chunks,
@@ -90,25 +183,36 @@ class Packer:
                     opened.uuid,
                     self._dataset,
                     opened.algorithm,
-                    opened.credit_bytes,
+                    credit,
                 )
             except OSError as error:
                 log.warning("cannot begin a log of %d chunks: %s", chunks, error)
-                opened.finish([])
-                self._release(opened, opened.segnos)
-                opened.end()
-                self._packing = NO_ROOM
-                return
-            self._log, self._packing = opened, OPEN
-            self._segments.update(opened.segnos)
-            counters = _native.log_counters()
-            self._refused, self._failed = counters["refused"], counters["failed"]
+            else:
+                self._log = opened
+                self._begun, self._samples, self._moved_before = self._begun + 1, 0, _moved()
+                self._segments.update(opened.segnos)
+                self._can_empty.clear()
+                self._kept.clear()
+                self._is_draining = True  # unless there is room
+                self._counters = _native.log_counters()
+                self._flushed_bytes = self._counters["written_bytes"]
+                self._moved = -1
+                self._look_at = self._draw_at = 0.0
+                return OPEN
+        opened.finish([])
+        self._release(opened, opened.segnos)
+        opened.end()
+        if least <= credit:
+            return NO_ROOM
+        self._needed_bytes = wanted - credit
+        return NO_CREDIT
 
     def assign(self, first: int, lengths: list[int], inos: NDArray[np.uint32]) -> None:
         """Files of chunk `first` and those behind it; of a chunk, some more files each time."""
         with self._lock:
             if self._log is None:
                 return
+            self._samples += len(inos)
             start = 0
             for chunk, length in enumerate(lengths, first):
                 _native.log_assign(inos[start : start + length].tobytes(), chunk)
@@ -118,7 +222,15 @@ class Packer:
         """All is assigned: files may be appended."""
         with self._lock:
             if self._log is not None:
+                self._look(self._log)
                 _native.log_open()
+
+    def finish(self) -> None:
+        """What is open is written out, can be read from, and takes no more."""
+        with self._lock:
+            self._is_abandoned = False
+            self._finish()
+            self._packing = NONE
 
     def end(self) -> None:
         """No further log: what is open is written out, and all segments are the store's."""
@@ -128,6 +240,7 @@ class Packer:
     def abandon(self) -> None:
         """As `end`, soon, without waiting for it; unless another log begins before."""
         self._is_abandoned = True
+        self._wake.set()
 
     def _end(self) -> None:
         self._is_abandoned = False
@@ -137,7 +250,6 @@ class Packer:
         self._finished.clear()
         self._segments.clear()
         self._left.clear()
-        self._due.clear()
         self._packing = NONE
 
     def _finish(self) -> None:
@@ -146,9 +258,7 @@ class Packer:
             return
         opened.finish(_native.log_end())
         self._finished.append(opened)
-        self._due.clear()  # a file that was changed has left a segment, too
-        self._look_at = 0.0
-        self._release_empty(opened)
+        self._release_empty(opened, self._survey())
         while len(self._finished) > LOGS_KEPT:
             oldest = self._finished.pop(0)
             self._segments.difference_update(oldest.segnos)
@@ -157,11 +267,23 @@ class Packer:
     # ---- files from the origin -------------------------------------------------------------------
 
     def add(self, ino: int, version: Version, payload: digest.Buffer) -> bool:
-        """Append a file that has no location. False: it is not for the log."""
+        """Append a file that has no location. False: it is not for the log, or there is no room.
+
+        One that is in no chunk is taken, too, where there is credit beyond what moving needs: the
+        room for it is in the log, and the log that comes next has a chunk for what is stored.
+        """
         opened = self._log
-        if opened is None or not _native.log_wants(ino):
+        if opened is None:
+            return False
+        is_wanted = _native.log_wants(ino)
+        if not is_wanted and _native.get_location(ino, 0) is not None:
             return False
         self.make_credit(len(payload))
+        if not is_wanted:
+            if _native.log_credit(0) - self._least_bytes < APPENDERS_MOST * len(payload):
+                return False
+            chunk = ino % len(opened.segnos)
+            _native.log_assign(np.array([ino], np.uint32).tobytes(), chunk)
         name = digest.digest(opened.algorithm, payload)
         is_added = _native.log_add(ino, version, name, time.time_ns(), payload)
         self._is_dirty |= is_added
@@ -176,67 +298,152 @@ class Packer:
     # ---- credit and releases ---------------------------------------------------------------------
 
     async def run_forever(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
         while True:
-            await trio.sleep(TICK_S)
-            if self._log is not None or self._is_abandoned:
+            while self._log is not None or self._is_abandoned:
                 await trio.to_thread.run_sync(self._tick)
+                with trio.move_on_after(TICK_S):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+            await self._wake.wait()
+            self._wake = trio.Event()
+
+    def _rouse(self) -> None:
+        """From a worker thread."""
+        if self._token is not None:
+            self._token.run_sync_soon(lambda: self._wake.set())
 
     def _tick(self) -> None:
         with self._lock:
             if self._is_abandoned:
                 self._end()
             elif self._log is not None:
-                self._release_empty(self._log)
+                self._look_if_moved(self._log)
                 self._look_at_counters()
 
     def make_credit(self, size_bytes: int) -> None:
         """Files of so many bytes are about to be appended, at the same time by several threads."""
         wanted = max(self._slack_bytes, APPENDERS_MOST * size_bytes)
-        enough = wanted - wanted // 4
-        if _native.log_credit(0) >= enough or time.monotonic() < self._draw_at:
+        if _native.log_credit(0) >= wanted - wanted // 4:
             return
         with self._lock:
-            left = _native.log_credit(0)
-            if self._log is None or left >= enough:
+            opened = self._log
+            if opened is None:
                 return
-            got = self._log.draw(wanted - left)
-            _native.log_credit(got)
+            credit = self._draw(opened, wanted)
+            if credit >= wanted // 4 and not self._is_draining:
+                return
+            # What waits in buffers keeps segments alive, however little it is.
+            written = _native.log_counters()["written_bytes"] - self._flushed_bytes
+            if written >= credit:
+                _native.log_flush()
+                self._flushed_bytes = _native.log_counters()["written_bytes"]
+            self._look_if_moved(opened)
+
+    def _draw(self, opened: Log, wanted_bytes: int) -> int:
+        """Have so much credit, if there is room; how much there is."""
+        left = _native.log_credit(0)
+        if wanted_bytes - left >= ALIGNMENT and time.monotonic() >= self._draw_at:
+            got = opened.draw(wanted_bytes - left)
             if not got:
                 self._draw_at = time.monotonic() + TICK_S
+            left = _native.log_credit(got)
+        return left
 
     def _look_at_counters(self) -> None:
-        counters = _native.log_counters()
-        if counters["failed"] > self._failed:
+        if _native.log_counters()["failed"] > self._counters["failed"]:
             self._packing = WRITE_FAILED
         else:
-            self._packing = NO_CREDIT if counters["refused"] > self._refused else OPEN
-            self._refused = counters["refused"]
+            self._packing = DRAINING if self._is_draining else OPEN
 
-    def _release_empty(self, newest: Log) -> None:
-        self._left.update(dict(_native.log_left()))
+    def _look_if_moved(self, opened: Log) -> None:
+        moved = _native.log_counters()["moved"]
+        if moved != self._moved and time.monotonic() >= self._look_at:
+            self._look(opened)
+
+    def _look(self, opened: Log) -> None:
+        """Release what is empty; choose what is to be emptied next, if not everything can be."""
         begin = time.monotonic()
-        due = [segno for segno, left in self._left.items() if left >= self._due.get(segno, 0)]
-        if not due or begin < self._look_at:
-            return
-        empty = []
-        for segno, live in zip(
-            due, _native.live_in(np.array(due, np.uint32).tobytes()), strict=True
-        ):
-            self._due[segno] = self._left[segno] + live
-            if not live:
-                empty.append(segno)
-        rows = newest.rows_in(empty)
-        self._due.update(rows)
-        gone = [segno for segno in rows if self._left[segno] >= rows[segno]]
-        if gone:
-            self._release(newest, gone)
+        self._moved = _native.log_counters()["moved"]
+        uses = self._survey()
+        self._look_at = begin + LOOK_SHARE * (time.monotonic() - begin)
+        if self._release_empty(opened, uses):
+            self._draw_at = 0.0
+        newest = set(self._finished[-1].segnos) if self._finished else set[int]()
+        ours = newest.union(opened.segnos)
+        scattered = sum(use.bytes for use in uses if use.to_come and use.segno not in ours)
+        credit = self._draw(opened, scattered + self._slack_bytes)
+        enough = scattered + self._slack_bytes // 4 * (3 if self._is_draining else 1)
+        self._is_draining = credit < enough
+        if self._is_draining:
+            budget = credit + _native.log_counters()["waiting_bytes"]
+            chosen = choose(self._candidates(opened, uses, newest), budget)
+            _native.log_drain(np.array(chosen, np.uint32).tobytes())
+        else:
+            _native.log_drain(None)
+
+    def _survey(self) -> list[Use]:
+        return [Use(*use) for use in _native.log_survey()]
+
+    def _candidates(self, opened: Log, uses: list[Use], newest: set[int]) -> Candidates:
+        whole = [use for use in uses if use.to_come == use.files and use.segno not in opened.segnos]
+        unknown = [
+            use
+            for use in whole
+            if use.segno not in self._segments and use.segno not in self._can_empty
+        ]
+        rows = opened.rows_in([use.segno for use in unknown])
+        for use in unknown:
+            if use.segno in rows:  # else it is to be adopted yet, perhaps
+                has_left = self._left[use.segno] + use.files
+                self._can_empty[use.segno] = has_left >= rows[use.segno]
+        found = Candidates([], [], [])
+        reserved = opened.reserved()
+        for use in whole:
+            if use.segno in self._segments or self._can_empty.get(use.segno, False):
+                is_dead = 2 * use.bytes < reserved.get(use.segno, 0)
+                is_next = use.segno in newest
+                group = found.dead if is_dead else found.next if is_next else found.scattered
+                group.append(use)
+        return found
+
+    def _release_empty(self, newest: Log, uses: list[Use]) -> bool:
+        """Whether there was one."""
+        self._left.update(dict(_native.log_left()))
+        live = {use.segno for use in uses}
+        is_open = set[int]() if newest.is_finished else set(newest.segnos)
+        gone = [segno for segno in self._segments if segno not in live and segno not in is_open]
+        static = [
+            segno
+            for segno, left in self._left.items()
+            if segno not in live and segno not in self._segments and self._kept.get(segno) != left
+        ]
+        rows = newest.rows_in(static)
+        gone += [segno for segno, count in rows.items() if count <= self._left[segno]]
+        self._kept.update({segno: self._left[segno] for segno in rows})
+        if not gone:
+            return False
+        self._release(newest, gone)
         for segno in gone:
-            if _native.segment_known(segno):  # the store still writes into it
-                self._due[segno] = self._left[segno] + 1
-                continue
-            self._segments.discard(segno)
-            del self._left[segno], self._due[segno]
-        self._look_at = begin + max(LOOK_EVERY_S, LOOK_SHARE * (time.monotonic() - begin))
+            if not _native.segment_known(segno):  # else the store still writes into it
+                self._segments.discard(segno)
+                del self._left[segno]
+                self._kept.pop(segno, None)
+        return True
+
+    def sweep(self) -> None:
+        """Delete sealed segments to which nothing leads: what logs that were cut off have left."""
+        with self._lock:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        directory, segnos = unused(self._store)
+        live = {use.segno for use in self._survey()} if segnos else set[int]()
+        dead = [segno for segno in segnos if segno not in live]
+        if directory is not None and dead:
+            self._releasing.update(dead)
+            release(self._store, directory, dead)
+            self._releasing.clear()
 
     def _release(self, opened: Log, segnos: list[int]) -> None:
         self._releasing.update(segnos)
@@ -249,7 +456,28 @@ class Packer:
         """How much of the store's room is left for others, beside the open log."""
         if self._log is None:
             return store_bytes
-        return max(0, store_bytes + _native.log_credit(0) - self._slack_bytes)
+        credit = _native.log_credit(0) * self._mean_bytes // self._record_bytes
+        return max(0, store_bytes + credit - self._least_bytes)
+
+    @property
+    def ssd_needed_bytes(self) -> int:
+        """The --ssd for which a log was refused; 0: none was."""
+        limit = self._store.settings.limit_bytes
+        return limit + self._needed_bytes if self._packing == NO_CREDIT else 0
+
+    def progress(self) -> dict[str, int]:
+        """What is in logs, and how far the open one is (0: none is). Scans the table: for people
+        who ask, in a worker thread. It waits for nobody.
+        """
+        segments = self._segments.copy()
+        samples = self._samples if self._log else 0
+        moved = _moved() - self._moved_before
+        return {
+            "log_files": sum(use.files for use in self._survey() if use.segno in segments),
+            "logs": self._begun,
+            "log_samples": samples,
+            "log_moved_samples": min(moved, samples),
+        }
 
     def state(self) -> dict[str, int]:
         counters = _native.log_counters()
@@ -259,3 +487,9 @@ class Packer:
             "log_waiting_bytes": counters["waiting_bytes"],
             "log_segments": len(self._segments),
         }
+
+
+def _moved() -> int:
+    """Files whose location was switched to a log since the process began."""
+    counters = _native.log_counters()
+    return counters["moved"] + counters["added"]

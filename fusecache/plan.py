@@ -25,18 +25,19 @@ from fusecache import _native
 from fusecache.control import Message, Send
 from fusecache.errors import OriginError
 from fusecache.operations import Operations
-from fusecache.packer import CHUNKS_MOST, Packer
+from fusecache.packer import Packer
 from fusecache.passings import Passings
 from fusecache.prefetcher import Inos, Prefetcher
 from fusecache.probe import Device, Probe
 from fusecache.stats import Stats
 from fusecache.store import Store
-from fusecache.wire import VERSION, Fields, WireError
+from fusecache.wire import CHUNKS_MOST, VERSION, Fields, WireError
 from fusecache.wire_trio import FrameStream
 
 log = logging.getLogger(__name__)
 
 PATH_BYTES_MOST = 64 << 10
+PUBLISHED_WITHIN_S = 2.0  # else it goes to the next log, which another epoch reads in order
 LISTINGS_MOST = 64
 LISTING_PAGE = 8192  # entries a frame: fits with the longest names
 ARMED_WAITING_MOST = 4096  # frames
@@ -44,6 +45,7 @@ REPORT_EVERY_S = 0.01
 REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
+EPOCHS_MOST = 16  # of a log
 PAGE_BYTES, BUFFER_PAGES_MOST = 4096, 1024  # of a chunk's buffer
 WHAT = 7  # the low bits of a kind
 
@@ -98,6 +100,8 @@ class Plan:
             if number != self._newest:
                 return
             with trio.CancelScope() as self._scope:
+                if self._mount["layout"] == "auto":  # now: readers have hardly begun
+                    self.device.measure_once()
                 found = self.device.found
                 known = {} if found is None else {"probe": found.as_map()}
                 await send({"ok": True, "version": VERSION, "mount": self._mount | known})
@@ -150,11 +154,6 @@ class Plan:
             "recording": self.passings.recording,
             **self.packer.state(),
         }
-
-    @property
-    def wants_probe(self) -> bool:
-        """Which layout is best depends on the device."""
-        return bool(self._mount["layout"] == "auto")
 
     @property
     def prefetcher(self) -> Prefetcher:
@@ -219,12 +218,18 @@ class _Channel:
 
     async def _pack(self, fields: Fields) -> None:
         packer, chunks = self._plan.packer, fields.int("chunks", 0, CHUNKS_MOST)
+        if packer.is_open and not self._is_packing:  # what was fetched for it goes there
+            with trio.move_on_after(PUBLISHED_WITHIN_S):
+                await self._prefetcher.published()
         if not chunks:
             self._is_packing = False
-            await trio.to_thread.run_sync(packer.end)
+            is_end = "last" not in fields or fields.bool("last")
+            await trio.to_thread.run_sync(packer.end if is_end else packer.finish)
             return
         size_bytes = fields.int("bytes", 1, 1 << 62)
+        samples = fields.int("samples", 1, size_bytes)
         buffer_bytes = fields.int("buffer", 1, BUFFER_PAGES_MOST * PAGE_BYTES)
+        epochs = fields.optional_int("epochs", 1, EPOCHS_MOST) or 1
         first = fields.int("first", 0, chunks)
         lengths, inos = fields.array("lengths", np.uint32), fields.array("inos", np.uint32)
         last = fields.bool("last")
@@ -233,7 +238,9 @@ class _Channel:
         if first + len(lengths) > chunks or int(lengths.sum(dtype=np.uint64)) != len(inos):
             raise WireError("pack: field lengths does not fit the others")
         if not self._is_packing:
-            await trio.to_thread.run_sync(packer.begin, chunks, size_bytes, buffer_bytes)
+            await trio.to_thread.run_sync(
+                packer.begin, chunks, size_bytes, samples, buffer_bytes, epochs
+            )
         self._is_packing = True
         await trio.to_thread.run_sync(packer.assign, first, lengths.tolist(), inos)
         if last:
@@ -336,8 +343,6 @@ class _Channel:
             if bytes_before >= 0:
                 rate = (state["origin_bytes"] - bytes_before) / (now - at_before)
             bytes_before, at_before = state["origin_bytes"], now
-            if state.get("packing") and self._plan.wants_probe:
-                self._plan.device.measure_once()
             found = self._plan.device.found
             news = {} if found is self._known or found is None else {"probe": found.as_map()}
             self._known = found

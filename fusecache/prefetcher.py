@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 # results (docs/WIRE.md, `done`)
 STAGED, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = range(1, 8)
 
-# How a file is to be staged (docs/WIRE.md): stored on SSD; appended to the log; in the given order
-STORE, MOVE, KEEP_ORDER = 1, 2, 4
+# How a file is to be staged (docs/WIRE.md): stored on SSD; appended to the log; in the given order;
+# in that on SSD
+STORE, MOVE, KEEP_ORDER, SORT = 1, 2, 4, 8
 CHUNK_MARKS = (64, 128)  # added here, in turn: which frame a file came in
 
 STAGE_BATCH = 64  # files staged in one visit to a thread
@@ -278,18 +279,20 @@ class Prefetcher:
             self.begin(self._report)
 
     def stage(self, inos: Inos, store: NDArray[np.uint8]) -> None:
-        """`store`: STORE, MOVE, KEEP_ORDER of each.
+        """`store`: STORE, MOVE, KEEP_ORDER, SORT of each.
 
         ValueError: more than QUEUED_MOST would wait.
         """
-        store = store & np.uint8(STORE | MOVE | KEEP_ORDER)
-        if np.any(store & MOVE):
+        store = store & np.uint8(STORE | MOVE | KEEP_ORDER | SORT)
+        marks = _native.PLAN_WANTED
+        if np.any(store & (MOVE | SORT)):
             if not np.any(store & KEEP_ORDER):
+                marks |= _native.PLAN_COMING
                 order = np.frombuffer(_native.sort_by_location(inos.tobytes()), np.int64)
                 inos, store = inos[order], store[order]
             self._chunk_mark = CHUNK_MARKS[self._chunk_mark == CHUNK_MARKS[0]]
             store = store | np.uint8(self._chunk_mark)
-        self._queue(self._staging, inos, store, _native.PLAN_WANTED)
+        self._queue(self._staging, inos, store, marks)
         self._stageable.unpark(count=-(-len(inos) // STAGE_BATCH))
 
     def fetch(self, inos: Inos) -> None:
@@ -315,6 +318,10 @@ class Prefetcher:
 
     def cancel(self, inos: Inos) -> None:
         _native.plan_mark(inos.tobytes(), 0, _native.PLAN_QUEUED | _native.PLAN_WANTED)
+
+    async def published(self) -> None:
+        """Waits until what was fetched so far is on SSD, or in the log."""
+        await self._fetcher.published()
 
     async def drop(self, inos: Inos) -> None:
         self.cancel(inos)
@@ -397,6 +404,7 @@ class Prefetcher:
             self._staging.first_flags & chunk if chunk else count < LEFT_FILES
         ):
             self._left.append(self._staging.take(LEFT_FILES if chunk else LEFT_FILES - count))
+            _native.plan_mark(self._left[-1][0].tobytes(), 0, _native.PLAN_COMING)
             count += len(self._left[-1][0])
         self._left_until = self._number + count
 
@@ -408,7 +416,8 @@ class Prefetcher:
 
     def _next_to_stage(self) -> tuple[Inos, NDArray[np.uint8]]:
         """The next batch of those that were not cancelled and are not under way."""
-        if self._staging.first_flags & (MOVE | KEEP_ORDER) == MOVE:
+        flags = self._staging.first_flags
+        if flags & (MOVE | SORT) and not flags & KEEP_ORDER:
             inos, store = self._staging.take(MOVE_BATCH)
             count = _native.count_within(inos.tobytes(), MOVE_BATCH_BYTES)
             self._staging.put_first(inos[count:], store[count:])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+BLOCK_BYTES = 4 << 20  # of a file: what has one place on SSD
+
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?b?)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 

@@ -26,6 +26,7 @@ FRAME_TIMEOUT_S = 10.0
 TYPE_LENGTH_MOST = 32
 LIST_LENGTH_MOST = 4096
 ITEMS_MOST = 1 << 16  # elements of all lists and maps of one frame together
+CHUNKS_MOST = 4096  # of a log
 
 _LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")

@@ -18,12 +18,14 @@ Per file: size, flags, refs. Jobs' orders: hintsd/sequence.py; positions: hintsd
 
 INVARIANT: held = Σ RAM bytes of HELD files ≤ window budget (after `decide`); wanted = the same over
 those with refs > 0; SENT and STAGED only on HELD files, MOVING on SENT ones.
-INVARIANT: the first sample of an epoch that follows its log is staged when all that is written to
-that log is answered, or nothing of it comes any more (BARRIER_S).
+INVARIANT: the first sample of an epoch of a job that is packed is staged when all of the epoch
+before is answered, so that all is written to its log, or nothing of it comes any more (BARRIER_S).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -32,12 +34,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd import packing, stall
-from hintsd.packing import Contents, Log
+from hintsd.packing import Chunks, Contents, Grain, Log
 from hintsd.policies import Integers, Mask
 from hintsd.policies.frequency import Frequency
 from hintsd.progress import AT_END_S, Progress
-from hintsd.readers import OWN, STRANGER, Standings
+from hintsd.readers import OWN, STRANGER, Pids, Standings
 from hintsd.search import (
+    DENSE_SPACING,
+    DENSE_WIRES,
     ENOUGH,
     EPOCHS_LEAST,
     REST_FIRST_S,
@@ -45,10 +49,11 @@ from hintsd.search import (
     SAMPLES_MOST,
     WIRES,
     WIRES_EVERY_S,
+    Opened,
     Place,
     Search,
 )
-from hintsd.sequence import CHUNK, Inos, Positions, Sequence
+from hintsd.sequence import CHUNK, EpochOrder, Inos, Positions, Sequence
 from hintsd.trail import Passed, Trail
 
 COMMAND_INOS_MOST = 65_536
@@ -76,16 +81,18 @@ STALL_SAMPLES_MOST = 1 << 16
 HOLD_S = 1.0  # a job waits so long for the next epoch's order before it is staged without a log
 BARRIER_S = 1.0
 PACK_FRAMES_MOST = 4  # in one decide()
+SHARING_SHOWN = 3  # names of jobs, in a reason
 REFUSED_AFTER_S = 1.0  # what the mount said before that may be of the log before
 
 STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING = (
     1 << bit for bit in range(11)
 )
-STORE_BIT, MOVE_BIT, KEEP_ORDER_BIT = 1, 2, 4  # of `store` in a `stage` frame
+STORE_BIT, MOVE_BIT, KEEP_ORDER_BIT, SORT_BIT = 1, 2, 4, 8  # of `store` in a `stage` frame
 _UNKNOWN_SIZE = 0  # of a number that was never learned: such a file is not prefetched
 
 SEEN_MASK, SEEN_LOOKUP = 7, 1
-_LATE = ((128, "failed"), (64, "evicted"), (32, "fetching"))
+_EVICTED = 64
+_LATE = ((128, "failed"), (_EVICTED, "evicted"), (32, "fetching"))
 DONE_STAGED, DONE_STORED, DONE_BOTH, DONE_ERROR, DONE_GONE, DONE_NO_ROOM, DONE_NOT_PUSHED = range(
     1, 8
 )
@@ -143,13 +150,17 @@ class _Job:
         self.stolen: set[int] = set()
         self.is_read = False  # its own process, or one that this has started, was seen to read
         self.is_swayed = False  # before that, reads that may be others' were weighed
-        # while the reader's place is not known, or the hint is taken for wrong: nothing moves `low`
         self.search: Search | None = None
-        self.is_suspect = False  # has been looked for once: the next verdict counts
+        # the reader's place is not known, or the hint is taken for wrong: nothing moves `low`
+        self.is_lost = False
+        self.check_at = 0.0  # when he is looked for next, in a short epoch
         self.rest_s = REST_FIRST_S  # of a search, once more taken for wrong
         self.log = Log()
         self.order_bytes: int | None = None  # of RAM, that an epoch would take as a whole
+        # a chunk at this position needs so much room in the windows
+        self.lacking: tuple[int, int] | None = None
         self.misses = 0
+        self.waited = 0  # of them, for the disk or the origin: were not in RAM already
         self.late: Counter[str] = Counter()
         self.unplanned: Counter[str] = Counter()
 
@@ -201,7 +212,7 @@ class MountPlanner:
         self._packer: str | None = None  # the job whose log there is
         self._packs: list[Command] = []
         self._moving = 0  # files that are MOVING
-        self._moved_at = 0.0  # when one of them was answered, or sent
+        self._moving_seen, self._moved_at = -1, 0.0  # how many at the barrier, and since when
         self._notices: list[tuple[str, str]] = []
         self.recording = 0
         """The mount's number of the recording that runs; 0: none."""
@@ -315,14 +326,14 @@ class MountPlanner:
         )
         job = _Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress)
         if is_lost:
-            job.search = Search(now)
+            job.search, job.is_lost = Search(now, span=batch_size), True
         self._jobs[name] = job
         if self.recording:
             job.trail = Trail(name, job.sequence, progress)
 
     def wanted_epochs(self, name: str) -> list[int]:
         """Epochs whose order is missing for planning now: the current one first, then the next,
-        the one behind that for a job that may be packed, then at most one of the horizon over
+        those behind that for a job that may be packed, then at most one of the horizon over
         which uses are counted.
         """
         job = self._jobs[name]
@@ -347,7 +358,8 @@ class MountPlanner:
             job.progress.begin(epoch * job.sequence.samples_per_epoch, job.progress.confirmed_at)
             job.sequence.forget_before(epoch)
             self._restart(job)
-            job.state, job.reason, job.search = "waiting", "", None
+            job.state, job.reason = "waiting", ""
+            job.search, job.is_lost = None, False
         self.supply(name, epoch, inos)
 
     def supply(self, name: str, epoch: int, inos: Inos) -> None:
@@ -401,16 +413,16 @@ class MountPlanner:
         search = self._jobs[name].search
         return search is not None and search.is_walk_due(now)
 
-    def sought(self, name: str) -> tuple[Inos, list[int]]:
-        """The files that the reader was seen to open, for `search.walk`, and the epochs to look
-        through.
-        """
+    def sought(self, name: str) -> tuple[Opened, list[int]]:
+        """What the reader was seen to open, for `search.walk`, and the epochs to look through."""
         job = self._jobs[name]
         assert job.search is not None
         first = job.sequence.epoch_of(job.begin)
         stop = first + max(EPOCHS_LEAST, SAMPLES_MOST // job.sequence.samples_per_epoch)
         stop = stop if job.epochs is None else min(stop, job.epochs)
-        epochs = [epoch for epoch in range(first, stop) if epoch not in job.sequence.orders]
+        # the one before, too: where much of an epoch is in order, it may be left too early
+        likely = [*range(first, stop), *range(max(first - 1, 0), first)]
+        epochs = [epoch for epoch in likely if epoch not in job.sequence.orders]
         return job.search.seen(), epochs
 
     def found(self, name: str, place: Place | None, now: float) -> None:
@@ -420,8 +432,6 @@ class MountPlanner:
             return
         job.search.walked(now)
         if place is None:
-            if job.live and job.search.files >= ENOUGH:
-                self._give_up(job, now)
             return
         self._release_window(job)
         self._end_log(job)
@@ -438,7 +448,7 @@ class MountPlanner:
         place = job.search.find(sorted(job.sequence.orders.items()))
         if place is None:
             return None
-        job.search, job.is_suspect = None, False
+        self._end_search(job, now)
         progress = job.progress
         position = place[0] * job.sequence.samples_per_epoch + place[1]
         if job.live and progress.low - progress.slack <= position < progress.zone_end(None):
@@ -446,13 +456,36 @@ class MountPlanner:
             return None
         return position
 
+    def _end_search(self, job: _Job, now: float) -> None:
+        job.search, job.is_lost = None, False
+        job.check_at = now + WIRES_EVERY_S
+
     def _give_up(self, job: _Job, now: float) -> None:
-        """The reader is not found: from now on what is seen decides, as for any job."""
-        if job.is_suspect:
-            self._condemn(job, now)
-        else:
-            job.search, job.is_suspect = None, True
+        """The reader is not found. One who was lost is judged by what is seen from now on, as any
+        job.
+        """
+        if job.is_lost:
+            self._end_search(job, now)
+            job.check_at = now
             job.progress.forget()
+        elif self._may_be_others(job) or (
+            job.progress.is_scattered and job.search and not job.search.tells_apart
+        ):
+            self._end_search(job, now)
+        elif job.search is not None and job.search.lasted(now, self._search_spacing(job)):
+            self._condemn(job, now)
+
+    def _may_be_others(self, job: _Job) -> bool:
+        """Whether what was seen may be of another live job's reader."""
+        if job.is_read or job.search is None:
+            return False
+        seen = job.search.seen().inos
+        return any(
+            order.contains(seen).any()
+            for other in self._jobs.values()
+            if other is not job and other.live
+            for order in other.sequence.orders.values()
+        )
 
     # --- what happens
 
@@ -475,12 +508,14 @@ class MountPlanner:
         kinds: npt.NDArray[np.uint8],
         now: float,
         whose: Mapping[str, Standings] | None = None,
+        processes: Pids | None = None,
     ) -> None:
         """`seen` frames (docs/WIRE.md). `whose`: for jobs whose process is known, who made each of
-        these observations (hintsd/readers.py).
+        these observations (hintsd/readers.py); `processes`: which process did, 0: not known.
         """
+        processes = np.zeros(len(inos), np.uint32) if processes is None else processes
         known = (inos > 0) & (inos < len(self._flags))
-        inos, kinds = inos[known], kinds[known]
+        inos, kinds, processes = inos[known], kinds[known], processes[known]
         whose = {name: stands[known] for name, stands in (whose or {}).items()}
         # A reader moves on between two wires: only few of them are weighed at one position.
         wires = np.cumsum(kinds & SEEN_MASK == SEEN_LOOKUP)
@@ -490,7 +525,8 @@ class MountPlanner:
             stop = int(np.searchsorted(wires, passed + OBSERVED_WIRES, "right"))
             stop = min(max(stop, start + 1), start + OBSERVED_MOST)
             part = {name: stands[start:stop] for name, stands in whose.items()}
-            self._observe(inos[start:stop], kinds[start:stop], part, now)
+            chosen = slice(start, stop)
+            self._observe(inos[chosen], kinds[chosen], part, processes[chosen], now)
             start = stop
 
     def _observe(
@@ -498,6 +534,7 @@ class MountPlanner:
         inos: Inos,
         kinds: npt.NDArray[np.uint8],
         whose: Mapping[str, Standings],
+        processes: Pids,
         now: float,
     ) -> None:
         reads = kinds & SEEN_MASK != SEEN_LOOKUP
@@ -514,9 +551,7 @@ class MountPlanner:
             progress.unseen = min(unseen, job.sequence.samples_per_epoch // 4)
         unfired = [self._first_unfired(job, job.stolen) for job in jobs]
         placed = [
-            np.full(len(inos), -1, np.int64)
-            if job.search is not None
-            else job.progress.place(where, first)
+            np.full(len(inos), -1, np.int64) if job.is_lost else job.progress.place(where, first)
             for job, where, first in zip(jobs, candidates, unfired, strict=True)
         ]
         excused = np.zeros(len(inos), np.bool_)
@@ -541,21 +576,27 @@ class MountPlanner:
             fired = self._fired(job, where[:, ~reads], here[~reads] >= 0, first)
             relevant = (mine | in_none) & ~theirs
             progress.take(inos, where, here, reads, relevant, others, first, now)
-            if fired and job.search is None:
+            if fired and not job.is_lost:
                 job.fired.update(fired)
                 progress.reach(self._fired_in_turn(job), now)
             if job.search is not None:
-                job.search.see(inos[~theirs & (self._sizes[inos] > 0)])
+                maybe_his = ~theirs & (self._sizes[inos] > 0)
+                every = max(1, 4 * progress.disorder // ENOUGH)
+                job.search.see(inos[maybe_his], reads[maybe_his], every, now, processes[maybe_his])
             if (place := self._find(job, now)) is None and not (job.live and job.search):
                 place = progress.jump()
             if place is not None:
                 self._jump(job, place, now)
-            elif job.search is None:
+                continue
+            if not job.is_lost:
                 progress.settle(self._first_unfired(job))
                 self._doubt_fired(job)
-                if progress.condemned(now):
-                    self._suspect(job, now)
-                    continue
+                if progress.is_to_be_checked:
+                    self._check(job, now)
+                elif progress.condemned(now):
+                    self._condemn(job, now)
+            if job.live and job.search and job.search.is_hopeless(job.sequence.orders.values()):
+                self._give_up(job, now)
             if (here >= 0).any():
                 self._woken(job)
 
@@ -613,7 +654,9 @@ class MountPlanner:
             in_dataset |= used_in[index]
         for index in live:
             job, late = jobs[index], in_window[index]
-            job.misses += int(np.count_nonzero(reads & (placed[index] >= 0)))
+            missed = reads & (placed[index] >= 0)
+            job.misses += int(np.count_nonzero(missed))
+            job.waited += int(np.count_nonzero(missed & (kinds & _EVICTED == 0)))
             left = late.copy()
             for bit, reason in _LATE:
                 now = left & (kinds & bit != 0)
@@ -637,10 +680,7 @@ class MountPlanner:
         self._fetch_unanswered -= int(np.count_nonzero(fetching))
         storing = flags & STORING != 0
         self._storing_bytes -= int(sizes[storing].sum())
-        moving = int(np.count_nonzero(flags & MOVING))
-        if moving:
-            self._moving -= moving
-            self._moved_at = now
+        self._moving -= int(np.count_nonzero(flags & MOVING))
 
         no_room = results == DONE_NO_ROOM
         staged = (results == DONE_STAGED) | (results == DONE_BOTH) | (no_room & sent)
@@ -734,16 +774,20 @@ class MountPlanner:
 
     def patience_s(self) -> float:
         """How long the next decide() may wait: readers take so long for a small part of a window,
-        and for what is in order (hintsd/progress.py).
+        or for half of what is staged when there is no more to stage. Not at all where whole chunks
+        are staged: the disk would be idle until the next one is sent.
         """
-        return min(
-            (
-                (job.end - job.begin) / PATIENCE_SHARE / job.progress.samples_per_s
-                for job in self._jobs.values()
-                if job.live and job.progress.samples_per_s > 0
-            ),
-            default=0.0,
-        )
+        if self._packer is not None:
+            return 0.0
+        jobs = [job for job in self._jobs.values() if job.live and job.progress.samples_per_s > 0]
+        return min((self._patience_s(job) for job in jobs), default=0.0)
+
+    def _patience_s(self, job: _Job) -> float:
+        if self._stage_unanswered == 0 and job.sent == job.end and not _can_grow(job):
+            samples = (job.end - job.progress.high) / 2  # all that is known lies there
+        else:
+            samples = (job.end - job.begin) / PATIENCE_SHARE
+        return max(samples, 0) / job.progress.samples_per_s
 
     def decide(self, now: float) -> list[Command]:
         """What to send now, in this order. Bounded work and bounded arrays; call it again."""
@@ -802,6 +846,8 @@ class MountPlanner:
             if job.sent < begin:
                 job.sent, job.sent_bytes = begin, 0
             epoch = job.sequence.epoch_of(begin)
+            if job.search is not None and min(job.sequence.orders, default=epoch) < epoch:
+                job.search.begin_again()
             job.sequence.forget_before(epoch)
             job.log.forget_before(epoch)
             job.unknown = {known for known in job.unknown if known >= epoch}
@@ -859,7 +905,7 @@ class MountPlanner:
         while total < most:
             chunk_end = job.chunk_end(job.end)
             if chunk_end is not None:
-                if total == 0:
+                if total == 0 and not self._is_lacking(job):
                     total = self._extend_piece(job, None, chunk_end - job.end)[0]
                 break
             step = min(step, most - total)
@@ -870,6 +916,15 @@ class MountPlanner:
                 break
             step *= 4
         return total
+
+    def _is_lacking(self, job: _Job) -> bool:
+        """Whether there was no room for the chunk at its window's end, and is none now: to look
+        costs a pass over it. What several jobs want may need less by now.
+        """
+        if job.lacking is None or len(self._jobs) > 1:
+            return False
+        position, needed_bytes = job.lacking
+        return position == job.end and needed_bytes > self._budget_bytes - self._wanted_bytes
 
     def _extend_piece(self, job: _Job, most_bytes: int | None, most: int) -> tuple[int, int]:
         """Positions taken, and their bytes; None: all that are asked for, or none of them."""
@@ -888,6 +943,7 @@ class MountPlanner:
         if most_bytes is not None:
             taken = min(taken, int(np.searchsorted(total, most_bytes, "right")))
         if taken == 0 or (most_bytes is None and taken < len(inos)):
+            job.lacking = (job.end, int(cost[-1])) if most_bytes is None else None
             return 0, 0
         inos, fresh = inos[:taken], fresh[:taken]
         if repeats:
@@ -1020,19 +1076,17 @@ class MountPlanner:
         job.progress.begun = True
         job.state, job.reason = "running", ""
         self._restart(job)
-        job.search = job.search and Search(now)
+        job.search = job.search and Search(now, span=job.batch_size)
+        job.is_lost = job.search is not None
         if was_wrong:
             self._notices.append((job.name, "follows its order again; planned again"))
 
-    def _suspect(self, job: _Job, now: float) -> None:
-        """Where most of an epoch is in order, a reader may be lost by chance: he is looked for
-        before the hint is taken for wrong.
+    def _check(self, job: _Job, now: float) -> None:
+        """Where much of an epoch is in order, that says little, and a reader may be lost by chance:
+        he is looked for again and again, and that decides.
         """
-        if job.progress.is_epoch_short and not job.is_suspect:
-            job.search, job.is_suspect = Search(now), True
-            self._end_log(job)
-        else:
-            self._condemn(job, now)
+        if job.search is None and now >= job.check_at:
+            job.search = Search(now, span=job.batch_size)
 
     def _condemn(self, job: _Job, now: float) -> None:
         progress = job.progress
@@ -1040,8 +1094,8 @@ class MountPlanner:
             f"{progress.strays} of {progress.observations} reads seen were not in the hinted "
             "order: another seed, rank, world size or directory, no shuffling, or other readers?"
         )
-        job.state, job.is_suspect = "wrong", False
-        job.search = Search(now, rest_s=job.rest_s)
+        job.state = "wrong"
+        job.search, job.is_lost = Search(now, span=job.batch_size, rest_s=job.rest_s), True
         job.rest_s = min(2 * job.rest_s, REST_MOST_S)
         self._retire(job)
         self._notices.append((job.name, f"wrong hint: {job.reason}"))
@@ -1076,9 +1130,9 @@ class MountPlanner:
             for command in self._stage_chunks(job, now)
         ]
         room = STAGE_UNANSWERED_MOST - self._stage_unanswered
-        if self._packer is not None:  # room for a chunk becomes free in the end
+        if self._packer is not None:  # beside the chunks
             others = self._stage_unanswered - self._moving
-            room = min(room, STAGE_UNANSWERED_MOST - packing.CHUNK_SAMPLES_MOST - others)
+            room = STAGE_UNANSWERED_MOST - packing.CHUNK_SAMPLES_MOST - others
         again = self._retry(now)
         found: list[tuple[_Job, Inos, Positions, npt.NDArray[np.float64]]] = []
         for job in self._jobs.values():
@@ -1164,7 +1218,7 @@ class MountPlanner:
     # --- the log (docs/LOG.md, "Who reorders")
 
     def _is_packable(self, job: _Job) -> bool:
-        if self._layout == packing.STATIC or not job.live or job.search is not None:
+        if self._layout == packing.STATIC or not job.live or job.is_lost:
             return False
         if self._packer not in (None, job.name) or self._budget_bytes <= 0:
             return False
@@ -1182,12 +1236,33 @@ class MountPlanner:
         return sum(int(self._ram_bytes(piece).sum()) for piece in pieces)
 
     def _epochs_ahead(self, job: _Job) -> int:
-        """So many orders are kept beside the current epoch's."""
-        return 2 if self._is_packable(job) else 1
+        """So many orders are kept beside the current epoch's: when the next one begins to be
+        staged, a log for those behind it is begun.
+        """
+        return 1 + self._epochs_served(job) if self._is_packable(job) else 1
+
+    def _epochs_served(self, job: _Job) -> int:
+        """By one log at most, as far as sizes tell."""
+        n, order_bytes = job.sequence.samples_per_epoch, job.order_bytes or 0
+        by_sizes = packing.epochs_served(n, order_bytes, self._window_share(), self._limit_bytes)
+        return min(by_sizes, job.log.epochs_most)
 
     def _window_share(self) -> int:
-        live = sum(job.live and job.state != "idle" for job in self._jobs.values())
-        return self._budget_bytes // max(live, 1)
+        return self._budget_bytes // max(sum(map(_takes_share, self._jobs.values())), 1)
+
+    def _sharing(self, job: _Job) -> str:
+        """Whose shares of RAM the job lacks; "": it has no others beside it."""
+        names = [
+            other.name for other in self._jobs.values() if other is not job and _takes_share(other)
+        ]
+        if not names:
+            return ""
+        which = names[0] if len(names) == 1 else "NAME"
+        shown = ", ".join(names[:SHARING_SHOWN])
+        if len(names) > SHARING_SHOWN:
+            shown += f" and {len(names) - SHARING_SHOWN:,} more"
+        verb = "shares" if len(names) == 1 else "share"
+        return f", because {shown} {verb} --ram: hintsd end {which}"
 
     def _review_logs(self) -> None:
         """A job that lost its reader, or has no room for two chunks any more, is packed no more, or
@@ -1200,7 +1275,7 @@ class MountPlanner:
                 self._end_log(job)
 
     def _end_log(self, job: _Job) -> None:
-        if job.log.is_open:
+        if job.log.is_announced:
             self._packs.append(Command("pack", _NO_INOS, None, packing.END))
         if self._packer == job.name:
             self._packer = None
@@ -1221,9 +1296,9 @@ class MountPlanner:
         if not self._is_packable(job):
             return True
         if log.pieces is None and epoch > log.decided:
-            if log.is_open and self._moving and now - self._moved_at < BARRIER_S:
+            if log.is_announced and self._is_moving(now):
                 return False
-            if self._waits_for_order(job, epoch + 1, now):
+            if self._waits_for_orders(job, epoch, now):
                 return False
             self._decide_log(job, epoch, now)
         if log.pieces is not None:
@@ -1233,16 +1308,28 @@ class MountPlanner:
                     log.pieces = None
         return log.pieces is None
 
+    def _is_moving(self, now: float) -> bool:
+        """Whether files are on their way to the log, and have become fewer within BARRIER_S: by
+        answers, or as readers pass what is not answered yet.
+        """
+        if self._moving != self._moving_seen:
+            self._moving_seen, self._moved_at = self._moving, now
+        return self._moving > 0 and now - self._moved_at < BARRIER_S
+
     def _is_loose(self, job: _Job) -> bool:
         """Whether what is at `sent` may be staged, and belongs to no chunk."""
         epoch = job.sequence.epoch_of(job.sent)
         is_begun = job.log.pieces is None and epoch <= job.log.decided
         return (is_begun or not self._is_packable(job)) and epoch not in job.log.chunks
 
-    def _waits_for_order(self, job: _Job, epoch: int, now: float) -> bool:
+    def _waits_for_orders(self, job: _Job, epoch: int, now: float) -> bool:
+        """Of the epochs that a log written in this one could serve."""
         log = job.log
-        is_awaited = (job.epochs is None or epoch < job.epochs) and not (
-            epoch in job.sequence.orders or epoch in job.unknown
+        behind = range(epoch + 1, epoch + 1 + self._epochs_served(job))
+        is_awaited = not log.keeps(epoch) and any(
+            (job.epochs is None or later < job.epochs)
+            and not (later in job.sequence.orders or later in job.unknown)
+            for later in behind
         )
         if is_awaited and log.waits_since is None:
             log.waits_since = now
@@ -1254,45 +1341,100 @@ class MountPlanner:
     def _decide_log(self, job: _Job, epoch: int, now: float) -> None:
         log = job.log
         was_open, log.is_open = log.is_open, False
-        log.why = self._begin_log(job, epoch, now)
-        log.decided, log.begun = epoch, (now, job.begin, job.misses)
-        if was_open and not log.is_open:
-            self._packs.append(Command("pack", _NO_INOS, None, packing.END))
+        self._moving_seen = -1
+        if log.keeps(epoch):
+            first, last = log.served.start, log.served.stop - 1
+            log.why = f"the orders of epochs {first} to {last} lie on SSD; {_rhythm(log.served)}"
+            if was_open:
+                self._packs.append(Command("pack", _NO_INOS, None, packing.WRITTEN))
+        else:
+            log.why = self._begin_log(job, epoch, now)
+            if log.is_announced and not log.is_open:
+                self._packs.append(Command("pack", _NO_INOS, None, packing.END))
+                log.is_announced = False
+        log.decided, log.begun = epoch, (now, job.begin, job.waited)
         self._packer = job.name if epoch in log.chunks else None
 
     def _begin_log(self, job: _Job, epoch: int, now: float) -> str:
-        """A log for the epoch behind this one, if it pays; why, or why not."""
+        """A log for the epochs behind this one, if it pays; why, or why not."""
         log, orders = job.log, job.sequence.orders
         present, coming = orders.get(epoch), orders.get(epoch + 1)
         if present is None or coming is None:
             is_last = job.epochs is not None and epoch + 1 >= job.epochs
-            return "no epoch follows" if is_last else "the next epoch's order is not known yet"
+            if is_last:
+                return "no epoch follows"
+            if epoch + 1 in job.unknown:
+                return (
+                    "the next epoch's order is known only when it begins: give the DataLoader a "
+                    "generator=torch.Generator().manual_seed(…)"
+                )
+            return "the next epoch's order is not computed yet"
         if refusal := packing.refusal(present, coming):
             return refusal
         contents = self._contents(coming.inos)
-        wanted = log.wanted_bytes_per_s(contents, job.begin, job.misses, now)
-        is_packed, why = packing.decide(self._layout, self._probe, contents, wanted)
-        if not is_packed:
-            return why
-        share = self._window_share()
-        present_chunks = log.chunks.get(epoch) or packing.cut(
-            present.inos, self._ram_bytes, share, job.batch_size
-        )
-        chunks = packing.cut(coming.inos, self._ram_bytes, share, job.batch_size)
-        if chunks is None or present_chunks is None:
+        wanted = log.wanted(contents, job.begin, job.waited, now)
+        coming_all = self._known_behind(job, epoch)
+        for epochs in range(max(1, packing.following(present, coming_all)), 0, -1):
+            served = range(epoch + 1, epoch + 1 + epochs)
+            is_packed, why = packing.decide(self._layout, self._probe, contents, wanted, epochs)
+            if not is_packed:
+                return why
+            refusal = self._lay_out(job, served, contents)
+            if not refusal:
+                return f"{why}; {_rhythm(served)}" if epochs > 1 else why
+        return refusal
+
+    def _known_behind(self, job: _Job, epoch: int) -> list[EpochOrder]:
+        """Orders of the epochs behind that one, of as many as one log may serve."""
+        orders = job.sequence.orders
+        behind = range(epoch + 1, epoch + 1 + self._epochs_served(job))
+        return [orders[later] for later in itertools.takewhile(orders.__contains__, behind)]
+
+    def _lay_out(self, job: _Job, served: range, contents: Contents) -> str:
+        """Begin a log for these epochs; or why not."""
+        log, orders, share = job.log, job.sequence.orders, self._window_share()
+        limits = packing.grain(len(served))
+        found = self._cut(job, served, limits)
+        if found is None and limits is packing.FINE:
+            limits = packing.COARSE
+            found = self._cut(job, served, limits)
+        if found is None:
             return f"it would be more than {packing.CHUNKS_MOST} chunks"
-        if 2 * max(chunks.largest_bytes, present_chunks.largest_bytes) > share:
-            return "two chunks do not fit into its share of RAM"
-        buffer = packing.buffer_bytes(len(chunks.ends), self._limit_bytes)
+        largest_bytes = max(chunks.largest_bytes for chunks in found.values())
+        if 2 * largest_bytes > share:
+            sharing = self._sharing(job) if 2 * largest_bytes <= self._budget_bytes else ""
+            return f"two chunks do not fit into its share of RAM{sharing}"
+        count = math.prod(len(found[epoch].ends) for epoch in served)
+        if len(served) > 1 and not packing.are_cells_good(
+            count, contents.size_bytes, self._limit_bytes
+        ):
+            return "the cells would be too small"
+        buffer = packing.buffer_bytes(count, self._limit_bytes, limits)
         if not buffer:
-            needed = packing.ram_bytes_needed(len(chunks.ends), self._limit_bytes)
-            return f"--ram {-(-needed * 17 // (16 << 20))}M or more would be needed"
-        log.is_open = True
-        log.chunks[epoch], log.chunks[epoch + 1] = present_chunks, chunks
-        log.pieces = packing.frames(
-            epoch + 1, coming.inos, chunks, contents, buffer, self._is_to_be_packed
-        )
-        return why
+            needed = packing.ram_bytes_needed(count, self._limit_bytes)
+            alone = max(1, count * share // self._budget_bytes)  # its chunks, were there no others
+            is_shared = packing.buffer_bytes(alone, self._limit_bytes, limits) > 0
+            sharing = self._sharing(job) if is_shared else ""
+            return f"--ram {-(-needed * 17 // (16 << 20))}M or more would be needed{sharing}"
+        log.chunks[served.start - 1] = found.pop(served.start - 1)
+        log.begin(served, list(found.values()), contents.samples)
+        cells = packing.cells([orders[epoch] for epoch in served], list(found.values()))
+        log.pieces = packing.frames(served, cells, contents, buffer, self._is_to_be_packed)
+        return ""
+
+    def _cut(self, job: _Job, served: range, limits: Grain) -> dict[int, Chunks] | None:
+        """These epochs and the one before; None: too many chunks."""
+        found = {}
+        for epoch in range(served.start - 1, served.stop):
+            order = job.sequence.orders[epoch].inos
+            chunks = job.log.chunks.get(epoch) if epoch < served.start else None
+            if chunks is None:
+                share = self._window_share()
+                chunks = packing.cut(order, self._ram_bytes, share, job.batch_size, limits)
+            if chunks is None:
+                return None
+            found[epoch] = chunks
+        return found
 
     def _is_to_be_packed(self, inos: Inos) -> Mask:
         flags, sizes = self._flags[inos], self._sizes[inos]
@@ -1319,37 +1461,44 @@ class MountPlanner:
             if stop is None or stop > job.end:
                 break
             inos, repeats = job.sequence.piece(job.sent, stop - job.sent)
-            is_decided = job.sequence.epoch_of(job.sent) == job.log.decided
+            is_moved = job.log.is_open and job.sequence.epoch_of(job.sent) == job.log.decided
             flags = self._flags[inos]
             open_ = flags & (HELD | SENT | STAGED | FAILED) == HELD
-            if is_decided and job.log.is_open:  # what is in RAM already is moved, too
+            if is_moved:  # what is in RAM already, too
                 open_ |= flags & (HELD | SENT | FAILED | STORED) == HELD | STORED
             chosen = inos[open_]
             if repeats:
                 chosen = chosen[np.sort(np.unique(chosen, return_index=True)[1])]
-            if len(chosen) > STAGE_UNANSWERED_MOST - self._stage_unanswered:
+            # one more than the one that is under way
+            most = max(STAGE_UNANSWERED_MOST, 2 * len(chosen))
+            if len(chosen) > most - self._stage_unanswered:
                 break
             if len(chosen):
-                commands.append(self._stage_chunk(job.log, chosen, is_decided, now))
+                before = self._moving
+                commands += self._stage_chunk(job.log, chosen, is_moved)
+                if is_moved:
+                    job.log.count_moved(job.sent, stop, self._moving - before)
             job.sent_bytes += int(self._ram_bytes(inos).sum())
             job.sent = stop
         return commands
 
-    def _stage_chunk(self, log: Log, inos: Inos, is_decided: bool, now: float) -> Command:
+    def _stage_chunk(self, log: Log, inos: Inos, is_moved: bool) -> list[Command]:
         store = self._mark_sent(inos)
-        flags = self._flags[inos]
-        if is_decided:
+        moving = inos[store != 0]
+        self._flags[moving] |= MOVING
+        self._moving += len(moving)
+        if is_moved:
             is_small = self._sizes[inos] <= packing.BLOCK_BYTES
-            store[(flags & STORED != 0) & is_small] |= MOVE_BIT
-            moving = inos[store != 0]
-            self._flags[moving] |= MOVING
-            if self._moving == 0:
-                self._moved_at = now
-            self._moving += len(moving)
-        if log.keeps_order:
-            store |= KEEP_ORDER_BIT
-            log.keeps_order = False
-        return Command("stage", inos, store)
+            store[(self._flags[inos] & STORED != 0) & is_small] |= MOVE_BIT
+        store |= SORT_BIT
+        if not log.keeps_order:
+            return [Command("stage", inos, store)]
+        log.keeps_order = False
+        first = slice(packing.CHUNK_SAMPLES_MOST)
+        store[first] ^= SORT_BIT | KEEP_ORDER_BIT
+        rest = slice(packing.CHUNK_SAMPLES_MOST, None)
+        commands = [Command("stage", inos[part], store[part]) for part in (first, rest)]
+        return [command for command in commands if len(command.inos)]
 
     # --- SSD
 
@@ -1643,7 +1792,18 @@ class MountPlanner:
             return _NO_POSITIONS
         job.search.wires_at = now + WIRES_EVERY_S
         n = job.sequence.samples_per_epoch
-        return np.arange(0, n, max(1, n // WIRES)) + min(job.sequence.orders) * n
+        return np.arange(0, n, self._search_spacing(job)) + min(job.sequence.orders) * n
+
+    def _search_spacing(self, job: _Job) -> int:
+        """Samples between two of its wires: the disorder is an eighth of what is compared first; a
+        batch has eight where it is read in turn, but the epoch is not.
+        """
+        n = job.sequence.samples_per_epoch
+        wide = max(1, n // WIRES)
+        if job.search is not None and job.search.is_resting:
+            return wide
+        in_turn = job.batch_size if job.progress.is_scattered else job.progress.disorder
+        return min(wide, max(DENSE_SPACING, in_turn // 8, -(-n // DENSE_WIRES)))
 
     # --- what people see
 
@@ -1664,13 +1824,19 @@ class MountPlanner:
             "samples": n,
             "window_bytes": self._distinct_bytes(job),
             "ahead_bytes": self._ahead_bytes(job),
-            "not_late": max(0, progress.passed_samples + progress.high - progress.low - job.misses),
+            "not_late": self._not_late(job),
             "late": {reason: count for reason, count in job.late.items() if count},
             "unplanned": {reason: count for reason, count in job.unplanned.items() if count},
             "predicted_stall_s": self._predicted_stall_s(job),
             "samples_per_s": progress.samples_per_s,
             **self._layout_status(job),
         }
+
+    def _not_late(self, job: _Job) -> int:
+        """Never more than the job has: who goes back passes samples again."""
+        progress = job.progress
+        count = max(0, progress.passed_samples + progress.high - progress.low - job.misses)
+        return count if job.total is None else min(count, job.total)
 
     def _layout_status(self, job: _Job) -> dict[str, str]:
         """How its samples lie on SSD, and why; {}: the mount is told to leave them."""
@@ -1783,9 +1949,18 @@ def _give_to_nearest(jobs: list[_Job], placed: list[Positions]) -> None:
         where[distance > nearest] = -1
 
 
+def _rhythm(served: range) -> str:
+    return f"written anew every {len(served)} epochs"
+
+
 def _standing(job: _Job) -> tuple[bool, int]:
     """Windows grow in this order, and shrink in the opposite one."""
     return job.state == "idle", job.window_bytes
+
+
+def _takes_share(job: _Job) -> bool:
+    """Of the RAM for windows."""
+    return job.live and job.state != "idle"
 
 
 def _can_grow(job: _Job) -> bool:

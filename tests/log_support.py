@@ -66,7 +66,7 @@ class Mover:
         for segno, waiting in self._waiting.items():
             if waiting:
                 self.flush(segno)
-        self.log.finish(list(self._ends.items()))
+        self.log.finish([(segno, end, 0) for segno, end in self._ends.items()])
 
 
 def block_record(

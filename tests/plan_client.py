@@ -71,7 +71,8 @@ class PlanClient:
             half, last = len(inos) // 2, first == len(chunks) - 1
             for piece, done in ((inos[:half], False), (inos[half:], last)):
                 self.send(
-                    "pack", epoch=0, chunks=len(chunks), bytes=size_bytes, buffer=buffer_bytes,
+                    "pack", epoch=0, chunks=len(chunks), bytes=size_bytes,
+                    samples=sum(map(len, chunks)), buffer=buffer_bytes,
                     first=first, lengths=np.array([len(piece)], np.uint32),
                     inos=np.array(piece, np.uint32), last=done,
                 )  # fmt: skip

@@ -2,6 +2,6 @@
 
 from fusecache.store.log import Log
 from fusecache.store.store import Store
-from fusecache.store.types import Location, StoreSettings, Usage, Version
+from fusecache.store.types import DirectoryState, Location, StoreSettings, Usage, Version
 
-__all__ = ["Location", "Log", "Store", "StoreSettings", "Usage", "Version"]
+__all__ = ["DirectoryState", "Location", "Log", "Store", "StoreSettings", "Usage", "Version"]

@@ -6,7 +6,8 @@ when its writer dies or ends it, its segments are orphans, and adopted as any ot
 
 INVARIANT: what a log may write is reserved in the row of its first segment before it is written,
 with the index rows that it will need one day; never by an eviction.
-INVARIANT: a segment is deleted only after everything written before has reached the disk.
+INVARIANT: a segment is deleted only after everything written before has reached its disk, or that
+disk, one of several, has failed.
 INVARIANT: the lock of a segment file is held until it is deleted, or the log ends.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import time
@@ -23,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from fusecache.store import format as fmt
 from fusecache.store import index as idx
-from fusecache.store.capacity import ROW_BYTES, Place, evict, log_room_bytes
-from fusecache.store.directory import Directory
+from fusecache.store.capacity import ROW_BYTES, Place, evict, log_members, log_room_bytes
+from fusecache.store.directory import Directory, Member
 from fusecache.store.recovery import boot_id
 from fusecache.store.segment import discard, try_direct
 from fusecache.store.types import ALIGNMENT
@@ -55,6 +57,7 @@ class Log:
         self._record_bytes = record_bytes
         self._rows: dict[int, idx.SegmentRow] = {}  # as they are to be in any index
         self._open: dict[int, int] = {}  # number -> descriptor
+        self._members: list[Member] = []  # in which its segments lie
         try:
             with place.index.transaction():
                 self._begin(place, chunks, slack_bytes)
@@ -67,7 +70,9 @@ class Log:
     def _begin(self, place: Place, chunks: int, slack_bytes: int) -> None:
         rows = place.index.segments()
         headers = chunks * fmt.SEGMENT_HEADER_BYTES
-        credit = self._fitting(slack_bytes, log_room_bytes(place, rows) - headers)
+        self._members = log_members(place, rows)
+        room = log_room_bytes(place, rows, self._members)
+        credit = self._fitting(slack_bytes, room - headers)
         if credit <= 0:
             return
         known = max(self._store.highest_segno, *(row.segno for row in rows), 0)
@@ -77,12 +82,30 @@ class Log:
             mark = fmt.LogMark(first, reserved if segno == first else 0, boot_id())
             header = fmt.SegmentHeader(segno, self.uuid, time.time_ns(), self.algorithm)
             data = fmt.add_log_mark(fmt.pack_segment_header(header), mark)
-            self._open[segno] = _create(place.directory.segment_path(segno), data)
+            self._open[segno] = self._create(place, segno, data)
             self._rows[segno] = idx.SegmentRow(segno, False, mark.reserved_bytes, first)
+        # Less, if a directory has just failed.
+        room = log_room_bytes(place, rows, self._members)
+        credit = min(credit, self._fitting(slack_bytes, room - headers))
+        if credit <= 0:
+            raise OSError(errno.ENOSPC, "no cache directory has room for a log")
         place.index.put_segments(list(self._rows.values()))
         self.credit_bytes = credit
         self.segnos = list(self._open)
         self.fds = list(self._open.values())
+
+    def _create(self, place: Place, segno: int, header: bytes) -> int:
+        """A segment in one of the directories, without those that fail."""
+        while True:
+            path = place.directory.place_segment(segno, self._members)
+            try:
+                return _create(path, header)
+            except OSError as error:
+                member = place.directory.member_of(segno)
+                place.count_error(member, error)
+                if len(self._members) == 1:
+                    raise
+                self._members.remove(member)
 
     def _rows_bytes(self, length: int) -> int:
         return length * ROW_BYTES // self._record_bytes
@@ -100,7 +123,8 @@ class Log:
                 return 0
             first = self.segnos[0]
             with place.index.transaction():
-                got = self._fitting(more_bytes, log_room_bytes(place, place.index.segments()))
+                room = log_room_bytes(place, place.index.segments(), self._members)
+                got = self._fitting(more_bytes, room)
                 if got <= 0:
                     return 0
                 row = self._rows[first]
@@ -111,16 +135,23 @@ class Log:
             return got
         return 0
 
-    def finish(self, lengths: Iterable[tuple[int, int]]) -> None:
-        """All is written, so long are the files: what was reserved beyond is given back."""
-        told = dict(lengths)
+    def finish(self, ends: Iterable[tuple[int, int, int]]) -> None:
+        """All is written, so long are the files (segment, bytes, errno of a write that failed or
+        0): what was reserved beyond is given back.
+        """
+        told = {segno: (length, error) for segno, length, error in ends}
         self.is_finished = True
         with self._store.sharing() as place:
             for segno, fd in self._open.items():
-                length = max(told.get(segno, 0), os.fstat(fd).st_size)
+                length, error = told.get(segno, (0, 0))
+                if error and place is not None:
+                    member = place.directory.member_of(segno)
+                    place.count_error(member, OSError(error, os.strerror(error)))
+                length = max(length, os.fstat(fd).st_size)
                 reserved = length + self._rows_bytes(length)
                 self._rows[segno] = self._rows[segno]._replace(reserved=reserved)
-                self._mark(segno, reserved)
+                with contextlib.suppress(OSError):  # of one disk, the rows are of all
+                    self._mark(segno, reserved)
             if place is not None:
                 self.put_rows(place)
 
@@ -144,16 +175,24 @@ class Log:
     # ---- the end of segments ---------------------------------------------------------------------
     def rows_in(self, segnos: Sequence[int]) -> dict[int, int]:
         """How many files the index has in each of the segments. Segments of logs of this process
-        have none that matter; a segment that cannot be looked at now is missing.
+        have none that matter; one that others write, or that cannot be looked at now, is missing.
         """
         with self._store.sharing() as place:
             if place is None or place.directory is not self.directory:
                 return {}
             place.index.flush()
             ours = {segno for log in self._store.logs for segno in log.segnos}
-            others = [segno for segno in segnos if segno not in ours]
-            counts = place.index.file_rows_in(others)
-            return {segno: counts.get(segno, 0) for segno in segnos}
+            opened = {row.segno for row in place.index.segments() if not row.sealed} - ours
+            known = [segno for segno in segnos if segno not in opened]
+            counts = place.index.file_rows_in([segno for segno in known if segno not in ours])
+            return {segno: counts.get(segno, 0) for segno in known}
+        return {}
+
+    def reserved(self) -> dict[int, int]:
+        """Bytes of all segments of the directory, as far as they can be known now."""
+        with self._store.sharing() as place:
+            if place is not None and place.directory is self.directory:
+                return {row.segno: row.reserved for row in place.index.segments()}
         return {}
 
     def release(self, segnos: Sequence[int]) -> int:
@@ -180,13 +219,24 @@ def release(store: Store, directory: Directory, segnos: Sequence[int]) -> int:
     """Delete segments to which nothing leads any more: sealed ones, and those of finished logs
     of this process. Others stay, and what another process has evicted counts nothing.
 
-    Returns the bytes that were given back. Waits for the disk: `syncfs`.
+    Returns the bytes that were given back. Waits for the disks: `syncfs`. One of several that fails
+    is counted and does not hold the others up: what moved to it may have to be fetched again.
     """
-    if not segnos or not _sync_file_system(directory.path):
+    disks = {member.device: member for member in directory.in_service()}
+    if not segnos:
         return 0
+    failed = [
+        (member, error)
+        for member in disks.values()
+        if (error := _sync_file_system(member.path)) is not None
+    ]
     freed, gone = 0, list[idx.SegmentRow]()
     with store.sharing() as place:
         if place is None or place.directory is not directory:
+            return 0
+        for member, error in failed:
+            place.count_error(member, error)
+        if len(failed) == len(disks):
             return 0
         ours = {n: log for log in store.logs if log.is_finished for n in log._open}
         with place.index.transaction():
@@ -204,6 +254,15 @@ def release(store: Store, directory: Directory, segnos: Sequence[int]) -> int:
             if place is not None and place.directory is directory:
                 place.index.sweep(row.segno)
     return freed
+
+
+def unused(store: Store) -> tuple[Directory | None, list[int]]:
+    """Sealed segments to which no file's row leads, and the directory that they are in."""
+    with store.sharing() as place:
+        if place is not None:
+            place.index.flush()
+            return place.directory, place.index.unused_segments()
+    return None, []
 
 
 def _create(path: Path, header: bytes) -> int:
@@ -226,12 +285,15 @@ def _create(path: Path, header: bytes) -> int:
     return fd
 
 
-def _sync_file_system(directory: Path) -> bool:
+def _sync_file_system(directory: Path) -> OSError | None:
+    """None: everything that was written there has reached the disk."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as error:
+        return error
     try:
-        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd) == 0:
+            return None
+        return OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     finally:
         os.close(fd)

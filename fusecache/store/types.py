@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-BLOCK_BYTES = 4 << 20
+from fusecache.units import BLOCK_BYTES as BLOCK_BYTES
+
 CHUNK_BYTES = 64 << 10
 ALIGNMENT = 4096
 
@@ -34,7 +35,7 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`limit_bytes`: hard limit of the whole directory; `keep_free_bytes` of the disk stay free."""
+    """`limit_bytes`: hard limit of the whole cache; `keep_free_bytes` of each disk stay free."""
 
     limit_bytes: int
     keep_free_bytes: int
@@ -49,4 +50,14 @@ class Usage:
     bytes: int
     limit_bytes: int
     blocks: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryState:
+    """One directory of the cache. `why_out`: why it is not used; empty: it is."""
+
+    path: str
+    why_out: str
+    bytes: int
     segments: int

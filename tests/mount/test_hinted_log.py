@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusecache.store import format as fmt
+from fusecache.store.segment import walk
+from hintsd import packing
 from tests.conftest import Mounting, Place, counts_reads
 from tests.directed import Directed, request
 from tests.mount.test_hinted import (
+    FILE_BYTES,
     FILES,
+    PAGES_BYTES,
     TOTAL_BYTES,
     Reader,
     make_dataset,
     order,
+    running,
     shuffled,
     staged,
 )
+from tests.trees import random_bytes
 
 pytestmark = counts_reads
 
 EPOCHS = 3
 RAM_BYTES = 14 << 20  # less than the dataset, and enough for the buffers of its chunks
 STRIDE = 200
+MANY = 4000  # enough for the buffers of two jobs' chunks
+MANY_RAM_BYTES = 25 << 20
 
 
 def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mounting) -> None:
@@ -43,3 +59,176 @@ def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mo
         written_bytes = directed.mount()["log_written_bytes"]
         moves = EPOCHS - 1
         assert 0.9 * moves * TOTAL_BYTES < written_bytes <= 1.02 * moves * TOTAL_BYTES
+
+
+def expected(name: Path) -> bytes:
+    return random_bytes(str(name), FILE_BYTES)
+
+
+# A reader of its own, in the order of its own seed; every byte is compared.
+READER = """
+import sys
+from pathlib import Path
+from hintsd.orders import OrderSpec, access_sequence
+root, source = map(Path, sys.argv[1:3])
+seed, epochs = map(int, sys.argv[3:5])
+names = sys.argv[5:]
+expected = {name: (source / name).read_bytes() for name in names}
+spec = OrderSpec("random", len(names), seed=seed, batch_size=4)
+print("ready", flush=True)
+for epoch in range(epochs):
+    assert sys.stdin.readline()
+    for index in access_sequence(spec, epoch):
+        assert (root / names[index]).read_bytes() == expected[names[index]], names[index]
+    print("read", flush=True)
+"""
+
+
+def test_of_two_jobs_one_is_packed(place: Place, mounting: Mounting) -> None:
+    names = make_dataset(place, MANY)
+    mount = mounting("--ram", "28M", "--layout", "reorder")
+    seeds = (7, 8)
+    with contextlib.ExitStack() as stack:
+        directed = stack.enter_context(Directed(ram_bytes=MANY_RAM_BYTES))
+        readers = []
+        for seed in seeds:
+            told = (str(seed), str(EPOCHS), *map(str, names))
+            command = (sys.executable, "-c", READER, str(mount.path), str(place.source), *told)
+            reader = stack.enter_context(running(*command))
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "ready\n"
+            job = request(mount.path, shuffled(MANY, seed), epochs=EPOCHS, pid=reader.pid)
+            directed.open(f"job-{seed}", job)
+            staged(directed, f"job-{seed}", MANY_RAM_BYTES // 4)
+            readers.append((reader.stdin, reader.stdout))
+        for epoch in range(EPOCHS):
+            for to, _ in readers:
+                to.write("\n")
+                to.flush()
+            for _, out in readers:
+                assert out.readline() == "read\n"
+            if epoch < EPOCHS - 1:
+                one, other = (directed.job(f"job-{seed}") for seed in seeds)
+                assert one["layout"] in ("reorder", "log")
+                why = "job-7 is packed on this mount"
+                assert (other["layout"], other["layout_why"]) == ("static", why)
+                assert "wrong" not in (one["state"], other["state"])
+        assert directed.mount()["log_written_bytes"] > 0.9 * MANY * PAGES_BYTES
+        assert mount.value("integrity", "mismatches") == 0
+
+
+def test_half_of_the_dataset_on_ssd_is_packed(place: Place, mounting: Mounting) -> None:
+    names, spec = make_dataset(place, MANY), shuffled(MANY)
+    limit_bytes = 24 << 20
+    mount = mounting("--ram", "28M", "--ssd", str(limit_bytes), "--layout", "reorder")
+    with Directed(ram_bytes=MANY_RAM_BYTES) as directed:
+        directed.open("job", request(mount.path, spec, epochs=EPOCHS))
+        staged(directed, "job", MANY_RAM_BYTES // 4)
+        fetched = []
+        for epoch in range(EPOCHS):
+            before = mount.value("reads", "from_origin") + mount.value("prefetch", "files")
+            sequence = order(spec, epoch)
+            for start in range(0, MANY, STRIDE):
+                for index in sequence[start : start + STRIDE]:
+                    assert (mount.path / names[index]).read_bytes() == expected(names[index])
+                directed.step("job", epoch, (start + STRIDE) // 4)
+                assert mount.value("ssd", "bytes") <= limit_bytes
+                if start == 0 and epoch < EPOCHS - 1:
+                    assert directed.job("job")["layout"] in ("reorder", "log")
+                if start + 3 * STRIDE < MANY:
+                    staged(directed, "job", PAGES_BYTES, (epoch, start))
+            after = mount.value("reads", "from_origin") + mount.value("prefetch", "files")
+            fetched.append(after - before)
+        assert max(fetched[1:]) < MANY // 2
+        assert directed.mount()["log_written_bytes"] > limit_bytes // 2
+        assert mount.value("integrity", "mismatches") == 0
+
+
+def test_with_little_room_on_ssd_nothing_is_fetched_twice(place: Place, mounting: Mounting) -> None:
+    """A third more than the dataset: samples are moved as there is room, and none is evicted."""
+    names, spec = make_dataset(place, MANY), shuffled(MANY)
+    limit_bytes = MANY * PAGES_BYTES * 4 // 3
+    mount = mounting("--ram", "28M", "--ssd", str(limit_bytes), "--layout", "reorder")
+    with Directed(ram_bytes=MANY_RAM_BYTES) as directed:
+        directed.open("job", request(mount.path, spec, epochs=EPOCHS + 1))
+        staged(directed, "job", MANY_RAM_BYTES // 4)
+        for epoch in range(EPOCHS):
+            sequence = order(spec, epoch)
+            for start in range(0, MANY, STRIDE):
+                for index in sequence[start : start + STRIDE : 3]:
+                    assert (mount.path / names[index]).read_bytes() == expected(names[index])
+                directed.step("job", epoch, (start + STRIDE) // 4)
+                if start + 3 * STRIDE < MANY:
+                    staged(directed, "job", PAGES_BYTES, (epoch, start))
+            assert mount.value("ssd", "bytes") <= limit_bytes
+        assert mount.value("origin", "files") <= 1.01 * MANY
+        assert directed.mount()["log_written_bytes"] > 0.2 * MANY * PAGES_BYTES
+
+
+def segments(place: Place) -> list[list[str]]:
+    """Names of the files that lie in each."""
+    found = []
+    for path in sorted((place.cache_dir / "segments").glob("*.seg")):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            header = fmt.parse_segment_header(os.pread(fd, fmt.SEGMENT_HEADER_BYTES, 0))
+            assert header is not None
+            records = walk(fd, header.segno, header.uuid)
+            found.append([os.fsdecode(record.path) for _, record in records])
+        finally:
+            os.close(fd)
+    return [names for names in found if names]
+
+
+def test_one_log_serves_two_epochs(
+    place: Place, mounting: Mounting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seventh of the dataset is a chunk; what two chunks share lies together."""
+    monkeypatch.setattr(packing, "CELL_BYTES_LEAST", 64 << 10)
+    monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", 16 << 10)
+    monkeypatch.setattr(packing, "EPOCHS_MOST", 2)
+    names, spec, epochs = make_dataset(place), shuffled(), 5
+    mount = mounting("--ram", "16M", "--layout", "reorder")
+    reader = Reader(mount, names)
+    fetched = 0
+    with Directed(ram_bytes=RAM_BYTES) as directed:
+        directed.open("job", request(mount.path, spec, epochs=epochs))
+        staged(directed, "job", RAM_BYTES // 2)
+        with reader.asks_at_most(epochs * FILES // 8, directed):
+            for epoch in range(epochs):
+                sequence = order(spec, epoch)
+                for start in range(0, FILES, STRIDE):
+                    reader.read(sequence[start : start + STRIDE])
+                    directed.step("job", epoch, (start + STRIDE) // 4)
+                    if start + 3 * STRIDE < FILES:
+                        staged(directed, "job", RAM_BYTES // 4, (epoch, start))
+                    if start == 0 and epoch < epochs - 1:
+                        job = directed.job("job")
+                        assert job["layout"] == ("log" if epoch % 2 else "reorder")
+                        assert "every 2 epochs" in job["layout_why"]
+                    if start == 0 and epoch == 1:
+                        fetched = mount.value("prefetch", "files")
+                        assert_cells(segments(place), [order(spec, later) for later in (1, 2)])
+        written_bytes = directed.mount()["log_written_bytes"]
+    assert mount.value("prefetch", "files") == fetched
+    for name in names[::17]:
+        assert (mount.path / name).read_bytes() == random_bytes(str(name), FILE_BYTES)
+    assert 0.9 * 2 * TOTAL_BYTES < written_bytes <= 1.02 * 2 * TOTAL_BYTES  # twice in five epochs
+
+
+def assert_cells(found: list[list[str]], orders: list[list[int]]) -> None:
+    """Each segment of the log holds neighbours of both orders, and a chunk is a few segments."""
+    number_of = {f"class{n * 3 // FILES}/{n:05}.jpg": n for n in range(FILES)}
+    places = [{n: place for place, n in enumerate(order)} for order in orders]
+    packed = [
+        {number_of[name] for name in names}
+        for names in found
+        if all(span([at[number_of[name]] for name in names]) < FILES // 4 for at in places)
+    ]
+    assert len(set[int]().union(*packed)) > 0.99 * FILES
+    assert len(packed) < 80  # of some 40 files each
+
+
+def span(places: list[int]) -> int:
+    return max(places) - min(places)

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from tests.mounted import Mount, eventually
 from tests.plan_client import PlanClient
 from tests.trees import random_bytes
 
-STORE, MOVE, KEEP_ORDER = 1, 2, 4
+STORE, MOVE, KEEP_ORDER, SORT = 1, 2, 4, 8
 STORED_BOTH = 3
 OPEN = 1
 SIZES = (100_000, 3_000, 250_000, 70_001, 4096, 150_000)
@@ -121,6 +123,26 @@ def begin(place: Place, mounting: Mounting) -> Iterator[Begin]:
         yield start
 
 
+@in_one_mode
+def test_readers_that_have_caught_up_wait_for_their_chunk(begin: Begin) -> None:
+    """Whoever answers them: who stages it, or, when it is cancelled, the server as ever."""
+    job = begin()
+    inos = list(job.names)
+    for number in range(50):
+        job.client.stage(inos, STORE | SORT)
+        if number % 4 == 3:
+            job.client.command("cancel", inos)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(job.check, inos[:: 7 + number]))
+        job.client.command("drop", inos)
+        job.client.settle()
+        if number > 3 and job.mount.value("reads", "waited_for_chunk") > 8:
+            break
+    assert job.mount.value("reads", "waited_for_chunk") > 8
+    assert job.mount.value("reads", "from_origin") == 0
+    assert job.mount.value("integrity", "mismatches") == 0
+
+
 def test_each_epoch_lies_in_its_order(place: Place, begin: Begin) -> None:
     job = begin()
     static = segments(place)
@@ -206,6 +228,33 @@ def test_when_the_hintsd_goes_its_log_ends(place: Place, begin: Begin) -> None:
 
 
 @in_one_mode
+def test_a_log_that_is_written_is_read_and_nothing_moves(place: Place, begin: Begin) -> None:
+    job = begin()
+    first, second = job.chunks(1), job.chunks(2)
+    job.pack(first)
+    job.read(job.chunks(3))
+    job.client.send("pack", chunks=0, last=False)
+    eventually(lambda: job.mount.value("layout", "packing") == 0)
+    packed = [{job.names[ino] for ino in chunk} for chunk in first]
+    assert [names for names in job.lies_in() if names in packed] == packed
+    assert job.mount.value("layout", "log_segments") >= len(first)
+    written = job.mount.value("layout", "log_written_bytes")
+    for chunk in first:
+        job.client.stage_all(chunk, STORE | SORT)
+        for ino in chunk[::7]:
+            job.check(ino)
+        job.client.command("drop", chunk)
+    assert job.mount.value("layout", "log_written_bytes") == written
+    job.pack(second)  # and is moved out of by the next one
+    job.read(first)
+    job.client.send("pack", chunks=0, last=False)
+    eventually(lambda: job.mount.value("layout", "packing") == 0)
+    packed = [{job.names[ino] for ino in chunk} for chunk in second]
+    assert [names for names in job.lies_in() if names in packed] == packed
+    job.check_all()
+
+
+@in_one_mode
 def test_no_further_log(place: Place, begin: Begin) -> None:
     job = begin()
     job.pack(job.chunks(1))
@@ -254,6 +303,76 @@ def test_files_that_change_meanwhile(place: Place, begin: Begin) -> None:
         job.client.stage_all(chunk, STORE | MOVE)
     job.mount.drop_pages()
     eventually(all_new)
+
+
+def is_adopted(place: Place) -> bool:
+    """Nobody writes a segment."""
+    with contextlib.closing(sqlite3.connect(max((place.cache_dir / "index").glob("*.db")))) as db:
+        return not db.execute("SELECT count(*) FROM segments WHERE NOT sealed").fetchone()[0]
+
+
+def disk_bytes(place: Place) -> int:
+    return sum(path.stat().st_blocks * 512 for path in segments(place))
+
+
+@in_one_mode
+@pytest.mark.parametrize(("share", "moved_least"), [(1.15, 0.05), (1.5, 0.9)])
+def test_ten_epochs_with_little_room(
+    place: Place, begin: Begin, share: float, moved_least: float
+) -> None:
+    """Nothing is fetched again, the limit holds, and every epoch moves something: all of it from
+    half a dataset of room on.
+    """
+    count, chunks = 200, 12
+    size = sum(SIZES[number % len(SIZES)] for number in range(count))
+    limit = int(share * size)
+    job = begin("--ssd", f"{limit >> 10}K", count=count, store=False)
+    job.pack(job.chunks(1, chunks))
+    written = 0
+    for epoch in range(10):
+        for chunk in job.chunks(epoch, chunks):
+            job.client.stage_all(chunk, STORE | MOVE)
+            assert disk_bytes(place) <= limit
+        job.client.command("drop", list(job.names))
+        job.pack(job.chunks(epoch + 2, chunks))
+        job.client.settle()
+        status = job.mount.status()
+        assert status["origin"]["files"] == count
+        before, written = written, status["layout"]["log_written_bytes"]
+        assert written - before > moved_least * size
+        assert status["ssd"]["bytes"] <= limit
+    job.check_all()
+
+
+@in_one_mode
+def test_jobs_that_are_left_do_not_fill_the_disk(place: Place, begin: Begin) -> None:
+    count, chunks = 200, 12
+    size = sum(SIZES[number % len(SIZES)] for number in range(count))
+    job = begin("--ssd", f"{2 * size >> 10}K", count=count, store=False)
+    job.pack(job.chunks(1, chunks))
+    job.client.stage_all(list(job.names), STORE | MOVE)
+    job.client.send("pack", chunks=0)
+    job.client.settle()
+    for seed in range(5):
+        with PlanClient(job.mount.path) as client:
+            left = Job(place, job.mount, client)
+            left.pack(left.chunks(seed, chunks))
+            some = [ino for chunk in left.chunks(9, chunks)[:6] for ino in chunk]
+            client.command("drop", some)
+            client.stage_all(some, STORE | MOVE)
+        eventually(lambda: is_adopted(place))
+        assert disk_bytes(place) <= 2 * size
+    with PlanClient(job.mount.path) as client:
+        whole = Job(place, job.mount, client)
+        for seed in range(3):
+            whole.pack(whole.chunks(seed, chunks))
+            for chunk in whole.chunks(seed - 1, chunks):
+                client.command("drop", chunk)
+                client.stage_all(chunk, STORE | MOVE)
+        whole.end_epoch(whole.chunks(4, chunks))
+        assert job.mount.value("origin", "files") == count
+        assert disk_bytes(place) < 1.2 * size
+        whole.check_all()
 
 
 @in_one_mode

@@ -38,6 +38,12 @@ def u32(numbers: Iterable[int]) -> bytes:
     return struct.pack(f"<{len(listed)}I", *listed)
 
 
+def live_in(segnos: Iterable[int]) -> list[int]:
+    """How many files with a name lie in each of these segments."""
+    files = {segno: count for segno, count, _, _ in _native.log_survey()}
+    return [files.get(segno, 0) for segno in segnos]
+
+
 def record_bytes(size: int, path: bytes) -> int:
     return fmt.align(fmt.header_length(size, path) + size)
 
@@ -214,7 +220,7 @@ def test_records_are_those_of_the_store(make: Making, is_move: bool, algorithm: 
     rng.shuffle(files.inos)
     for ino in files.inos:
         assert (_native.log_move(ino) == 0) if is_move else files.add(ino)
-    assert _native.log_end() == [(segno, os.path.getsize(files.segments[segno]))]
+    assert _native.log_end() == [(segno, os.path.getsize(files.segments[segno]), 0)]
     data = files.segments[segno].read_bytes()
     at = fmt.SEGMENT_HEADER_BYTES
     for ino in files.inos:
@@ -290,16 +296,16 @@ def test_a_hard_linked_file_is_one_sample(make: Making) -> None:
     _native.log_assign(u32([alias]), 0)
     _native.log_open()
     assert (_native.log_wants(alias), _native.log_wants(ino)) == (True, True)
-    assert _native.live_in(u32([static])) == [1]
+    assert live_in([static]) == [1]
     assert _native.log_move(ino) == 0
     (files.source / "f0000").unlink()
     _native.scan(ROOT)
     _native.log_flush()
-    assert (_native.live_in(u32([static, segno])), files.read(ino)) == ([0, 0], None)
+    assert (live_in([static, segno]), files.read(ino)) == ([0, 0], None)
     assert files.add(ino)
     _native.log_flush()
     assert [record.path for record in files.records(segno).values()] == [b"f0000", b"other"]
-    assert _native.live_in(u32([static, segno])) == [0, 1]
+    assert live_in([static, segno]) == [0, 1]
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -344,7 +350,7 @@ def test_answers(make: Making) -> None:
     assert (_native.log_move(moved), files.add(added)) == (errno.EALREADY, False)
     assert [files.segno_of(ino) for ino in (moved, added)] == [segnos[1]] * 2
     lengths = [fmt.SEGMENT_HEADER_BYTES, fmt.SEGMENT_HEADER_BYTES + 2 * 8192]
-    assert _native.log_end() == list(zip(segnos, lengths, strict=True))
+    assert _native.log_end() == list(zip(segnos, lengths, (0, 0), strict=True))
     assert _native.log_move(moved) == errno.ENOENT
 
     files.begin(1)  # the chunks of the last one are forgotten
@@ -379,7 +385,7 @@ def test_wrong_arguments(wrong: dict[str, int | bytes], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _native.log_begin(**(right | wrong))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="four bytes"):
-        _native.live_in(b"abc")
+        _native.log_drain(b"abc")
     with pytest.raises(ValueError, match="four bytes"):
         _native.sort_by_location(b"abc")
 
@@ -408,7 +414,7 @@ def test_nothing_is_appended_without_credit(make: Making) -> None:
     assert (files.add(last), _native.log_move(small)) == (False, errno.EALREADY)
     assert _native.log_credit(1) == 8192 - 4096 + 4096
     assert files.add(last)
-    assert _native.log_end() == [(segno, fmt.SEGMENT_HEADER_BYTES + 8192 + 4096 + 8192)]
+    assert _native.log_end() == [(segno, fmt.SEGMENT_HEADER_BYTES + 8192 + 4096 + 8192, 0)]
     assert (tally["refused"], tally["moved"], tally["added"]) == (4, 2, 1)
     assert tally["written_bytes"] == 8192 + 4096 + 8192
 
@@ -519,8 +525,8 @@ def test_against_a_model(make: Making, seed: int) -> None:
             case "end":
                 lengths = _native.log_end()
                 settle()
-                assert [segno for segno, _ in lengths] == segnos
-                for segno, length in lengths:
+                assert [segno for segno, *_ in lengths] == segnos
+                for segno, length, _ in lengths:
                     assert length == os.path.getsize(files.segments[segno])
                     files.records(segno)
                 credit = rng.randrange(12 * MIB)
@@ -611,11 +617,9 @@ def test_many_threads_move_each_file_once(make: Making) -> None:
         assert {files.segno_of(ino) for ino in here} == {segno}
     assert all(files.read(ino) == files.contents[ino] for ino in files.inos)
     assert left == {static[0]: 100, static[1]: len(files.inos) - 100}
-    assert _native.live_in(u32(static + segnos)) == [0, 0] + [
-        len(files.inos[chunk::8]) for chunk in range(8)
-    ]
+    assert live_in(static + segnos) == [0, 0] + [len(files.inos[chunk::8]) for chunk in range(8)]
     assert (tally["moved"], tally["waiting_bytes"]) == (len(files.inos), 0)
-    assert tally["written_bytes"] == sum(length - 4096 for _, length in lengths)
+    assert tally["written_bytes"] == sum(length - 4096 for _, length, _ in lengths)
 
 
 def test_the_end_comes_in_between(make: Making) -> None:
@@ -676,7 +680,8 @@ def test_a_write_that_stops_halfway(make: Making) -> None:
         assert _native.log_credit(0) == credit
         assert [_native.log_move(ino) for ino in whole[1:]] == [0] * 3
         _native.log_flush()
-    assert _native.log_end() == [(segnos[0], 4096 + 128 * KIB), (segnos[1], 4096 + 128 * KIB)]
+    length = 4096 + 128 * KIB
+    assert _native.log_end() == [(segnos[0], length, errno.EFBIG), (segnos[1], length, 0)]
     assert os.path.getsize(files.segments[segnos[0]]) == 4096 + 128 * KIB
     assert (tally["failed"], tally["moved"], tally["waiting_bytes"]) == (3, 8, 0)
     assert [files.segno_of(ino) for ino in files.inos] == (
@@ -707,7 +712,8 @@ def test_a_disk_that_takes_nothing(make: Making, tmp_path: Path, path: str, flag
     assert (_native.log_move(moved), files.add(added)) == (0, True)
     _native.log_flush()
     assert (_native.log_move(moved), files.add(added)) == (errno.EIO, False)
-    assert _native.log_end() == [(segno, fmt.SEGMENT_HEADER_BYTES)]
+    code = errno.ENOSPC if path == "/dev/full" else errno.EBADF
+    assert _native.log_end() == [(segno, fmt.SEGMENT_HEADER_BYTES, code)]
     assert (tally["failed"], tally["moved"], tally["added"]) == (2, 0, 0)
     assert [files.segno_of(ino) for ino in files.inos] == [static, None]
     assert files.read(moved) == files.contents[moved]
@@ -729,8 +735,7 @@ def test_sort_by_location(make: Making) -> None:
     assert [inos[number] for number in order] == [e, a, a, c, b, large, d, 0, 2**32 - 1]
     assert order[1:3] == (4, 8)
     assert _native.sort_by_location(b"") == b""
-    assert _native.live_in(u32([second, 7, first])) == [3, 0, 2]
-    assert _native.live_in(b"") == []
+    assert live_in([second, 7, first]) == [3, 0, 2]
 
 
 def test_a_deleted_file_holds_no_segment(make: Making) -> None:
@@ -738,7 +743,7 @@ def test_a_deleted_file_holds_no_segment(make: Making) -> None:
     static = files.store(files.inos)
     files.path(files.inos[0]).unlink()
     _native.scan(ROOT)
-    assert _native.live_in(u32([static])) == [1]
+    assert live_in([static]) == [1]
     files.begin(1)
     _native.log_assign(u32(files.inos), 0)
     _native.log_open()
@@ -782,16 +787,16 @@ def test_epochs_one_after_the_other(make: Making) -> None:
                 assert [_native.log_move(inos[number]) for number in order] == [0] * len(inos)
                 left.update(dict(_native.log_left()))
                 candidates = sorted(old)
-                for segno, live in zip(candidates, _native.live_in(u32(candidates)), strict=True):
+                for segno, live in zip(candidates, live_in(candidates), strict=True):
                     if not live:
                         files.drop(segno)
                         old.discard(segno)
                 disk_bytes = sum(map(os.path.getsize, files.segments.values()))
                 most_bytes = max(most_bytes, disk_bytes)
-            lengths = dict(_native.log_end())
+            lengths = {segno: length for segno, length, _ in _native.log_end()}
             left.update(dict(_native.log_left()))
             assert sum(left.values()) == len(files.inos)
-            assert _native.live_in(u32(sorted(old))) == [0] * len(old)
+            assert live_in(sorted(old)) == [0] * len(old)
             for segno in old:
                 files.drop(segno)
             for segno, chunk in zip(segnos, chunks, strict=True):
@@ -807,3 +812,22 @@ def test_epochs_one_after_the_other(make: Making) -> None:
     # The first rewriting empties four large segments at its end; later ones a chunk at a time.
     assert most_bytes <= 2 * dataset_bytes
     assert sum(map(os.path.getsize, files.segments.values())) <= dataset_bytes + 16 * 4096
+
+
+# ---- with little credit ------------------------------------------------------------------------
+def test_only_what_is_drained_is_moved(make: Making) -> None:
+    files = make([3000] * 4)
+    ours, other = files.store(files.inos[:2]), files.store(files.inos[2:])
+    files.begin(1)
+    _native.log_assign(u32(files.inos), 0)
+    _native.log_open()
+    size = 2 * record_bytes(3000, b"f0000")
+    assert _native.log_survey() == [(ours, 2, size, 2), (other, 2, size, 2)]
+    _native.log_drain(u32([ours]))
+    assert [_native.log_wants(ino) for ino in files.inos[:3]] == [True, True, False]
+    assert [_native.log_move(ino) for ino in files.inos] == [0, 0, errno.ENOSPC, errno.ENOSPC]
+    _native.log_flush()
+    assert live_in([ours, other]) == [0, 2]
+    assert _native.log_survey()[0] == (other, 2, size, 0)  # refused: they do not come again
+    _native.log_drain(None)
+    assert _native.log_move(files.inos[2]) == 0

@@ -212,6 +212,26 @@ def test_a_flipped_bit_anywhere_is_a_fault(small: Cached) -> None:
         assert small.read(0, 7) == small.data[:7]
 
 
+def test_a_read_that_fails_is_no_wrong_record(tmp_path: Path) -> None:
+    """A directory has a length, too, and cannot be read."""
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    for number in range(500):
+        (wide / f"{number:0100}").touch()
+    one = Cached(tmp_path, 1)
+    _native.segment_drop(one.segno)
+    os.close(one.fd)
+    one.fd = os.open(wide, os.O_RDONLY | os.O_DIRECTORY)
+    assert os.fstat(one.fd).st_size > FIRST_RECORD + one.header_lens[0]
+    _native.segment_add(one.segno, one.fd)
+    one.locate()
+    _native.take_events()
+    assert one.read(0, 1) is None
+    assert _native.take_events() == [(_native.EVENT_UNREAD, one.segno, FIRST_RECORD, one.ino)]
+    assert _native.get_location(one.ino, 0) is None
+    one.close()
+
+
 def test_other_chunks_are_served_while_one_is_bad(large: Cached) -> None:
     bad = large.offsets[1] + large.header_lens[1] + 5 * CHUNK + 77
     large.flip(bad)

@@ -11,11 +11,24 @@ import numpy as np
 import pytest
 
 from fusecache import _native, packer
-from fusecache.packer import NO_CREDIT, NO_ROOM, NONE, OPEN, WRITE_FAILED, Packer
+from fusecache.packer import (
+    DRAINING,
+    NO_CREDIT,
+    NO_ROOM,
+    NONE,
+    OPEN,
+    WRITE_FAILED,
+    Candidates,
+    Packer,
+    Use,
+    choose,
+)
+from fusecache.store.types import StoreSettings
 
-CHUNKS, BUFFER_BYTES, SIZE_BYTES = 4, 1 << 16, 40 << 20
-SLACK_BYTES = CHUNKS * BUFFER_BYTES * 13 // 10 + 3 * (10 << 20)
+CHUNKS, BUFFER_BYTES, SIZE_BYTES, SAMPLES = 4, 1 << 16, 40 << 20, 4 << 10
+SLACK_BYTES = packer.slack_bytes(CHUNKS, SIZE_BYTES, BUFFER_BYTES, SIZE_BYTES // CHUNKS)
 STATIC = 7  # a segment with rows in the index
+RECORD_BYTES = 12 << 10
 
 
 class FakeLog:
@@ -38,12 +51,15 @@ class FakeLog:
         self.is_finished = True
 
     def rows_in(self, segnos: Sequence[int]) -> dict[int, int]:
-        return {segno: self.disk.rows.get(segno, 0) for segno in segnos}
+        return {n: self.disk.rows.get(n, 0) for n in segnos if n not in self.disk.in_use}
+
+    def reserved(self) -> dict[int, int]:
+        return dict.fromkeys(self.disk.segments, SIZE_BYTES // CHUNKS)
 
     def release(self, segnos: Sequence[int]) -> int:
-        assert not {*segnos} & self.disk.in_use
         assert self.disk.releasing == {*segnos}
         self.disk.segments -= {*segnos}
+        self.disk.room_bytes += len(segnos) * SAMPLES // CHUNKS * RECORD_BYTES
         return len(segnos)
 
     def end(self) -> None:
@@ -61,22 +77,34 @@ class Disk:
         self.live: dict[int, int] = {}
         self.left: dict[int, int] = {}
         self.credit_bytes = 0
-        self.counters = dict.fromkeys(("written_bytes", "waiting_bytes", "refused", "failed"), 0)
+        self.counters = dict.fromkeys(
+            ("written_bytes", "waiting_bytes", "moved", "added", "failed"), 0
+        )
+        self.to_come: dict[int, int] = {}  # of `live`, if not all of them
+        self.drained: set[int] | None = None  # None: everything is moved
+        self.flushes = 0
         self.logs: list[FakeLog] = []
         self.looks = 0
         self.now = 100.0
         self.error: OSError | None = None
         self.releasing: set[int] = set()
-        for name in ("log_begin", "log_end", "log_credit", "log_left", "live_in"):
-            monkeypatch.setattr(_native, name, getattr(self, f"_{name}"))
+        for name in ("begin", "end", "open", "credit", "left", "survey", "drain", "flush"):
+            monkeypatch.setattr(_native, f"log_{name}", getattr(self, f"_log_{name}"))
         monkeypatch.setattr(_native, "log_counters", lambda: dict(self.counters))
         monkeypatch.setattr(_native, "segment_known", lambda segno: segno in self.segments)
         monkeypatch.setattr(packer.time, "monotonic", lambda: self.now)  # type: ignore[attr-defined]
+        self.unused: list[int] = []  # the index leads to nothing in them
+        monkeypatch.setattr(packer, "unused", lambda store: (store, self.unused))
+        monkeypatch.setattr(packer, "release", self._release)
         store: Any = self
         self.packer = Packer(store, b"d" * 16, self.releasing)
 
-    def begin_log(self, chunks: int, slack_bytes: int) -> FakeLog | None:
-        assert (chunks, slack_bytes) == (CHUNKS, SLACK_BYTES)
+    @property
+    def settings(self) -> StoreSettings:
+        return StoreSettings(limit_bytes=1 << 30, keep_free_bytes=0)
+
+    def begin_log(self, chunks: int, slack_bytes: int, record_bytes: int) -> FakeLog | None:
+        assert (chunks, record_bytes) == (CHUNKS, RECORD_BYTES)
         credit = min(slack_bytes, self.room_bytes)
         if not credit:
             return None
@@ -84,13 +112,18 @@ class Disk:
         self.logs.append(FakeLog(self, credit))
         return self.logs[-1]
 
+    def _release(self, store: Disk, directory: Disk, segnos: Sequence[int]) -> int:
+        assert self.releasing == {*segnos}
+        self.segments -= {*segnos}
+        return 0
+
     def _log_begin(self, *arguments: Any) -> None:
         if self.error is not None:
             raise self.error
         self.credit_bytes = arguments[-1]
 
-    def _log_end(self) -> list[tuple[int, int]]:
-        return [(segno, 4096) for segno in self.logs[-1].segnos]
+    def _log_end(self) -> list[tuple[int, int, int]]:
+        return [(segno, 4096, 0) for segno in self.logs[-1].segnos]
 
     def _log_credit(self, more_bytes: int) -> int:
         self.credit_bytes += more_bytes
@@ -100,16 +133,30 @@ class Disk:
         left, self.left = list(self.left.items()), {}
         return left
 
-    def _live_in(self, segnos: bytes) -> list[int]:
+    def _log_survey(self) -> list[tuple[int, int, int, int]]:
         self.looks += 1
-        return [self.live.get(int(segno), 0) for segno in np.frombuffer(segnos, np.uint32)]
+        return [
+            (segno, files, files * RECORD_BYTES, self.to_come.get(segno, files))
+            for segno, files in self.live.items()
+        ]
+
+    def _log_open(self) -> None:
+        pass
+
+    def _log_flush(self) -> None:
+        self.flushes += 1
+
+    def _log_drain(self, segnos: bytes | None) -> None:
+        self.drained = None if segnos is None else {*np.frombuffer(segnos, np.uint32).tolist()}
 
     def begin(self) -> FakeLog:
-        self.packer.begin(CHUNKS, SIZE_BYTES, BUFFER_BYTES)
+        self.packer.begin(CHUNKS, SIZE_BYTES, SAMPLES, BUFFER_BYTES)
+        self.packer.open()
         return self.logs[-1]
 
     def tick(self, left: dict[int, int], after_s: float = 10.0) -> None:
         self.left, self.now = left, self.now + after_s
+        self.counters["moved"] += sum(left.values())
         self.packer._tick()
 
     @property
@@ -125,6 +172,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 def test_a_static_segment_goes_when_nothing_leads_there_and_all_its_rows_have_left(
     disk: Disk,
 ) -> None:
+    disk.live = {STATIC: 10}
     disk.begin()
     disk.live = {STATIC: 4}
     disk.tick({STATIC: 5})
@@ -137,40 +185,95 @@ def test_a_static_segment_goes_when_nothing_leads_there_and_all_its_rows_have_le
     assert not disk.releasing
 
 
-def test_nobody_looks_before_enough_has_left(disk: Disk) -> None:
+def test_nobody_looks_before_something_has_moved(disk: Disk) -> None:
     disk.begin()
     disk.live = {STATIC: 9}
     disk.tick({STATIC: 1})
-    assert disk.looks == 1
-    disk.tick({STATIC: 8}, after_s=0.1)
-    disk.tick({}, after_s=10)
-    assert disk.looks == 1
-    disk.live = {STATIC: 1}
-    disk.tick({STATIC: 1})
-    assert disk.looks == 2
-    disk.live = {}
-    disk.looks = 1
-    disk.tick({STATIC: 1}, after_s=0.1)  # not twice a second
-    assert disk.looks == 1
-    disk.tick({})
-    assert disk.looks == 2
-    assert STATIC not in disk.segments
-
-
-def test_a_segment_that_is_still_written_stays(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk.begin()
-    monkeypatch.setattr(FakeLog, "release", lambda self, segnos: 0)
-    disk.tick({STATIC: 10})
     looks = disk.looks
     disk.tick({})
     assert disk.looks == looks
+    disk.tick({STATIC: 1})
+    assert disk.looks == looks + 1
+
+
+def test_a_segment_that_is_still_written_stays(disk: Disk) -> None:
+    disk.in_use = {STATIC}
+    disk.begin()
+    disk.tick({STATIC: 10})
+    assert STATIC in disk.segments
+
+
+def test_with_little_room_segments_are_emptied_one_after_the_other(disk: Disk) -> None:
+    """And each of them gives its room back at once."""
+    first = disk.begin()
+    each = SAMPLES // CHUNKS
+    size = each * RECORD_BYTES
+    disk.live = dict.fromkeys(first.segnos, each)
+    disk.room_bytes = size + size // 2
+    second = disk.begin()
+    assert disk.drained == {first.segnos[0]}
+    disk.tick({})
+    assert disk.packing == DRAINING
+    for number in range(CHUNKS - 1):
+        disk.credit_bytes -= size
+        disk.counters["written_bytes"] += size
+        disk.counters["moved"] += each
+        del disk.live[first.segnos[number]]
+        disk.left = {first.segnos[number]: each}
+        disk.now += 1
+        disk.packer.make_credit(4096)
+        assert disk.flushes == number + 1
+        assert first.segnos[number] not in disk.segments
+        assert disk.drained == {first.segnos[number + 1]}
+    disk.room_bytes = 1 << 40
+    disk.tick({first.segnos[-1]: 1})
+    assert disk.drained is None
+    assert disk.packing == OPEN
+    assert not second.is_finished
+
+
+def test_what_is_chosen() -> None:
+    uses = [Use(segno, 10, 10 * segno, 10) for segno in range(10)]
+    nothing: list[Use] = []
+    assert choose(Candidates(nothing, nothing, nothing), 100) == []
+    assert choose(Candidates(uses[3:0:-1], nothing, nothing), 35) == [1, 2]
+    # In order, and what would never fit is left out.
+    assert choose(Candidates(nothing, [uses[2], uses[9], uses[3], uses[1]], nothing), 55) == [2, 3]
+    # Half for what is scattered, which could not begin later; the rest as there is room.
+    assert choose(Candidates(uses[1:2], uses[2:4], uses[4:6]), 100) == [1, 2, 4, 3]
+
+
+def test_what_cannot_become_empty_is_not_chosen(disk: Disk) -> None:
+    """Not what others lead to, and not what was refused before."""
+    disk.live = {STATIC: 10, STATIC + 1: 10, STATIC + 2: 10}
+    disk.segments |= set(disk.live)
+    disk.rows = {STATIC: 11, STATIC + 1: 10, STATIC + 2: 10}
+    disk.to_come = {STATIC + 1: 9}
+    disk.room_bytes = SLACK_BYTES // 2
+    disk.begin()
+    assert disk.drained == {STATIC + 2}
+
+
+def test_a_log_that_could_empty_nothing_is_refused(disk: Disk) -> None:
+    disk.live = {STATIC: 1000}
+    disk.room_bytes = 1000 * RECORD_BYTES - 4096
+    log = disk.begin()
+    assert log.is_ended
+    assert disk.packing == NO_CREDIT
+    assert disk.packer.ssd_needed_bytes > disk.settings.limit_bytes
+    disk.room_bytes = 1 << 40
+    disk.begin()
+    assert disk.packing == OPEN
+    assert disk.packer.ssd_needed_bytes == 0
 
 
 def test_logs_follow_each_other(disk: Disk) -> None:
     first = disk.begin()
+    disk.live = dict.fromkeys(first.segnos, 5)
     second = disk.begin()
     assert first.is_finished
     assert not second.is_finished
+    disk.live = {first.segnos[3]: 5}
     disk.tick(dict.fromkeys(first.segnos[:3], 5))
     assert disk.segments == {STATIC, first.segnos[3], *second.segnos}
     assert disk.packer.state()["log_segments"] == CHUNKS + 1
@@ -191,37 +294,50 @@ def test_logs_follow_each_other(disk: Disk) -> None:
 def test_credit_is_drawn_as_there_is_room(disk: Disk) -> None:
     disk.begin()
     assert disk.credit_bytes == SLACK_BYTES
-    assert disk.packer.room_bytes(1 << 30) == 1 << 30
     disk.packer.make_credit(4096)
     assert disk.credit_bytes == SLACK_BYTES
-    disk.credit_bytes = 100
-    assert disk.packer.room_bytes(1 << 30) == (1 << 30) + 100 - SLACK_BYTES
-    assert disk.packer.room_bytes(100) == 0
+    disk.credit_bytes = 4096
     disk.packer.make_credit(4096)
     assert disk.credit_bytes == SLACK_BYTES
     disk.packer.make_credit(SLACK_BYTES)  # for each of those that append
     assert disk.credit_bytes == packer.APPENDERS_MOST * SLACK_BYTES
     disk.credit_bytes = disk.room_bytes = 0
     disk.packer.make_credit(4096)
-    disk.room_bytes = 50
+    disk.room_bytes = 8192
     disk.packer.make_credit(4096)  # not asked for all the time
     assert disk.credit_bytes == 0
     disk.now += 1
     disk.packer.make_credit(4096)
-    assert disk.credit_bytes == 50
+    assert disk.credit_bytes == 8192
+
+
+def test_the_room_that_others_have(disk: Disk) -> None:
+    """What is to be added has all but three chunks; what is moved has no room to give."""
+    disk.begin()
+    least = 3 * SIZE_BYTES // CHUNKS
+    mean = SIZE_BYTES // SAMPLES
+    usable = SLACK_BYTES * mean // RECORD_BYTES - least
+    assert disk.packer.room_bytes(1 << 30) == (1 << 30) + usable
+    disk.counters["added"] = SAMPLES
+    assert disk.packer.room_bytes(1 << 30) == (1 << 30) + min(usable, 0)
+    disk.credit_bytes = 0
+    assert disk.packer.room_bytes(1 << 30) == (1 << 30) - least
+    assert disk.packer.room_bytes(100) == 0
+
+
+def test_what_logs_that_were_cut_off_have_left_is_swept(disk: Disk) -> None:
+    disk.segments |= {70, 71}
+    disk.unused, disk.live = [70, 71], {71: 1, STATIC: 5}
+    disk.packer.sweep()
+    assert disk.segments == {STATIC, 71}  # a copy there is used, the index leads to another
+    assert not disk.releasing
 
 
 def test_what_state_says(disk: Disk) -> None:
     assert disk.packing == NONE
     disk.begin()
     assert disk.packing == OPEN
-    disk.counters["refused"] = 3
-    disk.tick({})
-    assert disk.packing == NO_CREDIT
-    disk.tick({})
-    assert disk.packing == OPEN
     disk.counters["failed"] = 1
-    disk.tick({})
     disk.tick({})
     assert disk.packing == WRITE_FAILED
     disk.begin()
@@ -230,8 +346,9 @@ def test_what_state_says(disk: Disk) -> None:
 
 def test_no_room_for_a_log(disk: Disk) -> None:
     first = disk.begin()
+    disk.live = dict.fromkeys(first.segnos, 1)
     disk.room_bytes = 0
-    disk.packer.begin(CHUNKS, SIZE_BYTES, BUFFER_BYTES)
+    disk.packer.begin(CHUNKS, SIZE_BYTES, SAMPLES, BUFFER_BYTES)
     assert first.is_finished  # it is read all the same
     assert not first.is_ended
     assert disk.packing == NO_ROOM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from hintsd import packing, planner
 from hintsd.sequence import Inos
-from tests.planner_model import KEEP_ORDER, MOVE, ModelMount
+from tests.planner_model import KEEP_ORDER, MOVE, SORT, ModelMount
 from tests.unit.test_packing import FakeProbe
 from tests.unit.test_planner import FILE_BYTES, Scene, same_sizes
 
@@ -129,7 +130,11 @@ def halves(orders: list[Inos]) -> list[Inos]:
         ("fits into RAM", 700, lambda shuffled: shuffled),
         ("same order", 150, lambda shuffled: [shuffled[0]] * 8),
         ("other samples", 150, halves),
-        ("not known yet", 150, lambda shuffled: lambda epoch: shuffled[0] if epoch == 0 else None),
+        (
+            "known only when it begins: give the DataLoader a generator=",
+            150,
+            lambda shuffled: lambda epoch: shuffled[0] if epoch == 0 else None,
+        ),
     ],
 )
 def test_what_is_not_packed(why: str, ram_files: int, orders_of: Any) -> None:
@@ -151,6 +156,33 @@ def test_too_little_ram_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     scene.settle()
     assert not scene.mount.packs
     assert "or more would be needed" in scene.planner.status("job")["layout_why"]
+
+
+@pytest.mark.parametrize("least_bytes", [3 << 10, 64 << 10])
+def test_who_shares_the_ram_is_named_if_it_is_enough_for_one(
+    monkeypatch: pytest.MonkeyPatch, least_bytes: int
+) -> None:
+    monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", least_bytes)
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=3)
+    scene.open("hint-49", orders, samples=COUNT, epochs=3)
+    scene.settle()
+    why = scene.planner.status("job")["layout_why"]
+    assert "or more would be needed" in why
+    named = "because hint-49 shares --ram: hintsd end hint-49"
+    assert (named in why) == (least_bytes < 64 << 10)
+
+
+def test_chunks_are_coarser_where_they_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "CHUNKS_MOST", 20)
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT)
+    scene.settle()
+    assert scene.mount.packs == [17]
+    assert read_epochs(scene, orders, 0, 1) == 0
+    assert sorted(scene.mount.moved[1]) == list(range(1, COUNT + 1))
 
 
 def test_an_order_that_comes_late_is_awaited_for_a_second() -> None:
@@ -186,6 +218,23 @@ def test_the_last_chunk_of_an_epoch_waits_for_no_origin_that_hangs() -> None:
     assert set(scene.mount.frames[-1][0]) <= set(orders[1].tolist())
 
 
+def test_a_log_stays_open_while_readers_pass_what_is_not_answered() -> None:
+    scene = log_scene(stored=False)
+    orders = scene.shuffled()
+    scene.mount.holding = set(orders[0][COUNT - 64 :].tolist())
+    scene.open("job", orders, samples=COUNT, epochs=3)
+    scene.settle()
+    scene.read(orders[0][: COUNT - 64].tolist())
+    packs = len(scene.mount.packs)
+    for batch in range((COUNT - 64) // 16, COUNT // 16):
+        scene.planner.step("job", 0, batch, scene.now)
+        scene.turn(step_s=planner.BARRIER_S * 0.6)
+        assert len(scene.mount.packs) == packs
+    scene.turn(step_s=planner.BARRIER_S)
+    scene.settle()
+    assert len(scene.mount.packs) == packs + 1
+
+
 def test_partial_cache_moves_what_is_resident_and_streams_the_rest() -> None:
     scene = log_scene(stored=False, ssd_bytes=COUNT // 2 * FILE_BYTES)
     orders = scene.shuffled()
@@ -218,6 +267,149 @@ def test_repeats_lie_where_they_are_read_first() -> None:
         assert sorted(scene.mount.moved[epoch]) == list(range(1, COUNT + 1))
 
 
+# --- one log for several epochs
+
+
+@pytest.fixture
+def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "CELL_BYTES_LEAST", 1)
+
+
+def assert_cells_lie_together(mount: ModelMount, frames: list[Any], epoch: int, axis: int) -> None:
+    """Each frame of an epoch has whole cells: those of one row, or one column."""
+    shape = len(frames), len(frames)
+    for chunk, (_, bits, places) in enumerate(frames):
+        logs = {place[0] for place in places}
+        chunks = {np.unravel_index(place[1], shape)[axis] for place in places}
+        assert (logs, chunks) == ({epoch}, {chunk})
+        assert all(bit & (SORT | MOVE) for bit in bits)
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_one_log_serves_two_epochs() -> None:
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=7)
+    scene.settle()
+    assert "every 2 epochs" in scene.planner.status("job")["layout_why"]
+    mount = scene.mount
+    cells = mount.packs[0]
+    chunks = math.isqrt(cells)
+    assert read_epochs(scene, orders, 0, 7) == 0
+    assert len(mount.frames) == 7 * chunks
+    for epoch in range(7):
+        frames = mount.frames[epoch * chunks : (epoch + 1) * chunks]
+        is_moved = epoch in (0, 2, 4)
+        assert all(bool(bit & MOVE) == is_moved for _, bits, _ in frames for bit in bits)
+        if epoch:
+            log = (epoch - 1) // 2 * 2 + 1
+            assert_cells_lie_together(mount, frames, log, epoch - log)
+    assert mount.packs == [cells, -1, cells, -1, cells, -1, 0]
+    assert {epoch: sorted(inos) for epoch, inos in mount.moved.items()} == {
+        epoch: list(range(1, COUNT + 1)) for epoch in (1, 3, 5)
+    }
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_one_log_serves_three_epochs() -> None:
+    scene = log_scene(ram_files=300)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=8)
+    scene.settle()
+    mount = scene.mount
+    assert read_epochs(scene, orders, 0, 2) == 0
+    assert scene.planner.status("job")["layout"] == "log"
+    assert "epochs 1 to 3 lie" in scene.planner.status("job")["layout_why"]
+    assert read_epochs(scene, orders, 2, 8) == 0
+    assert mount.packs == [8**3, -1, 8**3, -1, 17, 0]  # one epoch is left in the end
+    assert {epoch: sorted(inos) for epoch, inos in mount.moved.items()} == {
+        epoch: list(range(1, COUNT + 1)) for epoch in (1, 4, 7)
+    }
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_a_log_serves_no_epoch_whose_order_is_unknown() -> None:
+    scene = log_scene()
+    orders = scene.shuffled()
+    known = 2
+    scene.open("job", lambda epoch: orders[epoch] if epoch < known else None, samples=COUNT)
+    scene.settle()
+    assert "every" not in scene.planner.status("job")["layout_why"]
+    scene.read(orders[0].tolist())
+    assert sorted(scene.mount.moved[1]) == list(range(1, COUNT + 1))
+    assert -1 not in scene.mount.packs
+
+
+@pytest.mark.usefixtures("small_cells")
+@pytest.mark.parametrize(("skipped", "is_kept"), [(0, True), (300, False)])
+def test_a_log_that_did_not_get_all_is_read_once(skipped: int, is_kept: bool) -> None:
+    """A job that begins within an epoch moves what is left of it."""
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=6, index=skipped)
+    scene.settle()
+    scene.read(orders[0][skipped:].tolist())
+    assert read_epochs(scene, orders, 1, 3) == 0
+    assert (scene.mount.packs[1] == -1) == is_kept
+    assert sorted(scene.mount.moved) == ([1, 3] if is_kept else [1, 2, 4])
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_a_log_that_is_whole_outlives_its_server() -> None:
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=5)
+    scene.settle()
+    scene.read(orders[0].tolist())
+    scene.read(orders[1][:300].tolist())
+    mount = scene.mount
+    mount.stage_queue.clear()
+    mount.armed.clear()
+    mount.drop(range(1, COUNT + 1))
+    mount.deliver(scene.planner, scene.now, scene.orders)
+    scene.planner.disconnected()
+    packs = len(mount.packs)
+    scene.settle()
+    assert "epochs 1 to 2 lie" in scene.planner.status("job")["layout_why"]
+    scene.read(orders[1][300:].tolist())
+    read_epochs(scene, orders, 2, 5)
+    assert len(mount.moved[1]) == COUNT
+    assert sorted(mount.moved) == [1, 3]
+    assert mount.packs[packs:] == [mount.packs[0], -1, 0]
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_a_mount_that_refuses_many_cells_gets_fewer() -> None:
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=6)
+    scene.settle()
+    scene.planner.packing_refused("no room", scene.now + 2 * planner.REFUSED_AFTER_S)
+    read_epochs(scene, orders, 0, 2)
+    chunks = scene.mount.packs[1]
+    assert chunks < scene.mount.packs[0]
+    assert sorted(scene.mount.moved[2]) == list(range(1, COUNT + 1))
+    assert -1 not in scene.mount.packs
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_another_order_for_an_epoch_that_a_log_serves_ends_it() -> None:
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=7)
+    scene.settle()
+    scene.read(orders[0].tolist())
+    scene.read(orders[1][:200].tolist())
+    assert scene.mount.packs[-1] == -1
+    orders[2] = orders[7]
+    scene.planner.supply("job", 2, orders[2])
+    scene.settle()
+    assert scene.mount.packs[2] == 0
+    scene.read(orders[1][200:].tolist())
+    read_epochs(scene, orders, 2, 5)
+    assert sorted(scene.mount.moved[3]) == list(range(1, COUNT + 1))  # the other came too late
+
+
 # --- auto
 
 
@@ -245,6 +437,21 @@ def test_auto_leaves_a_reader_alone_who_does_not_need_it() -> None:
     assert read_epochs(scene, orders, 0, 3) == 0
     assert not scene.mount.packs
     assert "wanted" in scene.planner.status("job")["layout_why"]
+
+
+def test_a_reader_whose_pages_the_kernel_took_does_not_count_as_waiting() -> None:
+    """One read in ten is late, but a log would not make it sooner."""
+    scene = log_scene(layout="auto")
+    orders = scene.shuffled()
+    scene.planner.set_layout("auto", FakeProbe(500e6, 100e6))
+    scene.open("job", orders, samples=COUNT, epochs=8)
+    scene.settle()
+    scene.mount.evicts = set(range(1, COUNT + 1, 10))
+    read_epochs(scene, orders, 0, 3)
+    status = scene.planner.status("job")
+    assert sum(status["late"].values()) == status["late"]["evicted"] >= COUNT // 10
+    assert not scene.mount.packs
+    assert "wanted" in status["layout_why"]
 
 
 # --- what happens meanwhile
