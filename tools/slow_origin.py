@@ -154,9 +154,17 @@ class LoopOrigin:
 
     def bytes_read(self) -> int:
         """Bytes read from the device since it exists."""
+        return self._stat(2) * _SECTOR_BYTES
+
+    def bytes_written(self) -> int:
+        """The same of writes that have reached it: `os.sync()` before."""
+        return self._stat(6) * _SECTOR_BYTES
+
+    def _stat(self, field: int) -> int:
         assert self._device is not None
-        stat = (Path("/sys/block") / Path(self._device).name / "stat").read_text().split()
-        return int(stat[2]) * _SECTOR_BYTES
+        return int(
+            (Path("/sys/block") / Path(self._device).name / "stat").read_text().split()[field]
+        )
 
     def close(self) -> None:
         try:

@@ -4,6 +4,7 @@ INVARIANT: mounts, processes, loop devices and files are gone at the end, also a
 Ctrl-C or SIGTERM; what was measured until then is saved.
 """
 
+import fnmatch
 import os
 import shutil
 import signal
@@ -42,16 +43,36 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def _chosen(kind: str, asked: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = tuple(known if asked == "all" else asked.split(","))
-    for name in names:
-        if name not in known:
-            raise click.UsageError(f"no {kind} {name!r}; known: {', '.join(known)}")
-    return tuple(name for name in known if name in names)
+    patterns = ("*",) if asked == "all" else tuple(asked.split(","))
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise click.UsageError(f"no {kind} {pattern!r}; known: {', '.join(known)}")
+    return tuple(name for name in known if any(fnmatch.fnmatch(name, each) for each in patterns))
+
+
+def _counts(asked: tuple[str, ...]) -> dict[int, int]:
+    try:
+        return {int(size): int(count) for size, count in (each.split("=") for each in asked)}
+    except ValueError as error:
+        raise click.UsageError("--files SIZE=COUNT: both are numbers") from error
 
 
 @click.command(help="Measure fusecache and its peers side by side (docs/BENCHMARKS.md).")
 @click.option("--rows", "row_list", default="all", show_default=True, help=",".join(ROWS))
 @click.option("--peers", "peer_list", default="all", show_default=True, help=",".join(peers.ALL))
+@click.option("--rounds", type=click.IntRange(1), help="Of each row, instead of its own number.")
+@click.option(
+    "--files",
+    multiple=True,
+    metavar="SIZE=COUNT",
+    help="log-…: so many samples of that size in bytes; again for another size.",
+)
+@click.option(
+    "--epochs", type=click.IntRange(1), help="log-…: so many of a mount count, behind its first."
+)
+@click.option(
+    "--layouts", default="all", help="log-…: of " + ",".join(log.LAYOUTS) + ", instead of a row's."
+)
 @click.option("--quick", is_flag=True, help="Less data, fewer rounds: a check of the harness.")
 @click.option(
     "--out",
@@ -65,10 +86,22 @@ def _chosen(kind: str, asked: str, known: tuple[str, ...]) -> tuple[str, ...]:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Data and caches go below this directory (a local SSD); default: the system's temporary.",
 )
-def main(row_list: str, peer_list: str, quick: bool, out: Path, work_dir: Path | None) -> None:
+def main(
+    row_list: str,
+    peer_list: str,
+    rounds: int | None,
+    files: tuple[str, ...],
+    epochs: int | None,
+    layouts: str,
+    quick: bool,
+    out: Path,
+    work_dir: Path | None,
+) -> None:
     console = Console()
     chosen_rows = _chosen("row", row_list, ROWS)
     names = _chosen("peer", peer_list, peers.ALL)
+    only = () if layouts == "all" else _chosen("layout", layouts, log.LAYOUTS)
+    counts = _counts(files)
     if os.geteuid() != 0:
         raise click.ClickException("dropping the kernel's caches needs root")
     absent = [name for name in names if peers.missing(name)]
@@ -81,7 +114,13 @@ def main(row_list: str, peer_list: str, quick: bool, out: Path, work_dir: Path |
     results.about = machine() | peers.versions(names) | {"quick": quick}
     console.print(f"load average: {os.getloadavg()[0]:.2f} on {os.cpu_count()} processors")
     work = Path(tempfile.mkdtemp(prefix="fusecache-bench-", dir=work_dir))
-    bench = rows.Bench(work, Readers(work), names, quick, results, _sayer(console))
+    bench = rows.Bench(
+        *(work, Readers(work), names, quick, results, _sayer(console)),
+        asked_rounds=rounds,
+        files=counts,
+        epochs=epochs,
+        layouts=only,
+    )
     failed = 0
     try:
         for label, row in _plan(chosen_rows, bench):

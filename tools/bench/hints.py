@@ -70,7 +70,7 @@ def _spec(count: int, seed: int) -> orders.OrderSpec:
 
 
 @contextlib.contextmanager
-def _announced(root: Path, names: Sequence[str], seed: int, epochs: int) -> Iterator[None]:
+def announced(root: Path, names: Sequence[str], seed: int, epochs: int) -> Iterator[None]:
     """A job that hintsd has accepted, until the context is left."""
     job = hintsd.connect(root).shuffle(
         seed=seed,
@@ -92,7 +92,7 @@ def _announced(root: Path, names: Sequence[str], seed: int, epochs: int) -> Iter
         yield
 
 
-def _in_order(root: Path, names: Sequence[str], seed: int, epoch: int) -> list[str]:
+def in_order(root: Path, names: Sequence[str], seed: int, epoch: int) -> list[str]:
     sequence = orders.access_sequence(_spec(len(names), seed), epoch)
     return [f"{root}/{names[index]}" for index in sequence]
 
@@ -141,12 +141,12 @@ def _hinted_size(bench: Bench, work: Path, count: int, size: int) -> None:
                 seed = number * 10 + 1
                 with contextlib.ExitStack() as stack:
                     if peer == "fusecache":
-                        stack.enter_context(_announced(base, names, seed, 3))
+                        stack.enter_context(announced(base, names, seed, 3))
                     for epoch, state in enumerate(("begun cold", "next epoch")):
                         if peer != "fusecache":
                             bench.drop()
                         before = _missed(mount)
-                        paths = _in_order(base, names, seed, epoch)
+                        paths = in_order(base, names, seed, epoch)
                         done = bench.readers.read_batches(paths, READERS, BATCH)
                         add(peer, f"{what}, {state}", done.bytes_per_s)
                         if peer == "fusecache":
@@ -177,13 +177,13 @@ def hot_hinted(bench: Bench) -> None:
                 figures: list[Figure] = []
                 bench.drop()
                 seed = number
-                with _announced(root, names, seed, 20):
+                with announced(root, names, seed, 20):
                     for base in (source, root):
-                        bench.readers.read_batches(_in_order(base, names, seed, 0), READERS, BATCH)
+                        bench.readers.read_batches(in_order(base, names, seed, 0), READERS, BATCH)
                     for epoch, readers in enumerate(READER_COUNTS, start=1):
                         ways = [("native", source), ("fusecache", root)]
                         for peer, base in ways[number % 2 :] + ways[: number % 2]:
-                            paths = _in_order(base, names, seed, epoch)
+                            paths = in_order(base, names, seed, epoch)
                             done = bench.readers.read_batches(paths, readers, BATCH)
                             plural = "s" * (readers > 1)
                             work_name = f"{readers} reader{plural}"
@@ -236,9 +236,9 @@ def _wrong_size(bench: Bench, work: Path, count: int, size: int) -> None:
                 with contextlib.ExitStack() as stack:
                     if peer in told:
                         listed, other = told[peer]
-                        stack.enter_context(_announced(root, listed, seed + other, 3))
+                        stack.enter_context(announced(root, listed, seed + other, 3))
                     for epoch, state in enumerate(("begun cold", "next epoch")):
-                        paths = _in_order(root, names, seed, epoch)
+                        paths = in_order(root, names, seed, epoch)
                         done = bench.readers.read_batches(paths, READERS, BATCH)
                         speed = done.bytes_per_s / 1e6
                         figures.append((f"{what}, {state}", peer, "MB/s", speed))
@@ -268,7 +268,7 @@ def limited(bench: Bench) -> None:
         for number in range(bench.rounds(3)):
             bench.drop()
             some = names[: count // 4]
-            paths = _in_order(source, some, number, 0)
+            paths = in_order(source, some, number, 0)
             done = bench.readers.read_batches(paths, READERS, BATCH)
             bench.results.add("limited", "first epoch", "native", "MB/s", done.bytes_per_s / 1e6)
             bench.results.add("limited", "first epoch", "limit", "MB/s", ORIGIN_BPS / 1e6)
@@ -278,8 +278,8 @@ def limited(bench: Bench) -> None:
                     bench.readers.list_tree(mount.mountpoint)
                     with contextlib.ExitStack() as stack:
                         if peer == "fusecache":
-                            stack.enter_context(_announced(mount.mountpoint, names, number, 1))
-                        paths = _in_order(mount.mountpoint, names, number, 0)
+                            stack.enter_context(announced(mount.mountpoint, names, number, 1))
+                        paths = in_order(mount.mountpoint, names, number, 0)
                         done = bench.readers.read_batches(paths, READERS, BATCH)
                     speed = done.bytes_per_s / 1e6
                     bench.results.add("limited", "first epoch", peer, "MB/s", speed)
@@ -301,8 +301,12 @@ def run_module(module: str, *arguments: str, told: str = "") -> subprocess.Compl
     return done
 
 
+class HintDoubted(RuntimeError):
+    """hintsd took a right hint for a wrong one: what was measured is not what was meant."""
+
+
 def load_epochs(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]:
-    """A stock DataLoader in a process of its own (loader_reader.py)."""
+    """A stock DataLoader in a process of its own (loader_reader.py). HintDoubted."""
     request = {
         "root": str(root),
         "paths": list(names),
@@ -314,10 +318,12 @@ def load_epochs(root: Path, names: Sequence[str], **work: Any) -> list[dict[str,
         "hints": False,
         "ahead": 0,
         "drop": False,
+        "while_there": "",
     } | work
     done = run_module("tools.bench.loader_reader", told=json.dumps(request))
-    if "RuntimeWarning" in done.stderr:
-        raise RuntimeError(f"loader_reader: {done.stderr.strip()}")
+    said = [line for line in done.stderr.splitlines() if "RuntimeWarning" in line]
+    if said:
+        raise HintDoubted(said[0].partition("RuntimeWarning: ")[2])
     results = json.loads(done.stdout)
     assert isinstance(results, list)
     return results
@@ -335,6 +341,8 @@ def latency(bench: Bench) -> None:
             for number in range(bench.rounds(3)):
 
                 def measure(peer: str, root: Path, some: Sequence[str], **options: Any) -> None:
+                    for name in some:  # the row is about latency, not the disk behind it
+                        (behind / name).read_bytes()
                     bench.readers.list_tree(root)
                     (epoch,) = load_epochs(root, some, **options)
                     speed = epoch["samples"] / epoch["seconds"]

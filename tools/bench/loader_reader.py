@@ -2,8 +2,9 @@
 
 Run as a process with a JSON object on standard input: root, paths (relative to the root, in the
 order of their indices), seed, epochs, batch, workers, pace_bytes_per_s (0: as fast as it goes),
-hints (true: `hintsd.attach`), ahead (epochs that hints foretell
-beyond those read), drop (true: the kernel's caches are dropped before each epoch).
+hints (true: `hintsd.attach`), ahead (epochs that hints foretell beyond those read), drop (true:
+the kernel's caches are dropped before each epoch), while_there (a file: when it has gone, the epoch
+that is being read is left and not told of; "": all are read).
 Prints a JSON list, one object an epoch: seconds, stall_s, first_s (until the first batch), samples,
 bytes, order (a digest of the indices as they came).
 """
@@ -42,7 +43,9 @@ class Files(Dataset[tuple[int, int]]):
             os.close(fd)
 
 
-def _epoch(loader: DataLoader[tuple[int, int]], pace: float) -> dict[str, Any]:
+def _epoch(
+    loader: DataLoader[tuple[int, int]], pace: float, while_there: str
+) -> dict[str, Any] | None:
     order = hashlib.blake2b(digest_size=8)
     samples = total = 0
     stall_s = first_s = 0.0
@@ -55,6 +58,8 @@ def _epoch(loader: DataLoader[tuple[int, int]], pace: float) -> dict[str, Any]:
         stall_s += waited
         if batch is None:
             break
+        if while_there and not os.path.exists(while_there):
+            return None
         if not samples:
             first_s = waited
         indices, sizes = batch
@@ -97,7 +102,10 @@ def main() -> None:
         sampler.set_epoch(epoch)
         if work["drop"]:
             drop_caches()
-        results.append(_epoch(loader, work["pace_bytes_per_s"]))
+        done = _epoch(loader, work["pace_bytes_per_s"], work["while_there"])
+        if done is None:
+            break
+        results.append(done)
     json.dump(results, sys.stdout)
 
 

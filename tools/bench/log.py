@@ -1,259 +1,276 @@
-"""Row log: what it brings that samples lie on SSD in the order in which the next epoch reads them.
+"""Rows log-…: what it brings that samples lie on SSD in the order in which an epoch reads them.
 
-INVARIANT: all peers read the same files in the same order, through the same stock DataLoader.
-INVARIANT: what is measured of a mount is whole epochs after its first one, in which its store was
-filled (and, with a log, packed); every byte of them comes from the device, but for `--ram`.
+Each row stands alone and takes some minutes: `tools/bench/run --rows 'log-*'` runs them all. What
+they share, and what holds for all, is in logged.py.
 """
 
 import contextlib
+import functools
 import json
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tools.bench.hints import (
     ORIGIN_BPS,
     ORIGIN_IOPS,
     PACE_SHARE,
-    RAM_SHARE,
-    READERS,
-    hinted_mount,
+    HintDoubted,
+    announced,
+    in_order,
     load_epochs,
+    run_module,
     started_hintsd,
 )
-from tools.bench.rows import Bench
-from tools.fusecache_command import default_executable
+from tools.bench.logged import (
+    AHEAD,
+    COUNTS,
+    DEVICE_IOPS,
+    Files,
+    Place,
+    chosen,
+    dataset,
+    device,
+    measured,
+    mounted,
+    run,
+)
+from tools.bench.rows import Bench, Figure
 from tools.hintsd_command import HintsdCommand
 from tools.slow_origin import LoopOrigin
 
-# Samples, and how many: a fifth of them is RAM enough for a log of 64 KiB a chunk (docs/LOG.md).
-SIZES = {3000: 120_000, 10_000: 36_000, 30_000: 15_000, 110_000: 6000}
-SIZES_QUICK = {10_000: 3000}
-RAM_BYTES_QUICK = 24 << 20
-PACED_BYTES = 110_000
-PARTIAL = {10_000: 20_000, 110_000: 4000}
-PARTIAL_QUICK = {10_000: 3000}
-PARTIAL_SHARE = 0.5
-DEVICE_IOPS = 3000
-EPOCHS = 3
 LAYOUTS = ("static", "reorder", "auto")
-_RECORD_BYTES = 4096  # records are as many of these as header and payload need
-_HEADER_BYTES = 192
-_PROBE_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True)
-class _Files:
-    source: Path  # on the plain disk: from here stores are filled
-    names: Sequence[str]
-    size: int
-    ram_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        return len(self.names) * self.size
-
-    @property
-    def on_ssd_bytes(self) -> int:
-        return len(self.names) * (-(-(self.size + _HEADER_BYTES) // _RECORD_BYTES) * _RECORD_BYTES)
-
-    @property
-    def what(self) -> str:
-        return f"{self.size // 1000} KB"
-
-
-@dataclass(frozen=True)
-class _Ran:
-    """A mount's epochs after the first one (see loader_reader.py)."""
-
-    epochs: list[dict[str, Any]]
-    written_share: float  # bytes of the log for each byte that was read, in all epochs
-
-    @property
-    def seconds(self) -> float:
-        """Of one epoch, in the mean."""
-        return float(sum(epoch["seconds"] for epoch in self.epochs)) / len(self.epochs)
-
-
-def log(bench: Bench) -> None:
-    """See the module."""
-    with bench.folder("log") as work, started_hintsd(work) as daemon:
-        for size, count in (SIZES_QUICK if bench.quick else SIZES).items():
-            with _files(bench, work, size, count) as files:
-                if not bench.quick:
-                    _epochs(bench, daemon, files, work, files.source, "plain")
-                with _device(work, files) as disk:
-                    native = disk.directory / "native"
-                    native.mkdir()
-                    bench.readers.fill_files(native, count, size, 3)
-                    disk.throttle(0, DEVICE_IOPS)
-                    _epochs(bench, daemon, files, disk.directory, native, "limited")
-        for size, count in (PARTIAL_QUICK if bench.quick else PARTIAL).items():
-            with _files(bench, work, size, count) as files:
-                _partial(bench, daemon, files, work)
-    bench.results.note(
-        f"log: limited: {DEVICE_IOPS} reads/s of ext4 on a loop device that holds the cache"
-    )
+PARTIAL = (10_000, 110_000)
+PARTIAL_SHARE = 0.5
+PACED_BYTES = 110_000
+BANDWIDTH = (10_000, 110_000)
+TWO_BYTES, TWO_COUNT = 10_000, 24_000
+EPOCHS_MOST = 1000  # of a job that reads until another one has ended
+META_SAMPLES = 14_000_000
+META_COLUMNS = ("hintsd", "mount", "both")
+NATIVE_SHARE = 4  # on the limited device native reads so small a part, side by side on disk
 
 
 @contextlib.contextmanager
-def _files(bench: Bench, work: Path, size: int, count: int) -> Iterator[_Files]:
-    source = work / "source"
-    source.mkdir()
-    bench.say(f"log: making {count} files of {size} bytes")
-    names = bench.readers.fill_files(source, count, size, 3)
-    ram = RAM_BYTES_QUICK if bench.quick else int(count * size * RAM_SHARE)
-    try:
-        yield _Files(source, names, size, ram)
-    finally:
-        shutil.rmtree(source, ignore_errors=True)
+def _prepared(
+    bench: Bench, size: int, name: str, most: int = 1 << 30
+) -> Iterator[tuple[HintsdCommand, Files, Place, Path]]:
+    """A daemon, files, a place for caches, and native's files on the same device."""
+    with contextlib.ExitStack() as stack:
+        work = stack.enter_context(bench.folder("log"))
+        daemon = stack.enter_context(started_hintsd(work))
+        files = stack.enter_context(dataset(bench, work, size, most))
+        if name == "plain":
+            yield daemon, files, measured(bench, daemon, files, work, name), files.source
+            return
+        disk = stack.enter_context(device(work, files))
+        native = disk.directory / "native"
+        native.mkdir()
+        bench.readers.fill_files(native, len(files.names), size, 3)
+        disk.throttle(0, DEVICE_IOPS)
+        place = measured(bench, daemon, files, disk.directory, name, disk)
+        bench.results.note(
+            f"log: limited: {DEVICE_IOPS} reads/s of ext4 on a loop device that holds the cache"
+        )
+        yield daemon, files, place, native
 
 
-def _device(work: Path, files: _Files) -> LoopOrigin:
-    """For the files, two logs of them, and what ext4 and the store want to be left."""
-    folder = work / "device"
-    folder.mkdir(exist_ok=True)
-    return LoopOrigin(folder, files.bytes * 5 // 4 + files.on_ssd_bytes * 5 // 2 + (1 << 30))
+def _rounds(bench: Bench, row: str) -> Iterator[int]:
+    for number in range(1 if bench.quick else bench.rounds(3)):
+        yield number
+        bench.say(f"{row}: round {number + 1} done")
 
 
-def _run(
-    bench: Bench,
-    daemon: HintsdCommand,
-    files: _Files,
-    place: Path,
-    what: str,
-    layout: str,
-    source: Path | None = None,
-    options: tuple[str, ...] = (),
-    pace_bytes_per_s: float = 0.0,
-) -> _Ran | None:
-    """EPOCHS epochs over a mount whose cache lies at `place`, which was measured; None: it has not
-    done that layout.
+def _sizes(size: int, name: str, bench: Bench) -> None:
+    """Rows log-3k … log-110k-plain: whole epochs, all on SSD, as fast as the loader goes."""
+    with _prepared(bench, size, name) as (daemon, files, place, native):
+        what, results = f"{files.what}, {name}", bench.results
+        few = files.names[: len(files.names) // (NATIVE_SHARE if name == "limited" else 1)]
+        layouts = bench.layouts or LAYOUTS
+        for number in _rounds(bench, what):
+            speeds: dict[str, float] = {}
+            for peer in bench.turns(number, ("native", "ceiling", *layouts)):
+                if peer == "native":
+                    seconds = load_epochs(native, few, seed=1, epochs=2, drop=True)[1]["seconds"]
+                    speeds[peer] = len(few) / seconds
+                elif peer == "ceiling":
+                    seconds = load_epochs(files.source, files.names, seed=1, epochs=2)[1]["seconds"]
+                    speeds[peer] = len(files.names) / seconds
+                elif (ran := run(bench, daemon, files, place, what, peer)) is not None:
+                    speeds[peer] = len(files.names) / ran.seconds
+                    written = ran.log_written_share
+                    results.add("log", f"{what}: log written", peer, "of what was read", written)
+                    if ran.written_share is not None:
+                        work = f"{what}: written to the device"
+                        results.add("log", work, peer, "of what was read", ran.written_share)
+            for peer, speed in speeds.items():
+                results.add("log", what, peer, "files/s", speed)
+                results.add("log", f"{what}: of native", peer, "×", speed / speeds["native"])
+                share = speed / speeds["ceiling"]
+                results.add("log", f"{what}: of the ceiling", peer, "×", share)
+
+
+def _bandwidth(bench: Bench) -> None:
+    """Row log-bandwidth: a reader that takes what is there and reads no byte of it."""
+    for size in BANDWIDTH:
+        for name in ("plain", "limited"):
+            with _prepared(bench, size, name) as (daemon, files, place, _):
+                what = f"{files.what}, {name}: bandwidth"
+                for number in _rounds(bench, what):
+                    speed = place.sequential_bytes_per_s
+                    for state in ("rewritten meanwhile", "read only"):
+                        bench.results.add("log", f"{what}, {state}", "device", "MB/s", speed / 1e6)
+                    for peer in bench.turns(number, bench.layouts or ("static", "reorder")):
+                        stage = functools.partial(_stage, bench, daemon, files, place, what, peer)
+                        bench.undisturbed("log", stage)
+
+
+def _stage(
+    bench: Bench, daemon: HintsdCommand, files: Files, place: Place, what: str, layout: str
+) -> list[Figure]:
+    """Three epochs; the last one is written for no other, so it is only read."""
+    epochs, figures = 3, []
+    with mounted(bench, daemon, files, place, layout) as mount:
+        root = mount.mountpoint
+        with announced(root, files.names, 1, epochs):
+            for epoch in range(epochs):
+                before = _pushed_bytes(mount.status())
+                done = bench.readers.await_files(in_order(root, files.names, 1, epoch))
+                pushed = _pushed_bytes(mount.status()) - before
+                if epoch:
+                    state = "read only" if epoch == epochs - 1 else "rewritten meanwhile"
+                    speed = pushed / done.seconds / 1e6
+                    figures.append((f"{what}, {state}", layout, "MB/s", speed))
+    return figures
+
+
+def _pushed_bytes(status: dict[str, dict[str, int]]) -> int:
+    return status["reads"]["bytes_pushed"]
+
+
+def _paced(bench: Bench) -> None:
+    """Row log-paced: a consumer of 0.7 of the disk's sequential bandwidth: how much longer its
+    epochs are than they must be.
     """
-    cache = place / "hinted-cache"
-    cache.mkdir()
-    try:
-        shutil.copy(place / "probe", cache)
-        ram = ("--ram", str(files.ram_bytes), "--layout", layout)
-        root = bench.work / "log"
-        with hinted_mount(daemon, source or files.source, root, (*ram, *options), place) as mount:
-            bench.drop()
-            bench.readers.list_tree(mount.mountpoint)
-            epochs = load_epochs(
-                mount.mountpoint,
-                files.names,
-                seed=1,
-                epochs=EPOCHS,
-                hints=True,
-                ahead=1,  # or nothing would be written in the last epoch
-                workers=READERS,
-                pace_bytes_per_s=pace_bytes_per_s,
-            )
-            said = mount.status().get("layout", {})
-    finally:
-        shutil.rmtree(cache, ignore_errors=True)
-    written = said.get("log_written_bytes", 0)
-    if layout == "reorder" and not written:
-        bench.results.note(f"log: {what}: nothing was packed with --layout reorder: left out")
-        return None
-    if layout == "auto":
-        bench.results.note(f"log: {what}: auto has chosen {_chosen(daemon)}")
-    return _Ran(epochs[1:], written / (len(epochs) * files.bytes))
+    for name in ("plain", "limited"):
+        with _prepared(bench, PACED_BYTES, name) as (daemon, files, place, _):
+            what = f"{files.what}, {name}"
+            work, pace = f"{what}, paced: epoch", PACE_SHARE * place.sequential_bytes_per_s
+            for number in _rounds(bench, work):
+                bench.results.add("log", work, "consumer", "seconds", files.bytes / pace)
+                for peer in bench.turns(number, bench.layouts or LAYOUTS):
+                    ran = run(bench, daemon, files, place, what, peer, pace_bytes_per_s=pace)
+                    if ran is not None:
+                        bench.results.add("log", work, peer, "seconds", ran.seconds)
 
 
-def _chosen(daemon: HintsdCommand) -> str:
-    """What the job that has just ended, or is about to, says of its layout."""
-    status = daemon.status()
-    said = [job for job in (*status["ended"], *status["jobs"]) if "layout" in job]
-    return f"{said[-1]['layout']}: {said[-1]['layout_why']}" if said else "static"
-
-
-def _sequential_bytes_per_s(place: Path) -> float:
-    """As `fusecache probe` measures it; `auto` needs what it leaves."""
-    command = [str(default_executable()), "probe", str(place), "--json"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
-    )
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip())
-    return float(json.loads(done.stdout)["sequential_bytes_per_s"])
-
-
-def _epochs(
-    bench: Bench, daemon: HintsdCommand, files: _Files, place: Path, native: Path, device: str
-) -> None:
-    """The whole dataset on SSD, as fast as the loader goes, and, at one size, with a pace."""
-    what, results = f"{files.what}, {device}", bench.results
-    for number in range(1 if bench.quick else 3):
-        device_bytes_per_s = _sequential_bytes_per_s(place)
-        results.add("log", f"{what}: bandwidth", "device", "MB/s", device_bytes_per_s / 1e6)
-        for peer in bench.turns(number, ("native", *LAYOUTS)):
-            if peer == "native":
-                seconds = load_epochs(native, files.names, seed=1, epochs=2, drop=True)[1][
-                    "seconds"
-                ]
-            else:
-                ran = _run(bench, daemon, files, place, what, peer)
-                if ran is None:
+def _partial(size: int, bench: Bench) -> None:
+    """Rows log-partial-…: half of the dataset fits on SSD, the rest comes from a limited origin in
+    every epoch.
+    """
+    with bench.folder("log") as work, contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(started_hintsd(work))
+        files = stack.enter_context(dataset(bench, work, size))
+        what = f"{files.what}, half of it on SSD"
+        room = ("--ssd", str(int(files.on_ssd_bytes * PARTIAL_SHARE)))
+        folder = work / "origin"
+        folder.mkdir()
+        slow = stack.enter_context(LoopOrigin(folder, files.bytes * 5 // 4 + (256 << 20)))
+        origin = slow.directory / "data"
+        shutil.copytree(files.source, origin)
+        slow.throttle(ORIGIN_BPS, ORIGIN_IOPS)
+        disk = stack.enter_context(device(work, files))
+        disk.throttle(0, DEVICE_IOPS)
+        place = measured(bench, daemon, files, disk.directory, "limited", disk)
+        for number in _rounds(bench, what):
+            for peer in bench.turns(number, ("stock", *(bench.layouts or ("static", "reorder")))):
+                if peer == "stock":
+                    few = files.names[: len(files.names) // NATIVE_SHARE]
+                    epoch = load_epochs(origin, few, seed=1, epochs=2, drop=True)[1]
+                    bench.results.add("log", what, peer, "files/s", len(few) / epoch["seconds"])
                     continue
-                seconds = ran.seconds
-                share = ran.written_share
-                results.add("log", f"{what}: written", peer, "of what was read", share)
-            results.add("log", what, peer, "files/s", len(files.names) / seconds)
-            results.add("log", f"{what}: bandwidth", peer, "MB/s", files.bytes / seconds / 1e6)
-        if files.size == PACED_BYTES:
-            _paced(bench, daemon, files, place, what, PACE_SHARE * device_bytes_per_s, number)
-        bench.say(f"log, {what}: round {number + 1} done")
+                ran = run(bench, daemon, files, place, what, peer, origin, room)
+                if ran is not None:
+                    speed = len(files.names) / ran.seconds
+                    bench.results.add("log", what, peer, "files/s", speed)
 
 
-def _paced(
-    bench: Bench,
-    daemon: HintsdCommand,
-    files: _Files,
-    place: Path,
-    what: str,
-    pace_bytes_per_s: float,
-    number: int,
-) -> None:
-    """A consumer that takes no more than that: how much longer its epochs are than they must be."""
-    work = f"{what}, paced: epoch"
-    bench.results.add("log", work, "consumer", "seconds", files.bytes / pace_bytes_per_s)
-    for peer in bench.turns(number, LAYOUTS):
-        ran = _run(bench, daemon, files, place, what, peer, pace_bytes_per_s=pace_bytes_per_s)
-        if ran is not None:
-            bench.results.add("log", work, peer, "seconds", ran.seconds)
-
-
-def _partial(bench: Bench, daemon: HintsdCommand, files: _Files, work: Path) -> None:
-    """Half of the dataset fits on SSD, the rest comes from a limited origin in every epoch."""
-    folder = work / "origin"
-    folder.mkdir(exist_ok=True)
-    what = f"{files.what}, half of it on SSD"
-    room = ("--ssd", str(int(files.on_ssd_bytes * PARTIAL_SHARE)))
-    with LoopOrigin(folder, files.bytes * 5 // 4 + (256 << 20)) as origin:
-        source = origin.directory / "data"
-        shutil.copytree(files.source, source)
-        with _device(work, files) as disk:
-            origin.throttle(ORIGIN_BPS, ORIGIN_IOPS)
-            disk.throttle(0, DEVICE_IOPS)
-            _sequential_bytes_per_s(disk.directory)
-            layouts = ("reorder",) if bench.quick else LAYOUTS
-            for number in range(1 if bench.quick else 3):
-                for peer in bench.turns(number, ("stock", *layouts)):
-                    if peer == "stock":
-                        _, epoch = load_epochs(source, files.names, seed=1, epochs=2, drop=True)
-                        seconds = epoch["seconds"]
-                    else:
-                        ran = _run(bench, daemon, files, disk.directory, what, peer, source, room)
-                        if ran is None:
+def _two(bench: Bench) -> None:
+    """Row log-two: who reads beside the job that the log follows."""
+    with _prepared(bench, TWO_BYTES, "limited", TWO_COUNT) as (daemon, files, place, _):
+        for number in _rounds(bench, "log-two"):
+            for layout in bench.turns(number, ("static", "reorder")):
+                for hints, who in ((True, "a second job"), (False, "an unhinted reader")):
+                    with mounted(bench, daemon, files, place, layout, jobs=2) as mount:
+                        what = f"{files.what}, limited, beside a job: {who}"
+                        try:
+                            speed = _beside(bench, daemon, mount.mountpoint, files, hints)
+                        except HintDoubted as error:
+                            bench.results.note(f"log: {what}: {layout}: left out: {error}")
                             continue
-                        seconds = ran.seconds
-                    bench.results.add("log", what, peer, "files/s", len(files.names) / seconds)
-                bench.say(f"log, {what}: round {number + 1} done")
+                        bench.results.add("log", what, layout, "files/s", speed)
+                        if layout == "reorder":
+                            bench.results.note(f"log: {what}: {chosen(daemon)}")
 
 
-ROWS = {"log": log}
-COLUMNS = ("consumer", *LAYOUTS)
+def _beside(bench: Bench, daemon: HintsdCommand, root: Path, files: Files, hints: bool) -> float:
+    """Files/s of the reader beside, while a job goes on that has filled the store: the second job's
+    in its second epoch; without hints every epoch is like the others, and it is slow.
+    """
+    goes_on = bench.work / "goes-on"
+    goes_on.touch()
+    names = files.names if hints else files.names[::NATIVE_SHARE]
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            first = pool.submit(
+                load_epochs,
+                *(root, files.names),
+                seed=1,
+                epochs=EPOCHS_MOST,
+                hints=True,
+                workers=2,
+                while_there=str(goes_on),
+            )
+            while not any(job.get("epoch", 0) > 0 for job in daemon.status()["jobs"]):
+                if first.done():
+                    first.result()
+                    raise RuntimeError("the job has ended")
+                time.sleep(0.05)
+            ahead = AHEAD if hints else 0
+            epochs = load_epochs(
+                *(root, names), seed=2, epochs=1 + hints, hints=hints, ahead=ahead, workers=2
+            )
+        finally:
+            goes_on.unlink()
+        first.result()
+    return len(names) / float(epochs[-1]["seconds"])
+
+
+def _meta(bench: Bench) -> None:
+    """Row log-meta: orders of two epochs, their chunks, `pack` frames, and the mount's index."""
+    samples = META_SAMPLES // (10 if bench.quick else 1)
+    for _ in _rounds(bench, "log-meta"):
+        said = json.loads(run_module("tools.bench.meta_cost", str(samples)).stdout)
+        for who in META_COLUMNS:
+            bench.results.add("log", "MetaIndex: CPU", who, "seconds", said[who]["cpu_s"])
+            bench.results.add("log", "MetaIndex: memory", who, "GB", said[who]["bytes"] / 1e9)
+    bench.results.note(f"log: MetaIndex: {samples:,} samples, {said['chunks']} chunks")
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {
+    **{
+        f"log-{size // 1000}k{'' if name == 'limited' else '-plain'}": functools.partial(
+            _sizes, size, name
+        )
+        for name in ("limited", "plain")
+        for size in COUNTS
+    },
+    "log-bandwidth": _bandwidth,
+    "log-paced": _paced,
+    **{f"log-partial-{size // 1000}k": functools.partial(_partial, size) for size in PARTIAL},
+    "log-two": _two,
+    "log-meta": _meta,
+}
+COLUMNS = ("ceiling", "consumer", *LAYOUTS, *META_COLUMNS)

@@ -1,6 +1,7 @@
 /* The readers of the benchmarks: the same few system calls for every peer, nothing else timed.
  *
  * reader files LIST READERS [BATCH] open, fstat, read, close of each file in LIST (one path a line)
+ * reader await LIST                 open, fstat, close of each, when all its pages are in the kernel's cache
  * reader list DIRECTORY             getdents of one directory
  * reader stat DIRECTORY             fstatat of each of its entries (listing them is not timed)
  * reader stream FILE                sequential reads of 1 MiB
@@ -135,6 +136,43 @@ static void files(const char *list, int readers, size_t batch) {
         bytes += s->bytes[r];
     }
     report(end - begin, path_count, bytes);
+}
+
+/* Whether all pages of the file are cached; touches none of them. */
+static int is_there(int fd, size_t size) {
+    static unsigned char found[1 << 16];
+    size_t pages = (size + 4095) / 4096;
+    int there = 1;
+    if (!size) return 1;
+    if (pages > sizeof found) { errno = EFBIG; die("await"); }
+    void *at = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED || mincore(at, size, found)) die("mincore");
+    for (size_t i = 0; i < pages; i++) there &= found[i];
+    munmap(at, size);
+    return there;
+}
+
+static void await(const char *list) {
+    static char buffer[1 << 20];
+    uint64_t total = 0;
+    load_paths(list);
+    double begin = now();
+    for (size_t i = 0; i < path_count; i++) {
+        struct stat st;
+        int fd = open(paths[i], O_RDONLY);
+        if (fd < 0 || fstat(fd, &st)) die(paths[i]);
+        double since = now();
+        while (!is_there(fd, (size_t)st.st_size)) {
+            ssize_t n = 0;
+            if (now() - since > 0.005)
+                while ((n = read(fd, buffer, sizeof buffer)) > 0) {}
+            if (n < 0) die(paths[i]);
+            usleep(100);
+        }
+        total += (uint64_t)st.st_size;
+        close(fd);
+    }
+    report(now() - begin, path_count, total);
 }
 
 /* ---- directories ---- */
@@ -311,6 +349,7 @@ int main(int argc, char **argv) {
     const char *what = argc > 2 ? argv[1] : "";
     if ((argc == 4 || argc == 5) && !strcmp(what, "files"))
         files(argv[2], atoi(argv[3]), argc == 5 ? (size_t)atol(argv[4]) : 1);
+    else if (argc == 3 && !strcmp(what, "await")) await(argv[2]);
     else if (argc == 3 && !strcmp(what, "direct")) direct(argv[2]);
     else if (argc == 3 && !strcmp(what, "list")) list(argv[2]);
     else if (argc == 3 && !strcmp(what, "stat")) stat_each(argv[2]);

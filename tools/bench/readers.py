@@ -74,6 +74,15 @@ class Readers:
         listed.write_text("".join(f"{path}\n" for path in paths))
         return self._pass("files", str(listed), str(readers), str(batch))
 
+    def await_files(self, paths: Iterable[str]) -> Pass:
+        """Open each in the given order and wait until all its pages are there; read none of them.
+
+        A file whose pages do not come within 5 ms is read: they may have come and gone.
+        """
+        listed = self._work / "order.txt"
+        listed.write_text("".join(f"{path}\n" for path in paths))
+        return self._pass("await", str(listed))
+
     def read_direct(self, file: Path) -> Pass:
         """The device's sequential bandwidth: one reader, 4 MiB each, past the page cache."""
         return self._pass("direct", str(file))

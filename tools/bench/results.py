@@ -103,18 +103,26 @@ TARGETS = (
         for against in ("static", "reorder")
     ),
     *(
-        Target("log", f"110 KB, {device}: bandwidth", "device", 0.9, peer="reorder")
+        Target("log", f"{size}, {device}: bandwidth, read only", "device", 0.9, peer="reorder")
+        for size in ("10 KB", "110 KB")
         for device in ("plain", "limited")
     ),
     *(
-        Target("log", f"110 KB, {device}, paced: epoch", "consumer", 1.05, True, peer="reorder")
+        Target("log", f"110 KB, {device}, paced: epoch", against, 1.05, True, peer="reorder")
         for device in ("plain", "limited")
+        for against in ("consumer", "static")
     ),
     *(
         Target("log", f"{size}, half of it on SSD", against, least, peer="reorder")
         for size in ("10 KB", "110 KB")
         for against, least in (("static", 1.3), ("stock", 1.45))
     ),
+    *(
+        Target("log", f"10 KB, limited, beside a job: {who}", "static", 0.9, peer="reorder")
+        for who in ("a second job", "an unhinted reader")
+    ),
+    Target("log", "MetaIndex: CPU", None, 15, at_most=True, peer="both"),
+    Target("log", "MetaIndex: memory", None, 1, at_most=True, peer="both"),
     Target("plan", "until the first window", None, 15, at_most=True),
     Target("plan", "memory of hintsd's process", None, 1, at_most=True),
     *(

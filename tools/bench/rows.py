@@ -16,8 +16,8 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.bench import peers
@@ -46,9 +46,15 @@ class Bench:
     quick: bool
     results: Results
     say: Callable[[str], None]
+    asked_rounds: int | None = None  # instead of each row's own number
+    files: Mapping[int, int] = field(default_factory=dict)  # of the log rows: size -> samples
+    epochs: int | None = None  # of the log rows: those of a mount that count
+    layouts: tuple[str, ...] = ()  # of the log rows, instead of each row's own
     own_drops: int = 0
 
     def rounds(self, full: int) -> int:
+        if self.asked_rounds is not None:
+            return self.asked_rounds
         return min(3, full) if self.quick else full
 
     def turns(self, round_number: int, names: tuple[str, ...]) -> tuple[str, ...]:

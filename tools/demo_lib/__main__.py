@@ -1,9 +1,9 @@
 """The demo's main program: dataset, slow origin, three trainings, comparison, PASS or FAIL.
 
 All trainings run the same three epochs: directly from the origin, through a mount, and through a
-mount that is told the order by one line, `hintsd.attach(loader)`. No memory helps the direct one
-(the kernel's caches are dropped before each epoch: a dataset larger than memory), and a mount may
-use RAM for a quarter of the dataset.
+mount that is told the order by one line, `hintsd.attach(loader)`, and lays out its SSD by it (the
+log, docs/LOG.md). No memory helps the direct one (the kernel's caches are dropped before each
+epoch: a dataset larger than memory), and a mount may use RAM for a third of the dataset.
 
 INVARIANT: mounts, daemon, loop device, read limit and temporary files are gone at the end, also
 after a failure, Ctrl-C or SIGTERM.
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +33,8 @@ from tools.slow_origin import LoopOrigin, can_throttle, drop_caches
 EPOCHS = 3
 READ_BPS = 8_000_000
 READ_IOPS = 400
-RAM_SHARE = 0.25  # of the dataset: what a mount may hold in RAM
+RAM_SHARE = 1 / 3  # of the dataset: what a mount may hold in RAM
+LAYOUT = "reorder"  # of the hinted mount's SSD: written anew for each epoch
 SPARE_BYTES = 64 << 20  # of the origin's file system, for its own tables
 
 
@@ -70,7 +71,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 def main(
     data: Path | None, images: int, seed: int, out: Path, work_dir: Path | None, fusecache: Path
 ) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
     signal.signal(signal.SIGTERM, _terminated)
     started = time.monotonic()
     try:
@@ -129,6 +130,7 @@ def _demo(
         trained: dict[str, list[training.Epoch]] = {}
         hashed: dict[str, training.Files] = {}
         statuses: dict[str, dict[str, Any]] = {}
+        layouts: list[report.Layout] = []
 
         def run(source: str, root: Path, mount: FusecacheMount | None) -> None:
             before: _Counted = _Counted()
@@ -152,6 +154,8 @@ def _demo(
 
             def after_epoch(number: int, epoch: training.Epoch) -> None:
                 epochs.append((epoch, count().since(before)))
+                if source == "hinted":
+                    layouts.append(_layout(daemon.status()))
                 say(
                     f"{source}, epoch {number + 1}: {epoch.samples_per_s:.0f} samples/s,"
                     f" {epoch.waiting_s:.1f} of {epoch.seconds:.1f} s waiting for data"
@@ -176,16 +180,20 @@ def _demo(
         run("direct", origin, None)
         ram = int(hashed["direct"].size_bytes * RAM_SHARE)
         daemon = cleanup.enter_context(HintsdCommand(work))
-        for source, hintsd in (("mount", "none"), ("hinted", str(daemon.socket))):
+        for source, hints in (
+            ("mount", ("--hintsd", "none")),
+            ("hinted", ("--hintsd", str(daemon.socket), "--layout", LAYOUT)),
+        ):
+            options = ("--ram", str(ram), *hints)
             mount = FusecacheMount(
                 origin,
                 work / f"mnt-{source}",
                 work / f"cache-{source}",
-                ("--ram", str(ram), "--hintsd", hintsd),
+                options,
                 executable=fusecache,
             )
             with mount:
-                say(f"fusecache mount {origin} {mount.mountpoint} --ram {ram} --hintsd {hintsd}")
+                say(f"fusecache mount {origin} {mount.mountpoint} {' '.join(options)}")
                 run(source, mount.mountpoint, mount)
                 statuses[source] = mount.status()
 
@@ -193,10 +201,14 @@ def _demo(
         files = hashed["direct"]
         about = f"{files.count} JPEG files, {files.size_bytes / 1e6:.0f} MB; origin: {kind}"
         console.print()
-        report.print_table(console, rows, checks)
+        written = int(statuses["hinted"]["layout"]["log_written_bytes"])
+        served = files.size_bytes * EPOCHS
+        log = report.Log(LAYOUT, layouts, written / max(1, served))
+        report.print_table(console, rows, log, checks)
         with (out / "table.txt").open("w") as table:
-            report.print_table(Console(file=table, width=120), rows, checks)
-        report.save_json(out / "demo.json", rows, checks, {"dataset": about, "status": statuses})
+            report.print_table(Console(file=table, width=report.WIDTH), rows, log, checks)
+        notes: dict[str, object] = {"dataset": about, "layout": asdict(log), "status": statuses}
+        report.save_json(out / "demo.json", rows, checks, notes)
         report.save_plot(out / "demo.png", rows, about)
         say(f"saved {out / 'demo.png'}, table.txt, demo.json")
     return checks
@@ -216,6 +228,12 @@ class _Counted:
             self.from_ssd - before.from_ssd,
             None if self.late is None else self.late - (before.late or 0),
         )
+
+
+def _layout(status: dict[str, Any]) -> report.Layout:
+    """Of the job that reads, or has just ended."""
+    job: dict[str, str] = [*status["ended"], *status["jobs"]][-1]
+    return report.Layout(job.get("layout", "static"), job.get("layout_why", "not packed"))
 
 
 def _late(status: dict[str, Any]) -> int:

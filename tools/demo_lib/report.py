@@ -10,6 +10,8 @@ from rich.table import Table
 
 from tools.demo_lib.training import Epoch
 
+WIDTH = 120  # of what is not printed on a terminal
+
 
 @dataclass(frozen=True)
 class Row:
@@ -22,13 +24,30 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Layout:
+    name: (
+        str  # "reorder": written anew for the epoch that follows; "log": read from a log; "static"
+    )
+    why: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """How the hinted mount's SSD was laid out."""
+
+    asked: str  # --layout
+    epochs: list[Layout]  # at the end of each
+    written_share: float  # bytes of logs, for each byte that the training read
+
+
+@dataclass(frozen=True)
 class Check:
     claim: str
     holds: bool
     found: str
 
 
-def print_table(console: Console, rows: list[Row], checks: list[Check]) -> None:
+def print_table(console: Console, rows: list[Row], log: Log, checks: list[Check]) -> None:
     table = Table(
         title="One training: directly from the origin, through a mount, and with hints",
         title_justify="left",
@@ -56,9 +75,24 @@ def print_table(console: Console, rows: list[Row], checks: list[Check]) -> None:
             f"{row.result.accuracy:.1%}",
         )
     console.print(table)
+    console.print(
+        f"  hinted, layout on SSD (--layout {log.asked}):"
+        f" {log.written_share:.2f} bytes written for each byte served",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for number, layout in enumerate(log.epochs, start=1):
+        told = f"    after epoch {number}: {_said(layout, len(log.epochs))}"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
     for check in checks:
         mark = "[green]yes[/]" if check.holds else "[bold red]NO [/]"
         console.print(f"  {mark} {check.claim}: {check.found}", highlight=False, soft_wrap=True)
+
+
+def _said(layout: Layout, last: int) -> str:
+    if (layout.name, layout.why) == ("log", "no epoch follows"):
+        return f"epoch {last} is read from the log; none comes after it: nothing is written"
+    return f"{layout.name}, because: {layout.why}"
 
 
 def save_json(path: Path, rows: list[Row], checks: list[Check], about: dict[str, object]) -> None:
