@@ -63,12 +63,13 @@ HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")
 HELPER_DIRECTORY = "/sbin"
 HINTSD_START_S = 5.0
 # What `packing` in a mount's state means (docs/LOG.md); 0 is nothing.
+OPEN = 1
 PACKING = {
-    1: "a log is being written",
+    OPEN: "a log is being written",
     2: "NO LOG: no room on SSD",
-    3: "no log: another one is not finished",
-    4: "what is written anew is limited by the room on SSD",
+    4: "NO LOG: too little room on SSD",
     5: "A WRITE TO THE LOG FAILED: see the log file",
+    6: "a log is being written, as far as there is room on SSD",
 }
 
 EXIT_CODES = f"""\b
@@ -95,50 +96,50 @@ def _say(line: str) -> None:
 # ---- flags ---------------------------------------------------------------------------------------
 
 
-def _settings_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The flags of `mount` and `restart`: each is a setting of the same name in TOML."""
+
+    def flag(names: str, help_: str, default: str = "", **more: Any) -> Callable[..., Any]:
+        shown = f"[{default}]" if default and shows_defaults else ""
+        return click.option(names, default=None, help=f"{help_} {shown}".strip(), **more)
+
     flags = [
         click.option("--config", "config_file", metavar="FILE", help="TOML with these same names."),
-        click.option(
-            "--cache-dir", metavar="DIR", help="Where the SSD tier lies. [/var/cache/fusecache]"
+        flag(
+            "--cache-dir",
+            "Where the SSD tier lies; several, on several disks.",
+            "/var/cache/fusecache",
+            metavar="DIR",
+            multiple=True,
         ),
-        click.option("--ssd", metavar="SIZE", help="Limit of the SSD tier. [what is free]"),
-        click.option(
-            "--ram", metavar="SIZE", help="Budget of the RAM tier. [a quarter of the memory]"
-        ),
-        click.option("--keep-free", metavar="SIZE|%", help="Left to others on that disk. [5%]"),
-        click.option(
-            "--policy", metavar="|".join(config.POLICIES), help="keep: replace nothing. [lrf]"
-        ),
-        click.option(
-            "--digest", metavar="|".join(config.DIGESTS), help="blake3 where users share."
-        ),
-        click.option(
+        flag("--ssd", "Limit of the SSD tier.", "what is free", metavar="SIZE"),
+        flag("--ram", "Budget of the RAM tier.", "a quarter of the memory", metavar="SIZE"),
+        flag("--keep-free", "Left to others on that disk.", "5%", metavar="SIZE|%"),
+        flag("--policy", "keep: replace nothing.", "lrf", metavar="|".join(config.POLICIES)),
+        flag("--digest", "blake3 where users share.", metavar="|".join(config.DIGESTS)),
+        flag(
             "--layout",
+            "reorder: hinted samples lie on SSD as the next epoch reads them.",
+            "static",
             metavar="|".join(config.LAYOUTS),
-            help="reorder: hinted samples lie on SSD as the next epoch reads them. [static]",
         ),
-        click.option(
-            "--allow-other", is_flag=True, default=None, help="Other users may read, too."
-        ),
-        click.option("--revalidate", metavar="SECONDS|never", help="See changes within this. [60]"),
-        click.option(
-            "--zero-open/--no-zero-open", default=None, help="Reads without round trips. [on]"
-        ),
-        click.option("--origin-timeout", metavar="SECONDS", help="A hung origin gives EIO. [30]"),
-        click.option("--origin-threads", metavar="N", help="Calls to the origin at a time. [32]"),
-        click.option(
-            "--prefetch-bandwidth", metavar="SIZE|none", help="Of hinted reads, a second. [none]"
-        ),
-        click.option("--prefetch-depth", metavar="N", help="Hinted reads at a time. [128]"),
-        click.option(
-            "--hintsd", metavar="auto|none|SOCKET", help="Who takes hints; auto starts it. [auto]"
-        ),
-        click.option("--log-file", metavar="FILE", help="[in the runtime directory]"),
+        flag("--allow-other", "Other users may read, too.", is_flag=True),
+        flag("--revalidate", "See changes within this.", "60", metavar="SECONDS|never"),
+        flag("--zero-open/--no-zero-open", "Reads without round trips.", "on"),
+        flag("--origin-timeout", "A hung origin gives EIO.", "30", metavar="SECONDS"),
+        flag("--origin-threads", "Calls to the origin at a time.", "32", metavar="N"),
+        flag("--prefetch-bandwidth", "Of hinted reads, a second.", "none", metavar="SIZE|none"),
+        flag("--prefetch-depth", "Hinted reads at a time.", "128", metavar="N"),
+        flag("--hintsd", "Who takes hints; auto starts it.", "auto", metavar="auto|none|SOCKET"),
+        flag("--log-file", "Where the log goes.", "in the runtime directory", metavar="FILE"),
     ]
-    for flag in reversed(flags):
-        function = flag(function)
-    return function
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(flags):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def _collect(
@@ -148,9 +149,11 @@ def _collect(
     settings = config.read_file(config_file) if config_file else {}
     settings.update(config.read_options(options))
     for name, value in flags.items():
-        if value is not None:
+        if value not in (None, ()):
             canonical, parsed = config.parse_setting(name, value, "--" + name.replace("_", "-"))
             settings[canonical] = parsed
+            if isinstance(value, tuple) and len({*map(os.path.abspath, value)}) < len(value):
+                _complain(f"warning: the same twice: --{name.replace('_', '-')} {' '.join(value)}")
     return settings
 
 
@@ -177,9 +180,15 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("places", nargs=-1, metavar="[SOURCE] [MOUNTPOINT]")
-@_settings_flags
+@_settings_flags(shows_defaults=True)
 @click.option("--foreground", "-f", is_flag=True, default=None, help="Stay, and log on stderr.")
-@click.option("-o", "options", multiple=True, metavar="A,B=C", help="Settings, as from fstab.")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="A,B=C",
+    help="Settings, as from fstab; also noexec: nothing on it is executed.",
+)
 def mount(
     places: tuple[str, ...], config_file: str | None, options: tuple[str, ...], **flags: Any
 ) -> None:
@@ -188,6 +197,7 @@ def mount(
     \b
     fusecache mount /data/imagenet
     fusecache mount /mnt/nfs/imagenet /data/imagenet --cache-dir /ssd/cache --ssd 500G --ram 64G
+    fusecache mount /data/imagenet --cache-dir /ssd1/cache --cache-dir /ssd2/cache
     fusecache mount --config /etc/fusecache/imagenet.toml --foreground
 
     \b
@@ -204,12 +214,15 @@ def mount(
         settings.pop("source", None)  # one place: over itself
     for name, place in zip(("mountpoint", "source"), reversed(places), strict=False):
         settings[name] = config.parse_setting(name, place, name)[1]
-    _mount(config.check_places(config.build(settings)))
+    _mount(config.build(settings))
 
 
-def _mount(wanted: Config) -> None:
+def _mount(given: Config) -> None:
     """Start the keeper and wait for its report."""
+    wanted = config.check_places(given)
     warnings = config.warnings_of(wanted)
+    if len(wanted.cache_dirs) < len(given.cache_dirs):
+        warnings.append(f"the same directory twice, by a link: {', '.join(given.cache_dirs)}")
     arguments = [sys.executable, "-P", "-m", "fusecache.keeper", wanted.to_json()]
     environment = {**os.environ, **keeper.package_environment()}
     sys.stdout.flush()
@@ -234,12 +247,19 @@ def _mount(wanted: Config) -> None:
         _complain(f"warning: {line}")
     if not report.get("ready"):
         process.wait()
-        raise UserError(str(report.get("error")), int(report.get("exit", EXIT_FAILED)))
+        others = config.users_of_more(wanted)
+        line = "; ".join([str(report.get("error")), *others])
+        raise UserError(line, int(report.get("exit", EXIT_FAILED)))
     if wanted.hintsd == "auto":
         try:
             _start_hintsd(mounts.hintsd_socket(os.getuid()))
         except OSError as error:
             _complain(f"warning: hintsd was not started, hints have no effect: {error}")
+    elif wanted.hintsd != "none" and not _listens(*os.path.split(wanted.hintsd)):
+        _complain(
+            f"warning: --hintsd {wanted.hintsd}: nobody listens there, hints have no effect until "
+            f"somebody does: hintsd serve --socket {wanted.hintsd}"
+        )
 
 
 def _start_hintsd(path: str) -> None:
@@ -315,15 +335,40 @@ def status(path: str, as_json: bool) -> None:
     \b
     fusecache status /data/imagenet
     fusecache status /data/imagenet --json | jq .reads
+
+    \b
+    RAM tier  files of the mount in the page cache, of --ram, as far as the mount knows: the kernel
+              may have let go of some
+    SSD tier  used, of --ssd: what is reserved for segments that are being written counts whole, so
+              it may fall later; blocks: of 4 MiB at most, a small file is one; a line for each of
+              several cache directories
+    reads     requests that reached the mount: not those that the page cache answered
+    origin    what was read there, by readers, hints and `warm`
+    prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
+              what they brought; late: reads of files that were to be in RAM, and were not
+    layout    how hinted samples lie on SSD, and why; last: of the job that has ended last
+              (`hintsd status --help`, docs/TUNING.md)
+    integrity
+              blocks whose digest was wrong; they were fetched again
+    counted   since when, if the server was restarted
+    cache faults
+              what was wrong with the cache directory or its disk; readers got the origin's bytes
     """
     target = control_client.find(path)
     answer = control_client.ask(target, {"op": "status"})["status"]
+    told = hintsd_client.told(target)
     if isinstance(answer.get("layout"), dict):
-        answer["layout"] |= hintsd_client.layout(target)
+        answer["layout"] |= told.layout
+    if told.absent:
+        answer["no_hintsd_at"] = told.absent
     if as_json:
         _say(json.dumps(answer, indent=2))
     else:
         console().print(_status_table(answer))
+
+
+def _times(count: int) -> str:
+    return f"{count:,} time{'s' * (count != 1)}"
 
 
 def _of(part: dict[str, Any]) -> str:
@@ -332,31 +377,76 @@ def _of(part: dict[str, Any]) -> str:
     return f"{format_bytes(bytes_)} of {format_bytes(limit)}{share}"
 
 
-def _prefetch(part: dict[str, Any]) -> str:
-    if not part.get("connected"):
-        done = format_bytes(part.get("bytes", 0))
-        return f"no job has hints now; {part.get('files', 0):,} files, {done} until now"
+def _ssd(answer: dict[str, Any]) -> str:
+    part, packed = answer["ssd"], (answer.get("layout") or {}).get("log_files", 0)
+    if not packed:
+        return f"{_of(part)}, {part['blocks']:,} blocks"
     return (
-        f"{part['queued_stage']:,} to stage and {part['queued_fetch']:,} to fetch, "
-        f"{part['in_flight']:,} of {part['depth']:,} in flight; "
-        f"{part['files']:,} files, {format_bytes(part['bytes'])}, {part['late_reads']:,} late reads"
+        f"{_of(part)}, {_files(packed)} in the log, {part['blocks']:,} blocks elsewhere "
+        "(of files that have moved, too: fusecache gc tells)"
     )
 
 
-def _layout(part: dict[str, Any], pushed_bytes: int) -> str:
+def _prefetch(part: dict[str, Any], staged_bytes: int) -> str:
+    done = (
+        f"{part.get('files', 0):,} files, {format_bytes(part.get('bytes', 0))} from the origin; "
+        f"{format_bytes(staged_bytes)} from SSD into RAM"
+    )
+    if not part.get("connected"):
+        return f"no job has hints now; until now {done}"
+    return (
+        f"{part['queued_stage']:,} to stage and {part['queued_fetch']:,} to fetch, "
+        f"{part['in_flight']:,} of {part['depth']:,} in flight; "
+        f"{done}; {part['late_reads']:,} late reads"
+    )
+
+
+def _layout(answer: dict[str, Any]) -> str:
+    part = answer.get("layout") or {}
     setting, chosen = part.get("setting", "static"), part.get("chosen")
-    said = f"--layout {setting}"
+    parts = [f"--layout {setting}"]
     if chosen:
-        said = f"{chosen} (--layout {setting}, {part['job']}): {part['why']}"
-    packing = part.get("packing", 0)
-    if packing in PACKING:
-        said += f"; {PACKING[packing]}"
-    written = part.get("log_written_bytes", 0)
+        why = f": {part['why']}" if part["why"] != f"--layout {setting}" else ""
+        parts = [f"{chosen} (--layout {setting}, {part['job']}){why}"]
+    elif setting != "static" and not (answer.get("prefetch") or {}).get("connected"):
+        parts.append("nothing is moved: no job has hints now")
+    if last := part.get("last"):
+        parts.append(f"last: {last['chosen']} ({last['job']}): {last['why']}")
+    if part.get("probe_fault"):
+        parts.append(f"STATIC, SINCE {part['probe_fault']}")
+    packing, samples = part.get("packing", 0), part.get("log_samples", 0)
+    if packing == OPEN and samples:
+        share = part.get("log_moved_samples", 0) / samples
+        parts.append(f"the next epoch's log is being written, {share:.0%} is there")
+    elif packing in PACKING:
+        parts.append(PACKING[packing])
+    if needed_bytes := part.get("ssd_needed_bytes", 0):
+        parts[-1] += f", --ssd {-(-needed_bytes >> 20)}M would be needed"
+    written, served = part.get("log_written_bytes", 0), answer["reads"].get("bytes_served", 0)
     if written:
-        said += f"; {format_bytes(written)} written"
-        if pushed_bytes:
-            said += f", {written / pushed_bytes:.2f} bytes for each byte served"
-    return said
+        logs = part.get("logs", 0)
+        parts.append(f"{format_bytes(written)} written in {logs:,} log{'s' * (logs != 1)}")
+        if served:
+            parts[-1] += f", {written / served:.2f} bytes for each byte served"
+    return "; ".join(parts)
+
+
+def _directories(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """A line for each of several cache directories."""
+    if len(parts) < 2:
+        return []
+    return [
+        (
+            "",
+            f"{part['path']}: "
+            + (
+                f"OUT OF SERVICE: {part['why_out']}"
+                if part["why_out"]
+                else format_bytes(part["bytes"])
+            ),
+        )
+        for part in parts
+    ]
 
 
 def _status_table(answer: dict[str, Any]) -> Table:
@@ -369,10 +459,14 @@ def _status_table(answer: dict[str, Any]) -> Table:
     rows = [
         ("mount point", answer["mountpoint"]),
         ("source", answer["source"]),
-        ("up", f"{format_duration(answer['uptime_s'])}, {mode}, server restarted {restarts} times"),
+        (
+            "up",
+            f"{format_duration(answer['uptime_s'])}, {mode}, server restarted {_times(restarts)}",
+        ),
         ("processes", f"keeper {answer['keeper_pid']}, server {answer['server_pid']}"),
         ("RAM tier", _of(answer["ram"]) + " at most"),
-        ("SSD tier", f"{_of(answer['ssd'])}, {answer['ssd']['blocks']:,} blocks"),
+        ("SSD tier", _ssd(answer)),
+        *_directories(answer["ssd"].get("directories") or []),
         (
             "reads",
             f"{reads['requests']:,} requests, {reads['from_ssd']:,} from SSD, "
@@ -383,16 +477,21 @@ def _status_table(answer: dict[str, Any]) -> Table:
             f"{origin['files']:,} files, {format_bytes(origin['bytes'])}, "
             f"{origin['errors']:,} errors",
         ),
-        ("prefetch", _prefetch(answer.get("prefetch") or {})),
-        ("layout", _layout(answer.get("layout") or {}, reads.get("bytes_pushed", 0))),
+        ("prefetch", _prefetch(answer.get("prefetch") or {}, reads.get("bytes_staged", 0))),
+        ("layout", _layout(answer)),
         ("integrity", f"{answer['integrity']['mismatches']:,} mismatches"),
     ]
+    if restarts:
+        since = format_duration(answer.get("counted_s", 0))
+        rows.append(("counted", f"reads to integrity: since the last restart, {since} ago"))
     if origin.get("available") is False:
         rows.append(
             ("", f"THE ORIGIN IS AWAY: {origin.get('last_error')}; cached files are served")
         )
     if answer.get("keeper_alive") is False:
         rows.append(("", "THE KEEPER IS GONE: umount and mount again at the next occasion"))
+    if path := answer.get("no_hintsd_at"):
+        rows.append(("", f"NO HINTSD LISTENS at {path}: hints have no effect until one does"))
     faults = answer["integrity"].get("faults") or {}
     if faults:
         rows.append(("cache faults", ", ".join(f"{name}: {n:,}" for name, n in faults.items())))
@@ -432,30 +531,78 @@ def list_mounts(as_json: bool) -> None:
 # ---- probe ---------------------------------------------------------------------------------------
 
 PROBE_SAMPLES_BYTES = (3000, 10_000, 30_000, 110_000)
+SPREAD_MOST = 0.5
 
 
 @cli.command("probe")
-@click.argument("cache_dir")
+@click.argument("path", metavar="CACHE_DIR|MOUNTPOINT")
+@click.option("--show", is_flag=True, help="What was measured last; measures nothing.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def probe_device(cache_dir: str, as_json: bool) -> None:
-    """Measure the disk of CACHE_DIR, and keep the result there for `--layout auto`.
+def probe_device(path: str, show: bool, as_json: bool) -> None:
+    """Measure the disk of a cache directory, and keep the result there for `--layout auto`.
 
     \b
     fusecache probe /var/cache/fusecache
-    fusecache probe /ssd/cache --json | jq .mixed_bytes_per_s
+    fusecache probe /data/imagenet                    each cache directory of that mount
+    fusecache probe /var/cache/fusecache --show --json | jq .mixed_bytes_per_s
 
-    Takes some 3 s and, meanwhile, room for 256 MiB. Best while nobody uses the disk: a mount that
-    needs the figures makes them itself, but while a training reads. They are valid for 30 days.
+    Takes some 3 s and, meanwhile, room for 256 MiB. Best while nobody uses the disk. A mount with
+    `--layout auto` that finds no result of the last 30 days measures by itself when the first
+    training with hints comes. In another directory, unless it is empty, nothing is kept.
     Samples are worth reordering where the gain is well above 1; docs/TUNING.md says more.
     """
-    directory = pathlib.Path(cache_dir)
-    if not directory.is_dir():
-        raise UserError(f"{cache_dir} is no directory: make it (mkdir -p), or mount with it first")
-    found = probe.measure(directory)
+    directories = _probed(path)
+    maps = []
+    for directory in directories:
+        if show:
+            kept = probe.load(directory)
+            if kept is None:
+                raise UserError(
+                    f"{directory}: nothing that was measured in the last 30 days is kept there; "
+                    f"to measure: fusecache probe {path}"
+                )
+            found = kept
+        else:
+            found = probe.measure(directory)
+        maps.append(found.as_map())
+        if not as_json:
+            heading = [f"{directory}:"] if len(directories) > 1 else []
+            command.show(
+                *heading, _device_table(found), "", _samples_table(found), "", _trust(found)
+            )
+            if directory is not directories[-1]:
+                command.show("")
+        if not show and not probe.is_kept_in(directory):
+            _complain(f"{directory} is no cache directory: the result is not kept")
     if as_json:
-        _say(json.dumps(found.as_map(), indent=2))
-        return
-    command.show(_device_table(found), "", _samples_table(found))
+        by_path = {str(path): one for path, one in zip(directories, maps, strict=True)}
+        _say(json.dumps(maps[0] if len(maps) == 1 else by_path, indent=2))
+
+
+def _probed(path: str) -> list[pathlib.Path]:
+    """The cache directories that are meant, of a mount those in service. Whether a mount is, is
+    seen without touching it.
+    """
+    if mounts.find(path) is not None:
+        answer = control_client.ask(control_client.find(path), {"op": "status"})["status"]
+        parts = answer["ssd"].get("directories") or [{"path": answer["cache_dir"]}]
+        used = [pathlib.Path(part["path"]) for part in parts if not part.get("why_out")]
+        return used or [pathlib.Path(answer["cache_dir"])]
+    directory = pathlib.Path(path)
+    if not directory.exists():
+        raise UserError(f"{path} does not exist: make it (mkdir -p), or mount with it first")
+    if not directory.is_dir():
+        raise UserError(f"{path} is a file: give a cache directory, or a mount point")
+    if os.statvfs(directory).f_blocks == 0:
+        raise UserError(f"{path}: that file system stores nothing; give a directory on the SSD")
+    return [directory]
+
+
+def _trust(found: probe.Probe) -> str:
+    line = f"passes of one figure lie up to {found.spread:.0%} apart"
+    if found.spread > SPREAD_MOST:
+        line += ": somebody else uses the disk, or it is not steady; measure again when it is idle"
+    return f"{line}; measured {format_duration(max(0.0, time.time() - found.taken_at))} ago"
 
 
 def _device_table(found: probe.Probe) -> Table:
@@ -637,7 +784,7 @@ def _place(path: str | None, settings: dict[str, Any]) -> str:
 
 @cli.command()
 @click.argument("path", required=False)
-@_settings_flags
+@_settings_flags(shows_defaults=False)
 @click.option("-o", "options", multiple=True, metavar="A,B=C", help="Settings, as from fstab.")
 def restart(
     path: str | None, config_file: str | None, options: tuple[str, ...], **flags: Any
@@ -660,6 +807,8 @@ def restart(
         if os.path.realpath(settings.get("source", current.source)) == current.source:
             settings.pop("source", None)  # a link to it, perhaps; the keeper refuses another
         wanted = config.build(settings, current)
+        if "cache_dir" in settings:
+            wanted = config.check_cache_dirs(wanted)
         request = {"op": "restart", "config": json.loads(wanted.to_json())}
         answer = control_client.ask_keeper(target, request, control_client.RESTART_TIMEOUT_S)
     except ConnectionError as error:
@@ -687,7 +836,15 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
     fusecache umount --lazy /data/imagenet       even while programs use it
     """
     settings = config.read_file(config_file) if config_file else {}
-    target = control_client.find(_place(path, settings))
+    place = _place(path, settings)
+    target = control_client.find(place)
+    if target.mountpoint not in (os.path.abspath(place), mounts.resolve(place)):
+        raise UserError(
+            f"{place} is inside of the mount {target.mountpoint}; to end that: "
+            f"fusecache umount {target.mountpoint}",
+            EXIT_USAGE,
+        )
+    os.chdir("/")  # our own directory may be what keeps it busy
     readers = [] if lazy or force else hintsd_client.readers(target)
     if readers:
         raise UserError(
@@ -801,9 +958,11 @@ def _help_mount(arguments: list[str]) -> None:
     settings = config.read_options(options)
     for name, place in zip(("source", "mountpoint"), places, strict=True):
         settings[name] = config.parse_setting(name, place, name)[1]
-    wanted = config.check_places(config.build(settings))
-    if not fake:
-        _mount(wanted)
+    given = config.build(settings)
+    if fake:
+        config.check_places(given)
+    else:
+        _mount(given)
 
 
 # ---- entry ---------------------------------------------------------------------------------------

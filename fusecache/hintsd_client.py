@@ -11,13 +11,25 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fusecache import mounts, wire
 from fusecache.control_client import Target
 
 TIMEOUT_S: Final = 1.0
 RECEIVE_BYTES: Final = 1 << 18
+
+
+class Told(NamedTuple):
+    """What `fusecache status` adds to what the mount says of itself."""
+
+    layout: dict[str, Any]
+    """How the samples of the mount's jobs lie on SSD: "chosen", "why" and "job", of the job that
+    the log follows, else of one that has epochs to come; "last", a map of the same three, when no
+    job has hints: of the one that has ended last. {}: nothing is said of it.
+    """
+    absent: str = ""
+    """The socket where nobody listens, although the mount's hints are to come from there."""
 
 
 def readers(target: Target) -> list[str]:
@@ -31,20 +43,38 @@ def readers(target: Target) -> list[str]:
         return []
 
 
-def layout(target: Target) -> dict[str, str]:
-    """How the samples of a mount's jobs lie on SSD: "chosen", "why" and "job", of the job that the
-    log follows if there is one. {}: no job, or nothing is said of it.
-    """
+def told(target: Target) -> Told:
+    """Of a mount's jobs."""
+    path = _socket(target)
+    if path is None:
+        return Told({})
     try:
-        jobs = [job for job in _asked(target)["jobs"] if job["mountpoint"] == target.mountpoint]
-        said = [
-            (str(job["layout"]), str(job["layout_why"]), job) for job in jobs if "layout" in job
-        ]
-        for chosen, why, job in sorted(said, key=lambda row: row[0] == "static"):
-            return {"chosen": chosen, "why": why, "job": str(job["name"])}
+        return Told(_layout(_status(path), target.mountpoint))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return Told({}, path)
     except (OSError, wire.WireError, KeyError, TypeError, AttributeError):
-        pass
-    return {}
+        return Told({})
+
+
+def _layout(status: dict[str, Any], mountpoint: str) -> dict[str, Any]:
+    jobs = [job for job in status["jobs"] if job["mountpoint"] == mountpoint]
+    said = [job for job in jobs if "layout" in job]
+    if said:
+        return _verdict(min(said, key=lambda job: (job["layout"] == "static", _is_in_last(job))))
+    before = [job for job in status.get("ended") or [] if job.get("mountpoint") == mountpoint]
+    last = min(before, key=lambda job: float(job["ended_ago_s"]), default=None)
+    return {"last": _verdict(last)} if last and "layout" in last and not jobs else {}
+
+
+def _verdict(job: dict[str, Any]) -> dict[str, str]:
+    named = {"chosen": "layout", "why": "layout_why", "job": "name"}
+    return {name: str(job[key]) for name, key in named.items()}
+
+
+def _is_in_last(job: dict[str, Any]) -> bool:
+    """Whether no epoch follows the one that it is in: nothing is written for it."""
+    epochs = job.get("epochs")
+    return epochs is not None and job.get("epoch", 0) + 1 >= epochs
 
 
 def _reads(job: dict[str, Any], mountpoint: str) -> bool:
@@ -53,18 +83,26 @@ def _reads(job: dict[str, Any], mountpoint: str) -> bool:
 
 
 def _line(job: dict[str, Any]) -> str:
-    process = f" (process {job['pid']})" if job.get("pid") is not None else ""
-    return f"{job['name']}{process}"
+    name, pid = job["name"], job.get("pid")
+    return f"{name} (process {pid})" if pid is not None else f"{name} (hintsd end {name})"
 
 
 def _asked(target: Target) -> dict[str, Any]:
     """The status of the mount's hintsd. OSError, WireError: there is none."""
+    path = _socket(target)
+    if path is None:
+        raise FileNotFoundError
+    return _status(path)
+
+
+def _socket(target: Target) -> str | None:
+    """Where the mount's hintsd listens; None: it is to have none."""
     record = mounts.keeper_record(target.directory) if target.directory else {}
     config = record.get("config")
     chosen = config.get("hintsd") if isinstance(config, dict) else None
     if not isinstance(chosen, str) or chosen == "none":
-        raise FileNotFoundError
-    return _status(mounts.hintsd_socket(target.mount.uid) if chosen == "auto" else chosen)
+        return None
+    return mounts.hintsd_socket(target.mount.uid) if chosen == "auto" else chosen
 
 
 def _status(path: str) -> dict[str, Any]:

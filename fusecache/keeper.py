@@ -10,8 +10,9 @@ Protocols, all one JSON object a line:
 
 * to the server: argv[1] = {"config", "fds": {"fuse", "source", "table", "control", "ready"},
   "source_device", "keeper_pid", "restarts", "mounted_at", "resume", "planned"}
-* from the server, on the ready descriptor: {"ready": true, "zero_open", "warnings"} or
-  {"error", "exit"}; it exits 0 when the mount is gone, and on SIGTERM
+* from the server, on the ready descriptor: {"ready": true, "zero_open", "warnings", "logged"} or
+  {"error", "exit"}; "logged" are warnings that are in the log already. It exits 0 when the mount is
+  gone, and on SIGTERM
 * to the CLI, on REPORT_FD: {"ready": true, "zero_open", "warnings", "device", "log"} or
   {"error", "exit"}; without REPORT_FD (--foreground) it goes to stderr, and to systemd if it asked
 * keeper.sock: {"op": "info"}, {"op": "restart", "config"}, {"op": "umount", "lazy"}
@@ -645,7 +646,7 @@ class Keeper:
         line = {
             "ready": True,
             "zero_open": report.get("zero_open"),
-            "warnings": warnings,
+            "warnings": [*warnings, *(report.get("logged") or [])],
             "device": self.device,
             "log": self.log_path,
         }
@@ -747,7 +748,8 @@ class Keeper:
             if self.server is not None:
                 seconds = time.monotonic() - self.server.started
                 self.log("INFO", f"server {self.server.pid} is ready after {seconds:.2f} s")
-            self.finish_restart({"ok": True, "warnings": report.get("warnings") or []})
+            warnings = [*(report.get("warnings") or []), *(report.get("logged") or [])]
+            self.finish_restart({"ok": True, "warnings": warnings})
             return
         line, code = str(report.get("error")), int(report.get("exit", EXIT_FAILED))
         self.log("ERROR", f"the server refused to start: {line}")

@@ -7,12 +7,18 @@ import os
 
 def usable_memory_bytes() -> int:
     """What this process may use: free memory of the machine, or less where a cgroup says so."""
-    candidates = [_available_memory_bytes()]
+    candidates = [available_memory_bytes()]
     candidates += _cgroup_limits("/proc/self/cgroup", "/sys/fs/cgroup")
     return min(candidates)
 
 
-def _available_memory_bytes() -> int:
+def total_memory_bytes() -> int:
+    """Of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_memory_bytes() -> int:
+    """Of the machine: free, or taken by what can be let go of."""
     with open("/proc/meminfo", encoding="ascii") as file:
         table = dict(line.split(":", 1) for line in file)
     amounts = [table[key] for key in ("MemAvailable", "MemTotal") if key in table]

@@ -1,9 +1,10 @@
 """What the device of a cache directory can do: measured once, and kept in the directory (`probe`).
 
 Which layout pays depends on it (docs/LOG.md): `--layout auto` compares random reads at the size of
-the samples with large reads beside as many writes. Each figure is of a pass of some tenths of a
-second past the page cache; a virtual disk may be cached by its host, and a disk that is used
-meanwhile looks slower than it is.
+the samples with large reads beside as many writes. Each figure is the median of several short
+passes past the page cache, which are taken in turn with those of the others, so that what disturbs
+for a moment spoils few of each; a virtual disk may be cached by its host, and a disk that is used
+all the while looks slower than it is.
 
 INVARIANT: the file that is measured has no name, so nothing is left of it, whatever ends us.
 INVARIANT: `load` returns nothing that was measured on another device, is damaged, or too old.
@@ -19,12 +20,14 @@ import json
 import logging
 import math
 import os
+import statistics
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +37,12 @@ from fusecache.units import format_bytes
 log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "probe"
-VERSION: Final = 1
+VERSION: Final = 2
 FILE_BYTES: Final = 256 << 20
 FILE_BYTES_LEAST: Final = 4 << 20
-PASS_S: Final = 0.4
+PASS_S: Final = 0.08
+PASSES: Final = 5  # of each figure
+PASSES_S_MOST: Final = 4.0  # of all, where a pass waits long for its last reads; one is made
 WRITE_S_MOST: Final = 2.0  # a slow disk is measured on what it has written by then
 DEPTH: Final = 64
 RANDOM_BYTES: Final = (4 << 10, 16 << 10, 64 << 10, 128 << 10)
@@ -49,6 +54,7 @@ AGE_S_MOST: Final = 30 * 24 * 3600.0
 _ALIGNMENT: Final = 4096  # of records, and of their headers together with the payload
 _HEADER_BYTES: Final = 192  # of a record of one chunk sum and a path of some 30 bytes
 _RESULT_BYTES_MOST: Final = 65536
+_NICE: Final = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class Probe:
     """Of large reads, while as much is written."""
     random: tuple[tuple[int, float], ...]
     """(bytes of a read, bandwidth), ascending: random reads, 64 in flight."""
+    spread: float = 0.0
+    """(Fastest - slowest pass) / median, of the figure whose passes differ most; writes are one."""
 
     def random_bytes_per_s(self, size_bytes: int) -> float:
         """Payload of random reads of samples of that size: what lies on disk of each is larger.
@@ -96,6 +104,7 @@ class Probe:
                 write_bytes_per_s=_rate(values["write_bytes_per_s"]),
                 mixed_bytes_per_s=_rate(values["mixed_bytes_per_s"]),
                 random=random,
+                spread=_share(values.get("spread", 0.0)),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"no result of a probe: {error!r}") from None
@@ -106,6 +115,13 @@ def _rate(value: Any) -> float:
     if not 0 < rate < math.inf:
         raise ValueError(f"{value!r} is no bandwidth")
     return rate
+
+
+def _share(value: Any) -> float:
+    share = float(value)
+    if not 0 <= share < math.inf:
+        raise ValueError(f"{value!r} is no share")
+    return share
 
 
 def _between(points: list[tuple[int, float]], size: int) -> float:
@@ -137,8 +153,17 @@ def load(directory: Path) -> Probe | None:
         return None
 
 
+def is_kept_in(directory: Path) -> bool:
+    """Whether a result is kept there: in cache directories, and in empty ones, which may become
+    such; nothing is written among other people's files.
+    """
+    names = set(os.listdir(directory))
+    return "format" in names or names <= {FILE_NAME, "lost+found"}
+
+
 def measure(directory: Path, file_bytes: int = FILE_BYTES, pass_s: float = PASS_S) -> Probe:
-    """Measure, and keep the result in the directory. Takes about 3 s, and room for `file_bytes`.
+    """Measure, and keep the result there if `is_kept_in`. Takes about 3 s, and room for
+    `file_bytes`.
 
     UserError: the directory is not there or not writable, has no room, or its file system takes no
     direct I/O.
@@ -169,52 +194,119 @@ def measure(directory: Path, file_bytes: int = FILE_BYTES, pass_s: float = PASS_
             # What was never written is not read from the device.
             size = written // LARGE_BYTES * LARGE_BYTES
             os.fdatasync(fd)
-            sequential, _, sequential_s = run(size, reads=AT_ONCE)
-            random = []
-            for read_bytes in RANDOM_BYTES:
+
+            def reads(read_bytes: int) -> float:
                 read, _, seconds = run(size, reads=DEPTH, read_bytes=read_bytes, is_random=True)
-                random.append((read_bytes, read / seconds))
-            mixed, _, mixed_s = run(size, reads=AT_ONCE, writes=AT_ONCE)
+                return read / seconds
+
+            def large_reads(writes: int = 0) -> float:
+                read, _, seconds = run(size, reads=AT_ONCE, writes=writes)
+                return read / seconds
+
+            rates, spread = _medians(
+                [
+                    large_reads,
+                    *(partial(reads, read_bytes) for read_bytes in RANDOM_BYTES),
+                    partial(large_reads, AT_ONCE),
+                ]
+            )
         device, device_bytes = _device_of(directory)
         found = Probe.from_map(
             {
                 "device": device,
                 "device_bytes": device_bytes,
                 "taken_at": time.time(),
-                "sequential_bytes_per_s": sequential / sequential_s,
+                "sequential_bytes_per_s": rates[0],
                 "write_bytes_per_s": written / write_s,
-                "mixed_bytes_per_s": mixed / mixed_s,
-                "random": random,
+                "mixed_bytes_per_s": rates[-1],
+                "random": list(zip(RANDOM_BYTES, rates[1:-1], strict=True)),
+                "spread": spread,
             }
         )
-        _keep(directory, found)
+        if is_kept_in(directory):
+            _keep(directory, found)
     except OSError as error:
         room = f" (it takes {format_bytes(file_bytes)})" if error.errno == errno.ENOSPC else ""
         raise UserError(f"{directory} cannot be measured: {error.strerror}{room}") from None
     return found
 
 
-class Device:
-    """What is known of one directory's device while a server lives: as it was kept, or measured."""
+def together(parts: Sequence[Probe]) -> Probe:
+    """Of a cache that is striped over these: segments alternate between the directories, so all
+    wait for the slowest. Directories on one device are no more than one. The same device as the
+    first one's, as old as the oldest.
+    """
+    by_device = {part.device: part for part in parts}
+    slowest = [
+        min(by_device.values(), key=lambda part: dict(part.random).get(size, math.inf))
+        for size, _ in parts[0].random
+    ]
+    count = len(by_device)
+    return replace(
+        parts[0],
+        device_bytes=sum(part.device_bytes for part in by_device.values()),
+        taken_at=min(part.taken_at for part in parts),
+        sequential_bytes_per_s=count * min(part.sequential_bytes_per_s for part in parts),
+        write_bytes_per_s=count * min(part.write_bytes_per_s for part in parts),
+        mixed_bytes_per_s=count * min(part.mixed_bytes_per_s for part in parts),
+        random=tuple(
+            (size, count * dict(part.random)[size])
+            for (size, _), part in zip(parts[0].random, slowest, strict=True)
+        ),
+    )
 
-    def __init__(self, directory: Path) -> None:
-        self.found = load(directory)
-        self._directory = directory
+
+def _medians(figures: list[Callable[[], float]]) -> tuple[list[float], float]:
+    """Of passes of each in turn; and how far those of one figure lie apart at most, as a share."""
+    begin = time.monotonic()
+    rounds = [[one() for one in figures]]
+    while len(rounds) < PASSES and time.monotonic() - begin < PASSES_S_MOST:
+        rounds.append([one() for one in figures])
+    passes = list(zip(*rounds, strict=True))
+    medians = [statistics.median(some) for some in passes]
+    if not all(medians):
+        raise OSError(errno.EIO, "a pass read nothing")
+    return medians, max(
+        (max(some) - min(some)) / median for some, median in zip(passes, medians, strict=True)
+    )
+
+
+class Device:
+    """What is known of the directories' devices while a server lives: as it was kept, or measured.
+    Of several: as one (`together`), once all are known; one that cannot be measured counts nothing.
+    """
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._parts = {directory: load(directory) for directory in directories}
+        self.fault = ""
+        """Why it could not be measured."""
         self._thread: threading.Thread | None = None
 
+    @property
+    def found(self) -> Probe | None:
+        parts = list(self._parts.values())
+        known = [part for part in parts if part is not None]
+        return together(known) if known and len(known) == len(parts) else None
+
     def measure_once(self) -> None:
-        """In a thread, unless it is known; `found` is there when it is done. What fails is logged,
-        and not tried again.
+        """In a thread of low priority, unless it is known; `found` is there when it is done. What
+        fails is logged, and not tried again.
         """
         if self.found is None and self._thread is None:
             self._thread = threading.Thread(target=self._measure, daemon=True)
             self._thread.start()
 
     def _measure(self) -> None:
-        try:
-            self.found = measure(self._directory)
-        except UserError as error:
-            log.warning("--layout auto stays static: %s", error)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread
+        for directory in [path for path, part in self._parts.items() if part is None]:
+            try:
+                self._parts[directory] = measure(directory)
+            except UserError as error:
+                log.warning("--layout auto stays static: %s", error)
+                if len(self._parts) > 1:
+                    del self._parts[directory]
+                else:
+                    self.fault = str(error)
 
 
 def _leave_page_cache(fd: int, directory: Path) -> None:

@@ -63,6 +63,7 @@ class Reader:
                 cached = await self._ask_store(self._from_store, ino, version, offset, length)
                 if cached is not None:
                     self._stats.add("from_ssd")
+                    self._stats.add("bytes_replied", length)
                     _note(ino, offset, length, asker, was_stored=True)
                     return cached
             parts = [
@@ -72,6 +73,7 @@ class Reader:
             if None not in parts and namespace.version(ino) == version:
                 found = [part for part in parts if part is not None]
                 was_stored = all(stored for stored, _ in found)
+                self._stats.add("bytes_replied", length)
                 _note(ino, offset, length, asker, was_stored)
                 return found[0][1] if len(found) == 1 else b"".join(data for _, data in found)
         raise OriginChanged

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pyfuse3
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 ORDINARY = 0  # _native.table_mode
 HOUSEKEEPING_S = 1.0
+SWEEP_ROUNDS = 30  # of housekeeping, from one sweep for dead segments to the next
 RETRY_TASK_S = 1.0
 DRAINERS = 4  # each may be held up by one inode whose page is being fetched
 RESUME_STORE_WAIT_S = 2.0
@@ -60,6 +62,8 @@ class Server:
         self.config = config
         self.stats = Stats()
         self.faults = FaultLog()
+        self._said: list[str] = []  # of cache directories, until we are announced
+        self._is_announced = False
         if not why_ordinary and _native.table_mode(launch.table_fd) == ORDINARY:
             why_ordinary = "this mount began in ordinary mode"
         self.why_ordinary = why_ordinary
@@ -76,7 +80,8 @@ class Server:
                 policy=config.policy,
                 digest=config.digest,
             ),
-            on_fault=self.faults.report,
+            further=[Path(path) for path in config.further_cache_dirs],
+            on_fault=self._report_fault,
             on_segment_gone=self._lose_segment,
         )
         self.kernel = Kernel(launch.fuse_fd)
@@ -107,6 +112,7 @@ class Server:
             bytes_per_s=config.prefetch_bytes_per_s,
         )
         self._preloading: dict[int, trio.Event] = {}
+        self._started_s = time.monotonic()
 
     async def run(self) -> int:
         """Serve until the mount is gone or SIGTERM. Returns the exit code."""
@@ -148,7 +154,7 @@ class Server:
                     "layout": self.config.layout,
                     "pid_namespace": wire.pid_namespace(),
                 },
-                device=Device(Path(self.config.cache_dir)),
+                device=Device([Path(path) for path in self.config.cache_dirs]),
             )
             control = ControlServer(
                 self.launch.control_fd,
@@ -192,6 +198,11 @@ class Server:
             return b""
         return os.fsencode(mounts.hintsd_socket(os.getuid()) if chosen == "auto" else chosen)
 
+    def _report_fault(self, kind: str, message: str) -> None:
+        self.faults.report(kind, message)
+        if kind == "directory" and not self._is_announced:
+            self._said.append(message)
+
     def _lose_segment(self, segno: int) -> None:
         if segno not in self._releasing:
             self.stats.add("segments_lost")
@@ -219,6 +230,10 @@ class Server:
         except ValueError as error:
             raise UserError(f"cannot go on with this mount: {error}") from error
         if self.launch.resume:
+            # What locations of this mount name must not be given out again, even if no directory
+            # that is left knows of it.
+            known = max((segno for segno, *_ in _native.log_survey()), default=0)
+            self.store.highest_segno = max(self.store.highest_segno, known)
             _native.resume_session()
             self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
         log.info(
@@ -234,7 +249,10 @@ class Server:
         warnings = []
         if self.why_ordinary and self.config.zero_open:
             warnings.append(f"ordinary open mode, reads are slower: {self.why_ordinary}")
-        self.launch.report(ready=True, zero_open=not self.why_ordinary, warnings=warnings)
+        self._is_announced = True
+        self.launch.report(
+            ready=True, zero_open=not self.why_ordinary, warnings=warnings, logged=self._said
+        )
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -246,8 +264,10 @@ class Server:
     # ---- background ----------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
-        while True:
+        for round_ in itertools.count():
             await trio.to_thread.run_sync(self.store.housekeeping)
+            if round_ % SWEEP_ROUNDS == 0:
+                await trio.to_thread.run_sync(self.packer.sweep)
             await trio.sleep(HOUSEKEEPING_S)
 
     async def _take_events(self) -> None:
@@ -264,14 +284,16 @@ class Server:
                             self.stager.stream, first, second, self.reader.stream_block
                         )
                     else:
-                        self._quarantine(first, second, third)
+                        self._quarantine(kind, first, second, third)
 
-    def _quarantine(self, segno: int, offset: int, ino: int) -> None:
-        self.stats.add("mismatches")
+    def _quarantine(self, kind: int, segno: int, offset: int, ino: int) -> None:
         path = _native.path(ino).decode(errors="backslashreplace")
-        self.faults.report(
-            "checksum", f"record at byte {offset} of segment {segno} is bad (read for {path})"
-        )
+        record = f"record at byte {offset} of segment {segno}"
+        if kind == _native.EVENT_UNREAD:
+            self.faults.report("read", f"{record} cannot be read (for {path})")
+        else:
+            self.stats.add("mismatches")
+            self.faults.report("checksum", f"{record} is bad (read for {path})")
         self.store.quarantine(segno, offset)
 
     async def _preload(self, directory: int) -> None:
@@ -317,6 +339,10 @@ class Server:
         del request, send
         config, stats, front = self.config, self.stats, _native.counters()
         usage = await trio.to_thread.run_sync(self.store.usage)
+        directories = await trio.to_thread.run_sync(self.store.directories)
+        packed = await trio.to_thread.run_sync(self.packer.progress)
+        pushed_bytes = front["bytes_staged"] + stats["bytes_pushed"]
+        replied_bytes = front["bytes_from_ssd"] + stats["bytes_replied"]
         return {
             "status": {
                 "version": __version__,
@@ -329,6 +355,7 @@ class Server:
                 "restarts": self.launch.restarts,
                 "zero_open": not self.why_ordinary,
                 "uptime_s": round(time.time() - self.launch.mounted_at, 3),
+                "counted_s": round(time.monotonic() - self._started_s, 3),
                 "inodes": _native.count(),
                 "table_bytes": _native.memory_bytes(),
                 "ram": {"bytes": _native.ram_bytes(), "limit_bytes": config.ram_bytes},
@@ -338,13 +365,23 @@ class Server:
                     "blocks": usage.blocks,
                     "segments": usage.segments,
                     "policy": config.policy,
+                    "directories": [asdict(directory) for directory in directories],
                 },
-                "layout": {"setting": config.layout, **self.packer.state()},
+                "layout": {
+                    "setting": config.layout,
+                    "probe_fault": self.plan.device.fault,
+                    "ssd_needed_bytes": self.packer.ssd_needed_bytes,
+                    **self.packer.state(),
+                    **packed,
+                },
                 "reads": {
                     "requests": stats["requests"] if self.why_ordinary else front["requests"],
                     "from_ssd": front["from_ssd"] + stats["from_ssd"],
                     "from_origin": stats["from_origin"],
-                    "bytes_pushed": front["bytes_staged"] + stats["bytes_pushed"],
+                    "waited_for_chunk": front["waited"],
+                    "bytes_pushed": pushed_bytes,
+                    "bytes_staged": front["bytes_staged"],
+                    "bytes_served": pushed_bytes + replied_bytes,
                 },
                 "origin": {
                     "files": stats["origin_files"],

@@ -48,9 +48,11 @@ class FaultLog:
             self._counts[kind] += 1
             count = self._counts[kind]
             now = time.monotonic()
-            if now - self._logged.get(kind, -LOG_AGAIN_AFTER_S) < LOG_AGAIN_AFTER_S:
+            # One of several directories is told of by its own line, and that once.
+            key = message if kind == "directory" else kind
+            if now - self._logged.get(key, -LOG_AGAIN_AFTER_S) < LOG_AGAIN_AFTER_S:
                 return
-            self._logged[kind] = now
+            self._logged[key] = now
         log.warning("%s fault (number %d): %s", kind, count, message)
 
     def counts(self) -> dict[str, int]:

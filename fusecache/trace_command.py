@@ -177,6 +177,7 @@ def _facts(path: str) -> dict[str, Any]:
             "from_ssd": int(kinds[traces.FROM_SSD]),
             "from_origin": int(kinds[traces.FROM_ORIGIN]),
             "elsewhere": int(kinds[traces.ELSEWHERE]),
+            "continued": int(np.count_nonzero(whole.seen & traces.CONTINUES)),
             "by_hint": 0
             if merged.seen is None
             else int(np.count_nonzero(merged.seen & 7 == traces.BY_HINT)),
@@ -217,7 +218,8 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
                 "seen",
                 f"{seen['opened']:,} opens; READs: {seen['from_ssd']:,} from SSD, "
                 f"{seen['from_origin']:,} from the origin, "
-                f"{seen['elsewhere']:,} within large files; {seen['by_hint']:,} by hints alone",
+                f"{seen['elsewhere']:,} within large files; {seen['by_hint']:,} by hints alone; "
+                f"{seen['continued']:,} of these belong to an access before them",
             )
         )
     if facts["importances"]:

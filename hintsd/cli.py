@@ -310,7 +310,8 @@ def hint(
 ) -> None:
     """Say how the dataset directory PATH (an ImageFolder) will be read, for a reader that cannot.
 
-    Stays until all epochs are read; Ctrl-C ends the hint.
+    Stays until all epochs are read; Ctrl-C ends the hint. With --detach and without --pid it stays
+    until then or until `hintsd end NAME`, even while the directory is unmounted and mounted again.
 
     \b
     hintsd hint /data/imagenet --seed 0 --epochs 90 --batch-size 256
@@ -427,7 +428,8 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     \b
     state     waiting: nothing of it was read yet; running; idle: nothing for a while;
               wrong: the reader follows another order (the reason stands below), nothing is
-              planned; done: all epochs are read; ended: before that
+              planned; done: all epochs are read; ended: before that, or closed by a training that
+              did not say how many epochs it has (after whole ones, too)
     epoch, sample
               the furthest position that is known of the reader, counted from 0. It lags: by a
               few batches, at an epoch's end by what the workers hold
@@ -437,7 +439,8 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               were in RAM, or nobody read them (an epoch left early, time without a daemon)
     late      reads of files in the window that were not in RAM. queued: their turn had not
               come; fetching: under way; failed: the origin gave an error; evicted: they were
-              in RAM, and the kernel let go of them
+              in RAM, and the kernel let go of them (memory is short: a smaller --ram leaves more
+              of it; or the host pages out what it believes cold)
     unplanned other reads that were not answered from RAM. not in window: files of the dataset
               elsewhere in the order, so the reader is not where it is thought to be, or there
               is another one; not in dataset: other files of the mount
@@ -445,7 +448,7 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     when, why of the last jobs that have ended
     layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
               is written anew in the next epoch's order; log: it lies in this epoch's order;
-              static: where it was fetched to
+              static: where it was fetched to (fusecache status: how far, and what it wears)
 
     \b
     mount     RAM tier, SSD tier: used, of the limit; origin: bytes read from it now; depth:

@@ -23,7 +23,8 @@ def reads(job: Values) -> str:
 
 def layout(job: Values) -> str:
     """How its samples lie on SSD, and why (docs/LOG.md)."""
-    return f"layout {job['layout']}: {job['layout_why']}"
+    why = "" if job["layout_why"] == f"--layout {job['layout']}" else f": {job['layout_why']}"
+    return f"layout {job['layout']}{why or ', as --layout says'}"
 
 
 def epoch(job: Values) -> str:

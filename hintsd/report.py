@@ -11,6 +11,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from fusecache import memory
 from fusecache.command import printable
 from fusecache.units import format_bytes, format_duration
 from hintsd.figures import NONE, Values, count, epoch, layout, misses, reads
@@ -24,6 +25,17 @@ ENDED_TITLES: Final = (
     *("ended", "state", "when", "epoch", "sample"),
     *("not late", "late", "unplanned", "why"),
 )
+_EVICTED_SHARE: Final = 0.01
+_EVICTED: Final = "late (evicted): the kernel let go of files in RAM before they were read: "
+_SHORT: Final = (
+    "memory is short (a smaller --ram leaves more of it), or the host pages out what it believes "
+    "cold"
+)
+_NOT_SHORT: Final = (
+    "memory is not short now, so the host pages out what it believes cold (DAMON), or a cgroup of "
+    "the readers is tight"
+)
+_PLENTY_SHARE: Final = 0.25  # of the memory is free: it is not short
 
 
 def tables(status: Values) -> RenderableType:
@@ -38,6 +50,9 @@ def tables(status: Values) -> RenderableType:
         parts += ["", _table(JOB_TITLES, [_job(job) for job in status["jobs"]])]
         parts += _reasons("name", status["jobs"])
         parts += [printable(f"{job['name']}: {layout(job)}") for job in _laid_out(status["jobs"])]
+        parts += [
+            printable(f"{job['name']}: {_evicted()}") for job in status["jobs"] if _loses(job)
+        ]
     else:
         parts.append("no jobs")
     if status["ended"]:
@@ -57,6 +72,17 @@ def job_line(job: Values) -> str:
     if job.get("reason"):
         parts.append(printable(job["reason"]))
     return ", ".join(parts)
+
+
+def _loses(job: Values) -> bool:
+    """Whether many of its reads found that what had been staged for them was gone."""
+    evicted = (job.get("late") or {}).get("evicted", 0)
+    return bool(evicted > _EVICTED_SHARE * (job.get("not_late") or 0))
+
+
+def _evicted() -> str:
+    is_short = memory.available_memory_bytes() < _PLENTY_SHARE * memory.total_memory_bytes()
+    return _EVICTED + (_SHORT if is_short else _NOT_SHORT)
 
 
 def _laid_out(jobs: list[Values]) -> list[Values]:

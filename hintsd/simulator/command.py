@@ -251,8 +251,8 @@ def _load(names: Sequence[str]) -> list[Scenario]:
 
 @contextmanager
 def _bar(parts: int) -> Iterator[Callable[[str], Callable[[float], None]]]:
-    """A bar on stderr, on a terminal. Called at the start of each of so many parts with its name,
-    it answers what takes the share of that part that is done.
+    """On stderr a bar, or, where that is no terminal, a line for each part. Called at the start of
+    each of so many parts with its name, it answers what takes the share of that part that is done.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -266,6 +266,8 @@ def _bar(parts: int) -> Iterator[Callable[[str], Callable[[float], None]]]:
         def step(name: str) -> Callable[[float], None]:
             nonlocal begun
             before, begun = begun, begun + 1
+            if not sys.stderr.isatty():
+                click.echo(f"hintsd: {begun} of {parts}: {name}", err=True)
             progress.update(task, description=name, completed=before)
 
             def done(share: float) -> None:

@@ -260,7 +260,11 @@ def test_umount_while_hinted_trainings_read(
         assert code == BUSY
         jobs[0].update(state="wrong")
         jobs[2].update(state="running")
-        refused("umount", mount.path, says="train.py-1 (process 4711), detached-3; end that first")
+        refused(
+            "umount",
+            mount.path,
+            says="train.py-1 (process 4711), detached-3 (hintsd end detached-3); end that first",
+        )
         assert mount.run("umount", "--force", mount.path).returncode == OK
         mount.wait_gone()
         mount.start()
@@ -284,7 +288,8 @@ def test_umount_with_a_hintsd_that_does_not_answer(place: Place, mounting: Mount
         assert mount.run("umount", mount.path).returncode == OK
         mount.wait_gone()
         path.unlink()
-        mount.start()
+        done = mount.run(*mount.mount_arguments())
+        assert f"warning: --hintsd {path}: nobody listens there" in done.stderr
         assert mount.run("umount", mount.path).returncode == OK
         mount.wait_gone()
 

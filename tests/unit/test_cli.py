@@ -14,7 +14,17 @@ from typing import Any
 
 import pytest
 
-from fusecache import cli, command, config, control_client, errors, keeper, mounts, wire
+from fusecache import (
+    cli,
+    command,
+    config,
+    control_client,
+    errors,
+    keeper,
+    mounts,
+    probe,
+    wire,
+)
 from fusecache.errors import UserError
 from fusecache.wire import peer_of
 
@@ -27,6 +37,7 @@ STATUS: Message = {
     "restarts": 2,
     "zero_open": True,
     "uptime_s": 3723.5,
+    "counted_s": 65.2,
     "ram": {"bytes": 1 << 30, "limit_bytes": 4 << 30},
     "ssd": {"bytes": 0, "limit_bytes": 0, "blocks": 1234},
     "reads": {"requests": 5, "from_ssd": 3, "from_origin": 2},
@@ -72,6 +83,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(mounts, "mounts", lambda: [mount])
     monkeypatch.setattr(mounts, "runtime_bases", lambda _: [str(base)])
     monkeypatch.setattr(control_client, "RECONNECT_PAUSE_S", 0.001)
+    monkeypatch.chdir(tmp_path)  # `umount` leaves it
     return lambda name, *script: Peer(directory, name, list(script))
 
 
@@ -157,16 +169,23 @@ def test_status_for_people(play: Script, capfd: pytest.CaptureFixture[str]) -> N
     out = capfd.readouterr().out
     for part in ("1 h 2 min 3 s", "1 GiB of 4 GiB (25%)", "1,234 blocks", "THE ORIGIN IS AWAY"):
         assert part in out
+    assert "reads to integrity: since the last restart, 1 min 5 s ago" in out
 
 
 LAYOUT: Message = {
     "setting": "auto",
-    "packing": 4,
+    "packing": 6,
     "log_written_bytes": 3 << 30,
     "log_waiting_bytes": 0,
     "log_segments": 8,
+    "logs": 2,
 }
-PUSHED: Message = {**STATUS["reads"], "bytes_pushed": 2 << 30}
+PUSHED: Message = {
+    **STATUS["reads"],
+    "bytes_pushed": 1 << 30,
+    "bytes_staged": 1 << 20,
+    "bytes_served": 2 << 30,
+}
 OF_HINTSD: Message = {
     "mounts": [],
     "jobs": [
@@ -216,9 +235,103 @@ def test_status_says_which_layout_why_and_what_it_wears(
     assert run("status", "/data/a") == 0
     (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("layout")]
     assert line.split(maxsplit=1)[1] == (
-        "reorder (--layout auto, a-4): 900 MiB/s; what is written anew is limited by the room "
-        "on SSD; 3 GiB written, 1.50 bytes for each byte served"
+        "reorder (--layout auto, a-4): 900 MiB/s; a log is being written, as far as there is "
+        "room on SSD; 3 GiB written in 2 logs, 1.50 bytes for each byte served"
     )
+
+
+def shown_rows(play: Script, capfd: pytest.CaptureFixture[str], **parts: Message) -> dict[str, str]:
+    """What `status` shows of a server that says this besides STATUS."""
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS | parts}])
+    assert run("status", "/data/a") == 0
+    lines = capfd.readouterr().out.splitlines()
+    return {line[:12].strip(): line[12:].strip() for line in lines}
+
+
+def test_status_says_how_far_a_log_is_and_does_not_say_a_reason_twice(
+    play: Script, hintsd: Callable[[Message], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    layout = {"setting": "reorder", "packing": 1, "log_samples": 400, "log_moved_samples": 100}
+    job = {"name": "a-1", "mountpoint": "/data/a", "layout": "reorder"}
+    hintsd({"mounts": [], "jobs": [job | {"layout_why": "--layout reorder"}]})
+    rows = shown_rows(play, capfd, layout=layout)
+    assert rows["layout"] == (
+        "reorder (--layout reorder, a-1); the next epoch's log is being written, 25% is there"
+    )
+
+
+def test_status_says_why_auto_cannot_choose(
+    play: Script, capfd: pytest.CaptureFixture[str]
+) -> None:
+    layout = {"setting": "auto", "probe_fault": "/c cannot be measured: it takes no direct I/O"}
+    rows = shown_rows(play, capfd, layout=layout)
+    assert rows["layout"].endswith("; STATIC, SINCE /c cannot be measured: it takes no direct I/O")
+
+
+def test_status_says_how_much_room_a_log_takes(
+    play: Script, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = {"setting": "reorder", "packing": 2, "ssd_needed_bytes": (123 << 20) - 1}
+    said = shown_rows(play, capfd, layout=refused)["layout"]
+    assert said.endswith("; NO LOG: no room on SSD, --ssd 123M would be needed")
+
+
+def test_status_shows_cache_directories_below_the_ssd_tier(
+    play: Script, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parts = [{"path": f"/ssd{n}", "why_out": "dead" * (n == 2), "bytes": 0} for n in (1, 2)]
+    ssd = {"bytes": 0, "limit_bytes": 100 << 20, "blocks": 0, "directories": parts}
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS | {"ssd": ssd}}])
+    assert run("status", "/data/a") == 0
+    lines = capfd.readouterr().out.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("SSD tier")]
+    assert lines[at + 1].split() == ["/ssd1:", "0", "B"]
+    assert "/ssd2: OUT OF SERVICE: dead" in lines[at + 2]
+
+
+@pytest.mark.parametrize("out", ["", "dead"])
+def test_probe_measures_each_directory_of_a_mount(
+    play: Script, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    parts = [{"path": "/ssd1", "why_out": ""}, {"path": "/ssd2", "why_out": out}]
+    answer = {"ok": True, "status": STATUS | {"cache_dir": "/ssd1", "ssd": {"directories": parts}}}
+    found = probe.Probe(
+        device=1,
+        device_bytes=1,
+        taken_at=1.0,
+        sequential_bytes_per_s=1.0,
+        write_bytes_per_s=1.0,
+        mixed_bytes_per_s=1.0,
+        random=((4096, 1.0), (65536, 1.0)),
+    )
+    asked: list[str] = []
+
+    def measure(directory: Path) -> probe.Probe:
+        asked.append(str(directory))
+        return found
+
+    monkeypatch.setattr(probe, "measure", measure)
+    monkeypatch.setattr(probe, "is_kept_in", lambda directory: True)
+    expected = ["/ssd1"] if out else ["/ssd1", "/ssd2"]
+    play(mounts.CONTROL_SOCKET, [answer], [answer])
+    assert run("probe", "/data/a") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("/ssd")] == (
+        [] if out else ["/ssd1:", "/ssd2:"]
+    )
+    assert run("probe", "/data/a", "--json") == 0
+    told = json.loads(capfd.readouterr().out)
+    assert ("/ssd2" in told) == (not out)
+    assert asked == expected * 2
+
+
+def test_status_counts_what_lies_in_the_log_and_what_is_staged_from_ssd(
+    play: Script, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ssd = {"bytes": 90 << 20, "limit_bytes": 100 << 20, "blocks": 0}
+    rows = shown_rows(play, capfd, ssd=ssd, layout={"log_files": 5000}, reads=PUSHED)
+    assert "5,000 files in the log, 0 blocks elsewhere" in rows["SSD tier"]
+    assert rows["prefetch"].endswith("0 files, 0 B from the origin; 1 MiB from SSD into RAM")
 
 
 def test_status_for_machines_has_what_hintsd_says(
@@ -233,9 +346,66 @@ def test_status_for_machines_has_what_hintsd_says(
     assert told == LAYOUT | {"chosen": "reorder", "why": "900 MiB/s", "job": "a-4"}
 
 
+def test_status_teaches_its_rows(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = set(shown_rows(play, capfd)) - {"mount point", "source", "up", "processes"}
+    assert run("status", "--help") == 0
+    told = capfd.readouterr().out
+    assert [row for row in shown | {"cache faults", "counted", "layout"} if row not in told] == []
+
+
+def test_status_prefers_a_job_that_can_be_packed(
+    play: Script, hintsd: Callable[[Message], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = {"mountpoint": "/data/a", "layout": "static"}
+    last = {**here, "name": "one-1", "epoch": 0, "epochs": 1, "layout_why": "no epoch follows"}
+    more = {**here, "name": "more-2", "epoch": 0, "epochs": 3, "layout_why": "not decided yet"}
+    hintsd({"mounts": [], "jobs": [last, more]})
+    layout = shown_rows(play, capfd, layout=LAYOUT)["layout"]
+    assert layout.startswith("static (--layout auto, more-2): not decided yet")
+
+
+def test_status_keeps_what_was_said_of_the_last_job(
+    play: Script, hintsd: Callable[[Message], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = {"mountpoint": "/data/a", "layout": "static", "layout_why": "too slow"}
+    ended = [
+        {**here, "name": "a-1", "ended_ago_s": 60.0},
+        {**here, "name": "a-2", "ended_ago_s": 5.0, "layout_why": "no room"},
+        {**here, "name": "b-3", "ended_ago_s": 1.0, "mountpoint": "/data/b"},
+    ]
+    hintsd({"mounts": [], "jobs": [], "ended": ended})
+    assert (
+        "no job has hints now; last: static (a-2): no room"
+        in shown_rows(play, capfd, layout=LAYOUT)["layout"]
+    )
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_status_says_that_no_hintsd_listens(
+    play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str], is_set: bool
+) -> None:
+    chosen = str(tmp_path / "nobody") if is_set else "none"
+    record = tmp_path / "run" / "0:99" / mounts.KEEPER_FILE
+    record.write_text(json.dumps({"config": {"hintsd": chosen}}))
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS}])
+    assert run("status", "/data/a") == 0
+    assert (f"NO HINTSD LISTENS at {chosen}" in capfd.readouterr().out) == is_set
+
+
 @pytest.mark.parametrize(
     ("layout", "shown"),
-    [({}, "--layout static"), ({"setting": "reorder", "packing": 0}, "--layout reorder")],
+    [
+        ({}, "--layout static"),
+        (
+            {"setting": "reorder", "packing": 0},
+            "--layout reorder; nothing is moved: no job has hints now",
+        ),
+        (
+            {"setting": "reorder", "packing": 4, "ssd_needed_bytes": (5 << 30) - 1},
+            "--layout reorder; nothing is moved: no job has hints now; NO LOG: too little room on "
+            "SSD, --ssd 5120M would be needed",
+        ),
+    ],
 )
 def test_status_without_a_hintsd_says_what_was_set(
     play: Script, capfd: pytest.CaptureFixture[str], layout: Message, shown: str
@@ -387,6 +557,27 @@ def test_restart_sends_the_whole_config(play: Script, tmp_path: Path) -> None:
     assert peer.requests == [{"op": "info"}, {"op": "restart", "config": wanted}]
 
 
+def test_restart_refuses_a_cache_directory_as_mount_does(
+    play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    current = config.build({"source": "/s", "mountpoint": "/data/a", "cache_dir": str(tmp_path)})
+    info = {"ok": True, "info": {"config": json.loads(current.to_json())}}
+    peer = play(mounts.KEEPER_SOCKET, [info])
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    assert run("restart", "/data/a", "--cache-dir", str(file)) == errors.EXIT_USAGE
+    assert f"cache directory {file} is, or lies below, a file" in capfd.readouterr().err
+    assert peer.requests == [{"op": "info"}]
+
+
+def test_restart_names_no_defaults_of_what_stays(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, is_named in (("mount", True), ("restart", False)):
+        assert run(name, "--help") == 0
+        assert ("[static]" in capfd.readouterr().out) == is_named
+
+
 def test_restart_finds_its_mount_in_the_file(play: Script, tmp_path: Path) -> None:
     current = config.build({"source": "/s", "mountpoint": "/data/a", "cache_dir": str(tmp_path)})
     file = tmp_path / "a.toml"
@@ -403,8 +594,24 @@ def test_umount_says_who_is_in_the_way(play: Script, capfd: pytest.CaptureFixtur
     peer = play(mounts.KEEPER_SOCKET, [busy], [{"ok": True, "detached": True}])
     assert run("umount", "/data/a") == errors.EXIT_BUSY
     assert f"({os.getpid()}); --lazy detaches" in capfd.readouterr().err
+    assert os.getcwd() == "/"  # what a command is in, it would keep busy
     assert run("umount", "--lazy", "/data/a") == 0
     assert peer.requests[1] == {"op": "umount", "lazy": True}
+
+
+def test_umount_of_what_is_inside_a_mount_is_refused(
+    play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    peer = play(mounts.KEEPER_SOCKET, [{"ok": True}])
+    for path in ("/data/a/sub", "/data/a/sub/"):
+        assert run("umount", path) == errors.EXIT_USAGE
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1
+        assert said.endswith("to end that: fusecache umount /data/a\n")
+    assert peer.requests == []
+    (tmp_path / "link").symlink_to("/data/a")
+    assert run("umount", str(tmp_path / "link")) == 0
+    assert [request["op"] for request in peer.requests] == ["umount"]
 
 
 def test_umount_works_without_a_keeper(play: Script, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from fusecache.errors import EXIT_BUSY, EXIT_NOT_A_MOUNT, UserError
 from fusecache.gc_command import gc
 from fusecache.store.gc import compact, survey
+from fusecache.units import format_bytes
 from tests.log_support import Mover
 from tests.store_support import MIB, Opened, check_invariants, content, opened, version_of
 
@@ -125,6 +126,13 @@ def test_the_command_shows_and_compacts(tmp_path: Path) -> None:
     table = run(str(directory)).stdout
     assert "static" in table
     assert "packed" in table
+    rows = [line.split() for line in table.splitlines()]
+    total, alive = (sum(use[key] for use in before["segments"]) for key in ("bytes", "alive_bytes"))
+    assert rows[-1] == [
+        *("in", "all", "2"),
+        *format_bytes(alive).split(),
+        *format_bytes(total - alive).split(),
+    ]
     answer = json.loads(run(str(directory), "--json", "--compact").stdout)
     assert answer["freed_bytes"] > 60 * 12_288
     assert len(answer["segments"]) == 1
@@ -162,3 +170,30 @@ def test_a_full_directory_is_compacted(tmp_path: Path, policy: str) -> None:
     after = json.loads(result.stdout)["segments"]
     assert sum(use["alive_bytes"] for use in after) == sum(use["alive_bytes"] for use in before)
     assert sum(use["bytes"] for use in after) <= sum(use["bytes"] for use in before)
+
+
+def test_directories_of_a_set_that_changed(tmp_path: Path) -> None:
+    """Whatever is named, it is said what to name."""
+    x, y = tmp_path / "x", tmp_path / "y"
+    with opened(x, further=[y]) as store:
+        put_all(store)
+    with opened(x):
+        pass
+    assert "mount once with those that are left" in str(run(str(y)).exception)
+    said = str(run(str(x), str(y)).exception)
+    assert said.startswith(f"{x} was last used by itself")
+    assert "mount once with all of them" in said
+    assert run(str(x)).exit_code == 0
+    with opened(x, further=[y]):
+        pass
+    assert run(str(x), str(y)).exit_code == 0
+
+
+def test_a_cache_directory_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_file(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    said = run(str(tmp_path)).exception
+    assert isinstance(said, UserError)
+    assert f"{tmp_path}: another user's cache directory" in str(said)

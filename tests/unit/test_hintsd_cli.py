@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fusecache import mounts
+from fusecache import command, memory, mounts
 from hintsd import autohint, cli, report
 from tests.hintsd_support import ANSWER_TIMEOUT_S, Client, Daemon
 
@@ -146,6 +146,31 @@ def test_status_for_machines_and_for_people(
     ]
 
 
+def test_a_reason_that_is_the_flag_is_not_said_twice() -> None:
+    job = FULL["jobs"][0] | {"layout_why": "--layout reorder"}
+    assert "layout reorder, as --layout says" in report.job_line(job)
+    assert "--layout reorder" not in report.job_line(job)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize(("evicted", "is_said"), [(100, False), (200, True)])
+def test_what_the_kernel_took_away_is_explained(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    evicted: int,
+    is_said: bool,
+    is_short: bool,
+) -> None:
+    free_bytes = memory.total_memory_bytes() // (10 if is_short else 2)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: free_bytes)
+    job = FULL["jobs"][0] | {"late": {"evicted": evicted}}
+    command.show(report.tables(FULL | {"jobs": [job]}))
+    said = " ".join(capfd.readouterr().out.split())
+    assert ("train-1: late (evicted): the kernel let go of files" in said) == is_said
+    assert ("memory is short (a smaller --ram" in said) == (is_said and is_short)
+    assert ("memory is not short" in said) == (is_said and not is_short)
+
+
 def test_job_line() -> None:
     assert report.job_line(FULL["jobs"][0]) == (
         "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 not late, "
@@ -195,6 +220,11 @@ def test_status_teaches_its_columns(run: Run) -> None:
     states = {"waiting", "running", "idle", "wrong", "done", "ended"}
     titles = {*report.MOUNT_TITLES, *report.JOB_TITLES, *report.ENDED_TITLES} - {"hintsd", "job"}
     assert [word for word in planner | states | titles if word not in out] == []
+
+
+def test_hint_says_how_one_without_a_process_ends(run: Run) -> None:
+    _, out, _ = run("hint", "--help")
+    assert "hintsd end NAME" in out
 
 
 def test_hint_stays_until_the_job_is_done(

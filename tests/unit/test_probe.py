@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,56 @@ def test_what_cannot_be_done_is_refused(direct: int, changes: dict[str, Any]) ->
     _native.probe_io(**whole)
     with pytest.raises(ValueError, match="blocks of"):
         _native.probe_io(**(whole | changes))
+
+
+class Passes:
+    """Instead of the device: each pass takes a second, at rates that are given in turn."""
+
+    def __init__(self, large: list[int]) -> None:
+        self.large = iter(large)
+        self.asked: list[str] = []
+
+    def __call__(
+        self, fd: int, size: int, read_bytes: int, reads: int, write_bytes: int, writes: int,
+        is_random: bool, seconds: float,
+    ) -> tuple[int, int, float]:  # fmt: skip
+        kind = "random" if is_random else "mixed" if reads and writes else "large"
+        self.asked.append(kind if reads else "write")
+        if not reads:
+            return 0, size, 1.0
+        return (next(self.large) if kind == "large" else 100 * MIB), 0, 1.0
+
+
+def test_a_figure_is_the_median_of_passes_in_turn_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = Passes([100, 20, 110, 90, 105])
+    monkeypatch.setattr(_native, "probe_io", passes)
+    found = probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
+    assert found.sequential_bytes_per_s == 100
+    assert found.mixed_bytes_per_s == 100 * MIB
+    assert found.spread == pytest.approx(0.9)  # 110 - 20 of 100
+    each_round = ["large", *["random"] * 4, "mixed"]
+    assert passes.asked == ["write", *each_round * probe.PASSES]
+
+
+def test_a_slow_disk_is_measured_in_fewer_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = Passes([100])
+    monkeypatch.setattr(_native, "probe_io", passes)
+    monkeypatch.setattr(probe, "PASSES_S_MOST", 0.0)
+    found = probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
+    assert (found.sequential_bytes_per_s, found.spread) == (100, 0)
+
+
+def test_nothing_is_left_among_the_files_of_others(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"")
+    probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    (tmp_path / "format").write_bytes(b"")
+    probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
+    assert probe.load(tmp_path) is not None
 
 
 # ---- directories that cannot be measured ------------------------------------------------------
@@ -240,11 +291,11 @@ def test_a_server_measures_once_and_only_what_is_not_known(
         return made()
 
     monkeypatch.setattr(probe, "measure", measure)
-    known = probe.Device(tmp_path)
+    known = probe.Device([tmp_path])
     known.measure_once()
     assert known.found == measured
     (tmp_path / "probe").unlink()
-    device = probe.Device(tmp_path)
+    device = probe.Device([tmp_path])
     assert device.found is None
     for _ in range(3):
         device.measure_once()
@@ -257,12 +308,13 @@ def test_a_server_measures_once_and_only_what_is_not_known(
 def test_a_device_that_cannot_be_measured_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = probe.Device(tmp_path / "none")
+    device = probe.Device([tmp_path / "none"])
     for _ in range(3):
         device.measure_once()
         assert device._thread is not None
         device._thread.join(30)
     assert device.found is None
+    assert device.fault.endswith("cannot be measured: No such file or directory")
     (record,) = caplog.records
     assert record.getMessage().startswith("--layout auto stays static: ")
 
@@ -278,7 +330,7 @@ def test_a_damaged_result_is_none(tmp_path: Path, measured: Probe) -> None:
         b"\xff" * 100,
         whole[:-20],
         whole[:digit] + other + whole[digit + 1 :],
-        whole.replace(b'"version": 1', b'"version": 2'),
+        whole.replace(b'"version": 2', b'"version": 1'),
     ):
         (tmp_path / "probe").write_bytes(damaged)
         assert probe.load(tmp_path) is None
@@ -299,6 +351,8 @@ def test_the_wire_gives_back_what_was_measured_and_nothing_else(measured: Probe)
         {"random": [[16384, 1.0], [4096, 1.0]]},
         {"random": [4096]},
         {"device": None},
+        {"spread": -0.1},
+        {"spread": math.nan},
     )
     for changes in wrong:
         with pytest.raises(ValueError, match="no result of a probe"):
@@ -351,7 +405,64 @@ def test_the_command_says_what_it_found(
     lines = [line.split() for line in said.splitlines()]
     assert ["random", "reads", "of", "16", "KiB", "46.9", "MiB", "3,000"] in lines
     assert ["10", "KB", "28.6", "MiB/s", "477", "MiB/s", "16.67"] in lines
+    assert "lie up to 0% apart" in said
     assert run("probe", str(tmp_path), "--json") == errors.EXIT_OK
-    assert Probe.from_map(json.loads(capfd.readouterr().out)) == made()
-    assert run("probe", str(tmp_path / "none")) == errors.EXIT_FAILED
-    assert "is no directory" in capfd.readouterr().err
+    told = capfd.readouterr()
+    assert Probe.from_map(json.loads(told.out)) == made()
+    assert told.err == ""
+    (tmp_path / "file").write_bytes(b"")
+    assert run("probe", str(tmp_path), "--json") == errors.EXIT_OK
+    assert "is no cache directory: the result is not kept" in capfd.readouterr().err
+    shaky = made(spread=0.7)
+    monkeypatch.setattr(probe, "measure", lambda directory: shaky)
+    assert run("probe", str(tmp_path)) == errors.EXIT_OK
+    assert "70% apart: somebody else uses the disk" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ("none", "does not exist: make it"),
+        ("file", "is a file: give a cache directory, or a mount point"),
+        ("/proc", "that file system stores nothing; give a directory on the SSD"),
+    ],
+)
+def test_the_command_says_what_cannot_be_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: str, part: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert run("probe", str(tmp_path / place)) == errors.EXIT_FAILED
+    assert part in capfd.readouterr().err
+
+
+def test_show_measures_nothing(
+    tmp_path: Path,
+    measured: Probe,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delattr(probe, "measure")
+    assert run("probe", "--show", "--json", str(tmp_path)) == errors.EXIT_OK
+    assert Probe.from_map(json.loads(capfd.readouterr().out)) == measured
+    assert run("probe", "--show", str(tmp_path)) == errors.EXIT_OK
+    assert "random reads of 16 KiB" in capfd.readouterr().out
+    (tmp_path / "probe").unlink()
+    assert run("probe", "--show", str(tmp_path)) == errors.EXIT_FAILED
+    assert f"to measure: fusecache probe {tmp_path}" in capfd.readouterr().err
+
+
+def test_several_devices_are_as_fast_as_the_slowest_allows(tmp_path: Path) -> None:
+    fast = made()
+    slow = replace(
+        fast,
+        device=fast.device + 1,
+        mixed_bytes_per_s=fast.mixed_bytes_per_s / 4,
+        random=tuple((size, rate / 2) for size, rate in fast.random),
+    )
+    both = probe.together([fast, slow])
+    assert both.mixed_bytes_per_s == fast.mixed_bytes_per_s / 2
+    assert both.sequential_bytes_per_s == 2 * fast.sequential_bytes_per_s
+    assert both.random == fast.random
+    assert both.device_bytes == 2 * fast.device_bytes
+    assert probe.together([fast, fast]) == fast, "one device counts once"
+    assert probe.Probe.from_map(both.as_map()) == both

@@ -672,6 +672,16 @@ def test_dollars_are_no_formula(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         simulate(capsys, str(path), "--policy", "frequency", *words, "--plot", f"{path}.svg")
 
 
+def test_progress_without_a_terminal_is_a_line_for_each_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD)
+    policies = ("--policy", "naive", "--policy", "frequency")
+    cli.cli.main(["simulate", str(tmp_path / "mine.toml"), *policies], standalone_mode=False)
+    said = capsys.readouterr().err
+    assert said == "hintsd: 1 of 2: mine naive\nhintsd: 2 of 2: mine frequency\n"
+
+
 def test_a_plot_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
     with pytest.raises(UserError, match="it cannot be written"):

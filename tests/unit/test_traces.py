@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusecache import traces
+from fusecache import trace_command, traces
 from fusecache.digest import checksum
 from fusecache.errors import EXIT_USAGE
 from fusecache.traces import BY_HINT, OPENED, Gap, Importance, Trace, TraceError, Writer
@@ -531,3 +531,22 @@ def test_each_access_of_a_job_is_merged_to_one(data: st.DataObject) -> None:
         rows += [(item, SSD) for item in data.draw(st.permutations(seen))]
         rows += [(item, HINT) for item in stretch]
     assert [item for item, _ in merged(rows_of(*rows))] == order
+
+
+def test_the_parts_that_are_shown_add_up(tmp_path: Path) -> None:
+    """Opens, READs and what hints told, less what continues an access."""
+    seen = [OPENED, traces.FROM_SSD | traces.CONTINUES, traces.FROM_ORIGIN, BY_HINT, BY_HINT]
+    trace = trace_of(
+        [0, 0, 1, 1, 2],
+        times_s=np.arange(5.0),
+        readers=np.array([7, 7, 7, -1, -1], np.int32),
+        seen=np.array(seen, np.uint8),
+    )
+    traces.write(tmp_path / "t", trace)
+    facts = trace_command._facts(str(tmp_path / "t"))
+    parts = dict(facts["seen"])
+    assert parts == {
+        **{"opened": 1, "from_ssd": 1, "from_origin": 1, "elsewhere": 0},
+        **{"continued": 1, "by_hint": 1},
+    }
+    assert sum(parts.values()) - 2 * parts["continued"] == facts["accesses"] == 3
