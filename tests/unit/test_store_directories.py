@@ -190,18 +190,23 @@ def test_a_log_begins_in_the_others_if_a_disk_is_read_only(
         log.end()
 
 
-def test_a_disk_without_room_is_passed_over(
-    paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def let_be_full(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """The disk of this directory has no room left, as far as one is told."""
     real = os.statvfs
 
     def statvfs(path: Path) -> os.statvfs_result:
         found = list(real(path))
-        if Path(path) == paths[1]:
+        if Path(path) == directory:
             found[4] = 0
         return os.statvfs_result(found)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+def test_a_disk_without_room_is_passed_over(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_be_full(monkeypatch, paths[1])
     with striped(paths) as store:
         fill(store)
         assert store.faults == []
@@ -213,15 +218,7 @@ def test_a_disk_without_room_is_passed_over(
 def test_a_disk_that_others_have_filled_does_not_hold_the_rest_up(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.statvfs
-
-    def statvfs(path: Path) -> os.statvfs_result:
-        found = list(real(path))
-        if Path(path) == paths[1]:
-            found[4] = 0
-        return os.statvfs_result(found)
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
+    let_be_full(monkeypatch, paths[1])
     with striped(paths[:2], keep_free_bytes=MIB) as store:
         for number in range(6):
             fill(store, range(number, number + 1))
