@@ -239,7 +239,7 @@ def counters() -> dict[str, int]:
 # sizes u64, name lengths u16, all else u8. One flag byte an inode:
 PLAN_ARMED: Final[int]  # its next look-up is to be reported
 PLAN_READ: Final[int]  # a READ has come for it while it was QUEUED or FLYING
-PLAN_COMING: Final[int]  # staged with its chunk: a READ waits for it
+PLAN_COMING: Final[int]  # its chunk is staged, or its bytes are being read: a READ waits for it
 PLAN_WANTED: Final[int]  # in a window: ram_take() spares it while there is anything else
 PLAN_QUEUED: Final[int]
 PLAN_FLYING: Final[int]

@@ -26,6 +26,21 @@ static PyObject *none_or_error(int err)
 	Py_RETURN_NONE;
 }
 
+void list_put(PyObject **list, size_t at, PyObject *item)
+{
+	if (item)
+		PyList_SET_ITEM(*list, (Py_ssize_t)at, item);
+	else
+		Py_CLEAR(*list);
+}
+
+void list_append(PyObject **list, PyObject *item)
+{
+	if (!item || PyList_Append(*list, item))
+		Py_CLEAR(*list);
+	Py_XDECREF(item);
+}
+
 PyObject *unknown_inode(unsigned long long ino)
 {
 	return PyErr_Format(PyExc_KeyError, "unknown inode %llu", ino);
@@ -377,14 +392,8 @@ static PyObject *py_directories(PyObject *module, PyObject *args, PyObject *kwar
 	}
 	Py_END_ALLOW_THREADS
 	out = PyList_New(count);
-	for (Py_ssize_t i = 0; out && i < count; i++) {
-		PyObject *item = PyLong_FromUnsignedLong(found[i]);
-
-		if (!item)
-			Py_CLEAR(out);
-		else
-			PyList_SET_ITEM(out, i, item);
-	}
+	for (Py_ssize_t i = 0; out && i < count; i++)
+		list_put(&out, (size_t)i, PyLong_FromUnsignedLong(found[i]));
 	free(found);
 	return out;
 }
@@ -393,7 +402,7 @@ static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	PyThreadState *locked;
 	unsigned long long after;
-	PyObject *ino_arg, *out, *item;
+	PyObject *ino_arg, *out;
 	Py_ssize_t limit, count = 0;
 	uint32_t *found, child;
 	const struct node *dir;
@@ -423,13 +432,9 @@ static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 		}
 	unlock(locked);
 	out = dir ? PyList_New(count) : unknown_inode(ino);
-	for (Py_ssize_t i = 0; out && i < count; i++) {
-		item = Py_BuildValue("NII", name_bytes(found[2 * i]), found[2 * i + 1], found[2 * i]);
-		if (!item)
-			Py_CLEAR(out);
-		else
-			PyList_SET_ITEM(out, i, item);
-	}
+	for (Py_ssize_t i = 0; out && i < count; i++)
+		list_put(&out, (size_t)i,
+			 Py_BuildValue("NII", name_bytes(found[2 * i]), found[2 * i + 1], found[2 * i]));
 	free(found);
 	return out;
 }
@@ -534,14 +539,10 @@ static PyObject *py_readlink(PyObject *module, PyObject *arg)
 
 static PyObject *stale_to_tuple(const struct stale *stale)
 {
-	PyObject *names = PyList_New(0), *name;
+	PyObject *names = PyList_New(0);
 
-	for (const struct stale_name *at = stale->names; names && at; at = at->next) {
-		name = Py_BuildValue("IN", table.nodes[at->node].parent, name_bytes(at->node));
-		if (!name || PyList_Append(names, name))
-			Py_CLEAR(names);
-		Py_XDECREF(name);
-	}
+	for (const struct stale_name *at = stale->names; names && at; at = at->next)
+		list_append(&names, Py_BuildValue("IN", table.nodes[at->node].parent, name_bytes(at->node)));
 	return names ? Py_BuildValue("INN", stale->ino, PyBool_FromLong(stale->name_is_stale), names)
 		     : NULL;
 }
@@ -551,7 +552,7 @@ static PyObject *py_take_stale(PyObject *module, PyObject *arg)
 	Py_ssize_t limit = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
 	struct stale *taken;
 	size_t count;
-	PyObject *out, *item;
+	PyObject *out;
 
 	(void)module;
 	if (limit == -1 && PyErr_Occurred())
@@ -563,11 +564,8 @@ static PyObject *py_take_stale(PyObject *module, PyObject *arg)
 	WITHOUT_GIL(count = table_take_stale(taken, (size_t)limit));
 	out = PyList_New((Py_ssize_t)count);
 	for (size_t i = 0; i < count; i++) {
-		item = out ? stale_to_tuple(&taken[i]) : NULL;
-		if (item)
-			PyList_SET_ITEM(out, (Py_ssize_t)i, item);
-		else
-			Py_CLEAR(out);
+		if (out)
+			list_put(&out, i, stale_to_tuple(&taken[i]));
 		while (taken[i].names) {
 			struct stale_name *next = taken[i].names->next;
 
@@ -987,20 +985,16 @@ static PyObject *py_event_fd(PyObject *module, PyObject *unused)
 static PyObject *py_take_events(PyObject *module, PyObject *unused)
 {
 	struct event taken[64];
-	PyObject *out = PyList_New(0), *item;
+	PyObject *out = PyList_New(0);
 	size_t count;
 
 	(void)module;
 	(void)unused;
 	while (out && (count = watch_take(taken, 64)))
-		for (size_t i = 0; out && i < count; i++) {
-			item = Py_BuildValue("iKKK", taken[i].kind, (unsigned long long)taken[i].a,
-					     (unsigned long long)taken[i].b,
-					     (unsigned long long)taken[i].c);
-			if (!item || PyList_Append(out, item))
-				Py_CLEAR(out);
-			Py_XDECREF(item);
-		}
+		for (size_t i = 0; out && i < count; i++)
+			list_append(&out, Py_BuildValue("iKKK", taken[i].kind, (unsigned long long)taken[i].a,
+							(unsigned long long)taken[i].b,
+							(unsigned long long)taken[i].c));
 	return out;
 }
 
@@ -1037,7 +1031,7 @@ static PyObject *py_ram_take(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	unsigned long long limit;
 	struct range *taken;
-	PyObject *out, *item;
+	PyObject *out;
 	Py_ssize_t most;
 	size_t count;
 
@@ -1063,14 +1057,9 @@ static PyObject *py_ram_take(PyObject *module, PyObject *args, PyObject *kwargs)
 	}
 	Py_END_ALLOW_THREADS
 	out = PyList_New((Py_ssize_t)count);
-	for (size_t i = 0; out && i < count; i++) {
-		item = Py_BuildValue("IKK", taken[i].ino, (unsigned long long)taken[i].offset,
-				     (unsigned long long)taken[i].length);
-		if (!item)
-			Py_CLEAR(out);
-		else
-			PyList_SET_ITEM(out, (Py_ssize_t)i, item);
-	}
+	for (size_t i = 0; out && i < count; i++)
+		list_put(&out, i, Py_BuildValue("IKK", taken[i].ino, (unsigned long long)taken[i].offset,
+						(unsigned long long)taken[i].length));
 	free(taken);
 	return out;
 }

@@ -6,6 +6,7 @@
  *   native_store.c   segment reads with verification
  *   native_watch.c   counters, events, stream detection, RAM ring
  *   native_front.c   libfuse interposer, front threads, kernel notifications
+ *   native_parking.c READs that wait for what is being staged
  *   native_deep.c    reads of many records at a time
  *   native_plan.c    a hintsd's plan: flags, observations, tripwires, staging, dropping
  *   native_fetch.c   threads that read whole small files from the origin
@@ -338,9 +339,18 @@ bool front_interposed(void);
 int front_configure(bool front, unsigned threads, double negative_timeout_s, bool resume);
 int front_resume(void);
 bool front_running(void);
-/* The bytes of a COMING file are there, or (data: NULL) will not be: READs that wait for them are answered. True: one of
- * them was for the whole file. */
-bool front_came(uint32_t ino, const struct version *of, const unsigned char *data, struct scratch *s);
+struct fuse_req;
+struct read_request {
+	struct fuse_req *req;
+	uint32_t ino;
+	uint64_t offset;
+	size_t size;
+	const void *raw; /* as it was received */
+	size_t raw_size;
+};
+/* A READ that has waited is answered with bytes of the file at its offset; / as it would have been at once. */
+void front_answer(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size);
+void front_serve(const struct read_request *one, struct scratch *s);
 int front_asker(void); /* thread id of the READ that pyfuse3 was given last; 0: unknown */
 /* Bytes pushed: less than size when the node stopped being of this version; or -errno. */
 int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, size_t size,
@@ -349,6 +359,13 @@ int kernel_inval_inode(int fd, uint64_t ino, int64_t offset, int64_t length); /*
 int kernel_inval_entry(int fd, uint64_t parent, const char *name, size_t len);
 int kernel_expire_entry(int fd, uint64_t parent, const char *name, size_t len);
 int kernel_resend(int fd);
+
+/* ---- READs that wait for their chunk ------------------------------------------------------ */
+/* Does it wait? Then `raw` was copied, and the request is answered later. */
+bool parking_take(const struct read_request *read);
+/* The bytes of a COMING file are there, or (data: NULL) will not be: READs that wait for them are answered.
+ * True: one of them was for the whole file. */
+bool parking_came(uint32_t ino, const struct version *of, const unsigned char *data, struct scratch *s);
 
 /* ---- plan --------------------------------------------------------------------------------- */
 enum { PLAN_ARMED = 1, PLAN_READ = 2, PLAN_COMING = 4, PLAN_WANTED = 8, PLAN_QUEUED = 16, PLAN_FLYING = 32, PLAN_STAGED = 64, PLAN_FAILED = 128 };

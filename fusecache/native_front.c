@@ -345,58 +345,12 @@ static bool read_from_ssd(fuse_req_t req, uint32_t ino, uint64_t offset, size_t 
 	return result == READ_OK;
 }
 
-/* ---- READs that wait for their chunk ------------------------------------------------------ */
-/* A reader that has caught up with a chunk would read one by one what is about to come in large reads. So
- * his READ waits, and the thread that stages the file answers it with the bytes it has in hand; or it is
- * read as ever, when they are not coming any more, or not soon. No thread waits with it. */
-#define PARKED_MOST 256
-#define PARKED_NS_MOST 100000000
-#define PARKED_LOOK_NS 5000000
-
-struct parked {
-	struct parked *next;
-	fuse_req_t req;
-	uint32_t ino;
-	uint64_t offset;
-	size_t size;
-	int64_t until_ns;
-	size_t raw_size;
-	unsigned char raw[];
-};
-static struct {
-	pthread_mutex_t lock;
-	pthread_cond_t some;
-	struct parked *first;
-	unsigned count;
-	bool is_looked_after;
-} parking = {.lock = PTHREAD_MUTEX_INITIALIZER, .some = PTHREAD_COND_INITIALIZER};
-
-static bool is_coming(uint32_t ino)
+void front_answer(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size)
 {
-	return (plan_flags(ino) & (PLAN_COMING | PLAN_QUEUED | PLAN_READ | PLAN_STAGED)) ==
-	       (PLAN_COMING | PLAN_QUEUED);
+	answer_read(one->req, one->ino, of, one->offset, data, size);
 }
 
-/* Those of an inode; 0: those that have no more to wait for. */
-static struct parked *unpark(uint32_t ino)
-{
-	const int64_t now = clock_ns(CLOCK_MONOTONIC);
-	struct parked *taken = NULL, *one;
-
-	for (struct parked **at = &parking.first; (one = *at);) {
-		if (ino ? one->ino == ino : one->until_ns <= now || !is_coming(one->ino)) {
-			*at = one->next;
-			one->next = taken;
-			taken = one;
-			parking.count--;
-		} else {
-			at = &one->next;
-		}
-	}
-	return taken;
-}
-
-static void read_parked(struct parked *one, struct scratch *s)
+void front_serve(const struct read_request *one, struct scratch *s)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
 
@@ -405,102 +359,13 @@ static void read_parked(struct parked *one, struct scratch *s)
 		while (queue_push(one->raw, one->raw_size)) /* must not be lost */
 			nanosleep(&pause, NULL);
 	}
-	free(one);
-}
-
-static void *look_after_parked(void *of)
-{
-	const struct timespec pause = {.tv_nsec = PARKED_LOOK_NS};
-	struct parked *one, *next;
-	struct scratch *s = of;
-
-	for (;;) {
-		pthread_mutex_lock(&parking.lock);
-		while (!parking.first)
-			pthread_cond_wait(&parking.some, &parking.lock);
-		one = unpark(0);
-		pthread_mutex_unlock(&parking.lock);
-		for (; one; one = next) {
-			next = one->next;
-			read_parked(one, s);
-		}
-		nanosleep(&pause, NULL);
-	}
-	return NULL;
-}
-
-/* With the lock: there is a thread for those whose bytes do not come. */
-static bool is_looked_after(void)
-{
-	struct scratch *s = parking.is_looked_after ? NULL : scratch_get();
-
-	if (s && !(parking.is_looked_after = !thread_start(look_after_parked, s)))
-		scratch_put(s);
-	return parking.is_looked_after;
-}
-
-/* Does it wait? */
-static bool park(fuse_req_t req, uint32_t ino, uint64_t offset, size_t size)
-{
-	struct parked *one = malloc(sizeof(*one) + self->raw_size);
-	bool waits;
-
-	if (!one)
-		return false;
-	*one = (struct parked){
-	    .req = req,
-	    .ino = ino,
-	    .offset = offset,
-	    .size = size,
-	    .until_ns = clock_ns(CLOCK_MONOTONIC) + PARKED_NS_MOST,
-	    .raw_size = self->raw_size,
-	};
-	memcpy(one->raw, self->raw, self->raw_size);
-	pthread_mutex_lock(&parking.lock);
-	/* Under the lock: who brings the bytes says so before he takes it. */
-	waits = is_coming(ino) && parking.count < PARKED_MOST && is_looked_after();
-	if (waits) {
-		one->next = parking.first;
-		parking.first = one;
-		parking.count++;
-		pthread_cond_signal(&parking.some);
-		COUNT(waited, 1);
-	}
-	pthread_mutex_unlock(&parking.lock);
-	if (!waits)
-		free(one);
-	return waits;
-}
-
-bool front_came(uint32_t ino, const struct version *of, const unsigned char *data, struct scratch *s)
-{
-	struct parked *one, *next;
-	bool is_whole = false;
-
-	if (!(plan_flags(ino) & PLAN_COMING))
-		return false;
-	plan_mark(ino, 0, PLAN_COMING);
-	pthread_mutex_lock(&parking.lock);
-	one = unpark(ino);
-	pthread_mutex_unlock(&parking.lock);
-	for (; one; one = next) {
-		next = one->next;
-		if (data && table_is_current(ino, of) && one->offset < of->size) {
-			size_t left = of->size - one->offset, size = left < one->size ? left : one->size;
-
-			is_whole |= size == of->size;
-			answer_read(one->req, ino, of, one->offset, data + one->offset, size);
-			free(one);
-		} else {
-			read_parked(one, s);
-		}
-	}
-	return is_whole;
 }
 
 static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
 		       struct fuse_file_info *fi)
 {
+	struct read_request one;
+
 	if (!self) {
 		if (fi && !fi->fh)
 			fi->fh = ino;
@@ -509,9 +374,17 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 		return;
 	}
 	COUNT(requests, 1);
-	if (offset >= 0 && is_coming((uint32_t)ino) && park(req, (uint32_t)ino, (uint64_t)offset, size))
+	one = (struct read_request){
+	    .req = req,
+	    .ino = (uint32_t)ino,
+	    .offset = (uint64_t)offset,
+	    .size = size,
+	    .raw = self->raw,
+	    .raw_size = self->raw_size,
+	};
+	if (offset >= 0 && parking_take(&one))
 		return;
-	if (offset < 0 || !read_from_ssd(req, (uint32_t)ino, (uint64_t)offset, size, self->scratch))
+	if (offset < 0 || !read_from_ssd(req, one.ino, one.offset, size, self->scratch))
 		give_up(req);
 }
 

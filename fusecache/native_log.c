@@ -28,9 +28,9 @@
 #endif
 
 #define INODES_MOST (1u << 29) /* as many as a table has at most */
-#define WRITERS 4 /* a write waits for the disk behind reads that are many times as large */
+#define WRITERS 10 /* a write waits for the disk behind reads that are many times as large */
 #define QUEUE_BYTES (32u << 20)
-#define LARGE_KEPT 8 /* buffers for single records that are larger than a chunk's buffer */
+#define LARGE_BYTES_KEPT QUEUE_BYTES /* of buffers for single records that are larger than a chunk's buffer */
 
 /* docs/FORMAT.md */
 #define ENTRY_FIXED 56u
@@ -50,6 +50,7 @@ struct piece { /* a buffer of a chunk, and what lies in it */
 	struct moved *records;
 	uint64_t position; /* in the segment */
 	uint32_t mem_bytes, cap, used, count;
+	uint32_t touched; /* of mem: the rest has no pages yet */
 	unsigned generation;
 };
 
@@ -90,7 +91,7 @@ static struct {
 	unsigned generation;
 	bool closed; /* writers end */
 	struct piece *spare, *spare_large;
-	unsigned large_count;
+	size_t large_bytes; /* touched, of spare_large */
 	struct map64 left; /* segno + 1 -> locations switched away */
 } queue = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -219,7 +220,7 @@ int log_assign(const uint32_t *inos, size_t count, unsigned chunk)
 /* ---- pieces ------------------------------------------------------------------------------- */
 static void piece_free(struct piece *piece)
 {
-	atomic_fetch_sub(&log_counters.buffer_bytes, piece->mem_bytes);
+	atomic_fetch_sub(&log_counters.buffer_bytes, piece->touched);
 	munmap(piece->mem, piece->mem_bytes);
 	free(piece->records);
 	free(piece);
@@ -236,7 +237,7 @@ static struct piece *piece_get(uint32_t record_len)
 	piece = *spares;
 	if (piece) {
 		*spares = piece->next;
-		queue.large_count -= large;
+		queue.large_bytes -= large ? piece->touched : 0;
 	}
 	pthread_mutex_unlock(&queue.lock);
 	if (!piece) {
@@ -254,9 +255,12 @@ static struct piece *piece_get(uint32_t record_len)
 			free(piece);
 			return NULL;
 		}
-		TALLY(buffer_bytes, piece->mem_bytes);
 	}
 	piece->cap = large ? record_len : buffer_bytes;
+	if (piece->touched < piece->cap) {
+		TALLY(buffer_bytes, piece->cap - piece->touched);
+		piece->touched = piece->cap;
+	}
 	piece->used = piece->count = 0;
 	return piece;
 }
@@ -266,11 +270,11 @@ static struct piece *piece_put(struct piece *piece)
 {
 	bool large = piece->mem_bytes == RECORD_MOST;
 
-	if (large && queue.large_count == LARGE_KEPT)
+	if (large && queue.large_bytes + piece->touched > LARGE_BYTES_KEPT)
 		return piece;
 	piece->next = large ? queue.spare_large : queue.spare;
 	*(large ? &queue.spare_large : &queue.spare) = piece;
-	queue.large_count += large;
+	queue.large_bytes += large ? piece->touched : 0;
 	return NULL;
 }
 
@@ -800,7 +804,7 @@ static size_t end(bool forget, struct segment_end *ends)
 			queue.spare = piece->next;
 		for (struct piece *piece; (piece = queue.spare_large); piece_free(piece))
 			queue.spare_large = piece->next;
-		queue.large_count = 0;
+		queue.large_bytes = 0;
 		free(the.chunks);
 		the.chunks = NULL;
 		chunks_forget();

@@ -17,21 +17,12 @@ static uint32_t *aligned(const Py_buffer *numbers)
 	return copy;
 }
 
-/* The list takes the item, or is given up: there was no memory for it. */
-static void put(PyObject **list, size_t at, PyObject *item)
-{
-	if (item)
-		PyList_SET_ITEM(*list, (Py_ssize_t)at, item);
-	else
-		Py_CLEAR(*list);
-}
-
 static PyObject *segment_counts(const struct segment_count *counts, size_t count)
 {
 	PyObject *out = PyList_New((Py_ssize_t)count);
 
 	for (size_t i = 0; out && i < count; i++)
-		put(&out, i, Py_BuildValue("IK", counts[i].segno, (unsigned long long)counts[i].count));
+		list_put(&out, i, Py_BuildValue("IK", counts[i].segno, (unsigned long long)counts[i].count));
 	return out;
 }
 
@@ -219,7 +210,7 @@ static PyObject *py_log_end(PyObject *module, PyObject *unused)
 	WITHOUT_GIL(count = log_end(ends));
 	out = PyList_New((Py_ssize_t)count);
 	for (size_t i = 0; out && i < count; i++)
-		put(&out, i, Py_BuildValue("IKi", ends[i].segno, (unsigned long long)ends[i].length, ends[i].err));
+		list_put(&out, i, Py_BuildValue("IKi", ends[i].segno, (unsigned long long)ends[i].length, ends[i].err));
 	free(ends);
 	return out;
 }
@@ -266,9 +257,9 @@ static PyObject *py_log_survey(PyObject *module, PyObject *unused)
 		return os_error(err);
 	out = PyList_New((Py_ssize_t)count);
 	for (size_t i = 0; out && i < count; i++)
-		put(&out, i, Py_BuildValue("IKKK", uses[i].segno, (unsigned long long)uses[i].files,
-					       (unsigned long long)uses[i].bytes,
-					       (unsigned long long)uses[i].to_come));
+		list_put(&out, i, Py_BuildValue("IKKK", uses[i].segno, (unsigned long long)uses[i].files,
+						(unsigned long long)uses[i].bytes,
+						(unsigned long long)uses[i].to_come));
 	free(uses);
 	return out;
 }

@@ -452,7 +452,7 @@ static uint8_t stage_end(int fd, const char *mountpoint, const struct staging *f
 		return PUSH_READ;
 	if (!data && block_read(file->ino, 0, file->packed, size, 0, size, s, &data) != READ_OK)
 		return was_faster ? PUSH_READ : PUSH_NO_BYTES;
-	if (front_came(file->ino, &file->version, data, s)) {
+	if (parking_came(file->ino, &file->version, data, s)) {
 		plan_mark(file->ino, PLAN_STAGED, 0);
 	} else if (!was_faster && !is_served(file)) {
 		result = push_whole(fd, mountpoint, file->ino, data, &file->version);
@@ -483,9 +483,10 @@ int plan_stage(int fd, const char *mountpoint, const uint32_t *inos, const uint8
 				*file = (struct staging){
 				    .ino = inos[next], .number = next, .move = moves && moves[next]};
 				if (!stage_begin(file, &results[next])) {
-					front_came(inos[next], NULL, NULL, s);
+					parking_came(inos[next], NULL, NULL, s);
 					continue;
 				}
+				plan_mark(file->ino, PLAN_COMING, 0); /* whoever reads it now waits, and reads it not again */
 			}
 			if (deep)
 				added = deep_add(deep, &file->record, file->packed, (uint32_t)file->version.size);
@@ -493,13 +494,13 @@ int plan_stage(int fd, const char *mountpoint, const uint32_t *inos, const uint8
 				break;
 			if (added == DEEP_NOT) {
 				results[next] = stage_end(fd, mountpoint, file, NULL, s);
-				front_came(inos[next], NULL, NULL, s);
+				parking_came(inos[next], NULL, NULL, s);
 			}
 		}
 		file = deep ? (struct staging *)deep_take(deep, &raw) : NULL;
 		if (file) {
 			results[file->number] = stage_end(fd, mountpoint, file, raw, s);
-			front_came(inos[file->number], NULL, NULL, s);
+			parking_came(inos[file->number], NULL, NULL, s);
 		}
 	} while (file);
 	deep_put(deep);

@@ -466,7 +466,7 @@ static PyObject *py_fetch_take(PyObject *module, PyObject *arg)
 {
 	Py_ssize_t most = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
 	struct fetch_job *jobs;
-	PyObject *out, *item;
+	PyObject *out;
 
 	(void)module;
 	if (most == -1 && PyErr_Occurred())
@@ -476,14 +476,10 @@ static PyObject *py_fetch_take(PyObject *module, PyObject *arg)
 	if (!out)
 		return NULL;
 	jobs = fetch_take(most < 0 ? 0 : (size_t)most);
-	for (const struct fetch_job *job = jobs; out && job; job = job->next) {
-		item = Py_BuildValue("LIOiLL", (long long)job->tag, job->ino,
-				     job->error ? Py_None : (PyObject *)job->owner, job->error,
-				     (long long)job->begun_ns, (long long)job->ended_ns);
-		if (!item || PyList_Append(out, item))
-			Py_CLEAR(out);
-		Py_XDECREF(item);
-	}
+	for (const struct fetch_job *job = jobs; out && job; job = job->next)
+		list_append(&out, Py_BuildValue("LIOiLL", (long long)job->tag, job->ino,
+						job->error ? Py_None : (PyObject *)job->owner, job->error,
+						(long long)job->begun_ns, (long long)job->ended_ns));
 	jobs_free(jobs);
 	return out;
 }

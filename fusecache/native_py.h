@@ -20,6 +20,9 @@
 #define NO_ARGUMENT(name) {#name, py_##name, METH_NOARGS, NULL}
 
 PyObject *os_error(int negative_errno);
+/* The list takes the item, or is given up (NULL): there was no memory for it. */
+void list_put(PyObject **list, size_t at, PyObject *item);
+void list_append(PyObject **list, PyObject *item);
 PyObject *unknown_inode(unsigned long long ino);
 /* Too large a number is 0: no such inode. */
 bool take_ino(PyObject *arg, uint64_t *ino);

@@ -59,7 +59,11 @@ SORT_BATCH = 256
 DROP_BATCH = 512
 TAKE_MOST = 256
 PUSH_THREADS = 6
-LEFT_FILES = 256  # to readers that have caught up
+LEFT_FILES = (
+    256  # to readers that have caught up, which is when they have read such a part of a batch
+)
+LEFT_SHARE = 0.25
+LEFT_SHARE_OF_CHUNK = 0.75  # READs wait for a chunk: few that were in it before get ahead of it
 FLYING_BYTES_MOST = 64 << 20  # read or being read, and not pushed yet
 SORTED_MOST = 16_384  # known to be only at the origin, waiting for it
 QUEUED_MOST = 1 << 22
@@ -224,6 +228,8 @@ class Prefetcher:
         self._pause_s = 0.0
         self._pause_until = 0.0
         self._busy: set[int] = set()  # inodes whose pages are being pushed now
+        self._left_over: set[int] = set()  # those of them that an ended plan began
+        self._waiting: list[tuple[Inos, NDArray[np.uint8]]] = []  # for those, to be staged again
         self._idle = trio.lowlevel.ParkingLot()  # waits for those
         self._stageable = trio.lowlevel.ParkingLot()  # each for one kind of work
         self._sortable = trio.lowlevel.ParkingLot()
@@ -239,7 +245,7 @@ class Prefetcher:
 
     @property
     def queued_stage(self) -> int:
-        left = sum(len(inos) for inos, _ in self._left)
+        left = sum(len(inos) for inos, _ in self._left + self._waiting)
         return self._staging.count + left + len(self._to_stage)
 
     @property
@@ -262,9 +268,11 @@ class Prefetcher:
         """Forget the plan. What is in flight is finished."""
         self._plan += 1
         self._report = None
+        self._left_over |= self._busy
         _native.plan_end()
         self._staging.clear()
         self._left.clear()
+        self._waiting.clear()
         self._fetching.clear()
         self._to_stage.clear()
         self._order.clear()
@@ -308,7 +316,7 @@ class Prefetcher:
         _native.plan_mark(
             inos.tobytes(),
             _native.PLAN_QUEUED | add,
-            _native.PLAN_FAILED | _native.PLAN_READ,
+            _native.PLAN_FAILED | _native.PLAN_READ | _native.PLAN_COMING,
         )
         is_known = (flags_of(inos) & _native.PLAN_QUEUED != 0) & (inos != 0)
         if not is_known.all():
@@ -385,13 +393,25 @@ class Prefetcher:
                     self._stage_now, inos, store, limiter=self._threads
                 )
             finally:
-                self._busy.difference_update(names)
-                if self._idle:
-                    self._idle.unpark_all()
+                self._is_idle(names)
             if plan == self._plan:
-                if np.count_nonzero(results == _native.PUSH_READ) > len(inos) // 4:
-                    self._leave_to_readers(int(store[0]) & sum(CHUNK_MARKS))
+                chunk = int(store[0]) & sum(CHUNK_MARKS)
+                share = LEFT_SHARE_OF_CHUNK if chunk else LEFT_SHARE
+                if np.count_nonzero(results == _native.PUSH_READ) > share * len(inos):
+                    self._leave_to_readers(chunk)
                 self._staged(inos, results, store, number)
+
+    def _is_idle(self, inos: list[int]) -> None:
+        """No pages of theirs are being pushed any more."""
+        self._busy.difference_update(inos)
+        self._left_over.difference_update(inos)
+        if self._idle:
+            self._idle.unpark_all()
+        if self._waiting:
+            for part in reversed(self._waiting):
+                self._staging.put_first(*part)
+            self._waiting.clear()
+            self._stageable.unpark_all()
 
     def _leave_to_readers(self, chunk: int) -> None:
         """Readers have caught up. Go on at a distance, or both would read the same files; the ones
@@ -428,6 +448,11 @@ class Prefetcher:
         if not is_live.all():
             inos, store = inos[is_live], store[is_live]
         names = inos.tolist()
+        if not self._left_over.isdisjoint(names):
+            waits = np.array([ino in self._left_over for ino in names])
+            self._waiting.append((inos[waits], store[waits]))
+            inos, store = inos[~waits], store[~waits]
+            names = inos.tolist()
         unique = set(names)
         under_way = (self._busy, self._to_stage.keys(), self._jobs.keys())
         if len(unique) == len(names) and all(some.isdisjoint(unique) for some in under_way):
@@ -448,7 +473,7 @@ class Prefetcher:
         return {
             ino: bool(keep)
             for ino, keep in zip(inos[is_live].tolist(), store[is_live].tolist(), strict=True)
-            if ino not in self._busy and ino not in self._to_stage
+            if (ino not in self._busy or ino in self._left_over) and ino not in self._to_stage
         }
 
     def _stage_now(self, inos: Inos, store: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -766,8 +791,7 @@ class Prefetcher:
                         limiter=self._threads,
                     )
                 finally:
-                    self._busy.difference_update(inos)
-                    self._idle.unpark_all()
+                    self._is_idle(inos)
             if plan != self._plan:
                 continue
             self._push_bytes -= sum(len(data) for _, data in batch)
@@ -874,8 +898,7 @@ class Prefetcher:
         except OSError:
             pushed = 0
         finally:
-            self._busy.discard(ino)
-            self._idle.unpark_all()
+            self._is_idle([ino])
         self._stats.add("bytes_pushed", max(0, pushed))
         return pushed > 0
 

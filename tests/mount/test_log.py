@@ -124,23 +124,36 @@ def begin(place: Place, mounting: Mounting) -> Iterator[Begin]:
 
 
 @in_one_mode
-def test_readers_that_have_caught_up_wait_for_their_chunk(begin: Begin) -> None:
+@pytest.mark.parametrize("how", [STORE | SORT, 0], ids=["chunk", "window"])
+def test_readers_that_have_caught_up_wait_for_what_is_staged(begin: Begin, how: int) -> None:
     """Whoever answers them: who stages it, or, when it is cancelled, the server as ever."""
     job = begin()
     inos = list(job.names)
-    for number in range(50):
-        job.client.stage(inos, STORE | SORT)
+    for number in range(100):
+        job.client.stage(inos, how)
         if number % 4 == 3:
             job.client.command("cancel", inos)
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(job.check, inos[:: 7 + number]))
+            list(pool.map(job.check, inos[:: 7 + number] if how else inos))
         job.client.command("drop", inos)
         job.client.settle()
-        if number > 3 and job.mount.value("reads", "waited_for_chunk") > 8:
+        if number > 3 and job.mount.value("reads", "waited_for_staging") > 8:
             break
-    assert job.mount.value("reads", "waited_for_chunk") > 8
+    assert job.mount.value("reads", "waited_for_staging") > 8
     assert job.mount.value("reads", "from_origin") == 0
     assert job.mount.value("integrity", "mismatches") == 0
+
+
+@in_one_mode
+def test_what_an_ended_plan_was_staging_is_reported_to_the_next_one(begin: Begin) -> None:
+    job = begin()
+    inos = list(job.names)
+    for number in range(6):
+        job.client.stage(inos, STORE | SORT * (number % 2))
+        job.client.send("clear")
+        assert job.client.stage_all(inos) == {STORED_BOTH: len(inos)}
+        job.client.command("drop", inos)
+        job.client.settle()
 
 
 def test_each_epoch_lies_in_its_order(place: Place, begin: Begin) -> None:
