@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import socket
 import sys
 import threading
@@ -347,7 +348,7 @@ def hint(
             with _channel_again(socket_path) if name else _channel(socket_path) as channel:
                 accepted = channel.ask("job", message | {"resume": name}, None)
                 if name is None:
-                    _announce(accepted)
+                    _announce(accepted, socket_path if detach else None)
                 name = accepted["job"]
                 if not detach:
                     _follow(channel, name)
@@ -358,10 +359,16 @@ def hint(
             _complain("the connection was lost; waiting for the next hintsd")
 
 
-def _announce(accepted: dict[str, Any]) -> None:
+def _announce(accepted: dict[str, Any], end_at: str | None) -> None:
+    """`end_at`: the socket to end it at; None: it ends with this command."""
     for line in accepted["warnings"]:
         _complain(f"warning: {line}")
-    click.echo(f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch")
+    line = f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch"
+    if end_at is not None:
+        line += f"; to end it: hintsd end {accepted['job']}"
+        if end_at != _default_socket():
+            line += f" --socket {shlex.quote(end_at)}"
+    click.echo(line)
 
 
 def _order(flags: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import trio
 
 from fusecache import mounts, wire
 from hintsd import folders, search
+from hintsd.commands import Command
 from hintsd.folders import DatasetError, Samples
 from hintsd.messages import Check, JobRequest
 from hintsd.mount_link import (
@@ -48,7 +49,7 @@ from hintsd.mount_link import (
     relative,
 )
 from hintsd.orders import Order, OrderSpec, OrderUnknown, samples_per_epoch
-from hintsd.planner import Command, MountPlanner
+from hintsd.planner import MountPlanner
 from hintsd.readers import Readers
 from hintsd.trail import Passed
 

@@ -3,8 +3,8 @@
 A *chunk* is a run of consecutive samples of one epoch's order: it is staged whole, in one command.
 A log serves one epoch or several. Its *cells* are what lies together on SSD: the samples that the
 first of them reads in its chunk i, the second in its chunk j, and so on; of one epoch they are its
-chunks. `Log` is what the planner knows of one job's logs; the rules are in `decide`, `refusal` and
-`epochs_served`.
+chunks. `Log` is what hintsd/layout.py knows of one job's logs; the rules are in `decide`, `refusal`
+and `epochs_served`.
 
 INVARIANT: an epoch's chunks follow from its order, the sizes and the window alone, so that another
 hintsd with the same budgets cuts it alike.

@@ -18,6 +18,9 @@ import numpy.typing as npt
 Inos: TypeAlias = npt.NDArray[np.uint32]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
+NO_INOS: Inos = np.empty(0, np.uint32)
+NO_POSITIONS: Positions = np.empty(0, np.int64)
+
 CHUNK = 1 << 20  # elements worked on at once: bounds what numpy allocates on the way
 _NONE = np.uint32(0xFFFF_FFFF)
 

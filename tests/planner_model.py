@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hintsd.planner import Command, MountPlanner
+from hintsd.commands import Command
+from hintsd.planner import MountPlanner
 from hintsd.readers import OWN, STRANGER, UNKNOWN
 from hintsd.sequence import Inos
 

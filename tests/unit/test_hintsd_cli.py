@@ -253,7 +253,8 @@ def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     code, out, _ = run("hint", str(link), *flags.split(), "--socket", daemon.path)
-    assert (code, out) == (0, "hint-1: 100 samples an epoch\n")
+    end = f"hintsd end hint-1 --socket {daemon.path}"
+    assert (code, out) == (0, f"hint-1: 100 samples an epoch; to end it: {end}\n")
     request = daemon.director.requests["hint-1"]  # it is detached
     spec = request.spec_over(100)
     assert spec is not None

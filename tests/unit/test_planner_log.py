@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hintsd import packing, planner
+from hintsd import layout, packing
 from hintsd.sequence import Inos
 from tests.planner_model import KEEP_ORDER, MOVE, SORT, ModelMount
 from tests.unit.test_packing import FakeProbe
@@ -192,9 +192,9 @@ def test_an_order_that_comes_late_is_awaited_for_a_second() -> None:
     scene.planner.supply("job", 0, orders[0])
     scene.mount.carry_out(scene.planner.decide(scene.now))
     assert not scene.mount.frames
-    scene.mount.carry_out(scene.planner.decide(scene.now + planner.HOLD_S / 2))
+    scene.mount.carry_out(scene.planner.decide(scene.now + layout.HOLD_S / 2))
     assert not scene.mount.frames
-    scene.mount.carry_out(scene.planner.decide(scene.now + 2 * planner.HOLD_S))
+    scene.mount.carry_out(scene.planner.decide(scene.now + 2 * layout.HOLD_S))
     assert scene.mount.frames
     assert not scene.mount.packs
 
@@ -210,9 +210,9 @@ def test_the_last_chunk_of_an_epoch_waits_for_no_origin_that_hangs() -> None:
     scene.read(orders[0][: COUNT - 40].tolist())
     packs = len(scene.mount.packs)
     assert scene.mount.frames[-1][0][-1] == orders[0][-1]
-    scene.turn(step_s=planner.BARRIER_S / 2)
+    scene.turn(step_s=layout.BARRIER_S / 2)
     assert len(scene.mount.packs) == packs
-    scene.turn(step_s=planner.BARRIER_S)
+    scene.turn(step_s=layout.BARRIER_S)
     scene.settle()
     assert len(scene.mount.packs) == packs + 1
     assert set(scene.mount.frames[-1][0]) <= set(orders[1].tolist())
@@ -228,9 +228,9 @@ def test_a_log_stays_open_while_readers_pass_what_is_not_answered() -> None:
     packs = len(scene.mount.packs)
     for batch in range((COUNT - 64) // 16, COUNT // 16):
         scene.planner.step("job", 0, batch, scene.now)
-        scene.turn(step_s=planner.BARRIER_S * 0.6)
+        scene.turn(step_s=layout.BARRIER_S * 0.6)
         assert len(scene.mount.packs) == packs
-    scene.turn(step_s=planner.BARRIER_S)
+    scene.turn(step_s=layout.BARRIER_S)
     scene.settle()
     assert len(scene.mount.packs) == packs + 1
 
@@ -384,7 +384,7 @@ def test_a_mount_that_refuses_many_cells_gets_fewer() -> None:
     orders = scene.shuffled()
     scene.open("job", orders, samples=COUNT, epochs=6)
     scene.settle()
-    scene.planner.packing_refused("no room", scene.now + 2 * planner.REFUSED_AFTER_S)
+    scene.planner.packing_refused("no room", scene.now + 2 * layout.REFUSED_AFTER_S)
     read_epochs(scene, orders, 0, 2)
     chunks = scene.mount.packs[1]
     assert chunks < scene.mount.packs[0]

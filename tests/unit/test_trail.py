@@ -9,7 +9,8 @@ import pytest
 
 from fusecache.passings import WAITING_MOST, Passings
 from fusecache.wire import Fields, WireError
-from hintsd.planner import DONE_BOTH, SEEN_LOOKUP, MountPlanner
+from hintsd.files import DONE_BOTH
+from hintsd.planner import SEEN_LOOKUP, MountPlanner
 from hintsd.progress import AT_END_S, Progress
 from hintsd.sequence import Inos, Sequence
 from hintsd.trail import STRETCH_MOST, Trail

@@ -1,0 +1,203 @@
+"""Which files are to live on SSD, and their fetching ahead of the windows (docs/HINTS.md rule 2;
+pure).
+
+A policy (hintsd/policies/frequency.py) lets files in, those that are used first or, where files are
+used unequally often and not all fit, those that are used most: uses are counted over a horizon of
+epochs. Those let in are RESIDENT (hintsd/files.py); what is in no window is fetched.
+
+INVARIANT: what is fetched fits into the SSD's room beside all that is being stored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from hintsd.commands import Command, commands_of
+from hintsd.files import (
+    FETCHING,
+    GONE,
+    HELD,
+    PAGE_BYTES,
+    RESIDENT,
+    SENT,
+    STORED,
+    STORING,
+    Files,
+)
+from hintsd.job import Job
+from hintsd.policies import Integers
+from hintsd.sequence import NO_INOS, Inos
+
+FETCH_UNANSWERED_MOST = 1 << 14
+WALK_MOST = 1 << 15  # positions that fetching ahead looks at in one decide()
+HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven
+HORIZON_WAIT_S = 60.0
+
+
+class Placement:
+    """Of one mount's files."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._short_of_bytes: int | None = None  # free room when residents did not fit
+        self._fetching: deque[Inos] = deque()
+
+    def void(self) -> None:
+        """Nothing is being fetched any more."""
+        self._fetching.clear()
+
+    def cancel(self) -> None:
+        """Takes back all fetches that are not answered."""
+        self._files.cancel_fetches(np.concatenate([NO_INOS, *self._fetching]))
+
+    def set_room(self, room_bytes: int, jobs: Iterable[Job]) -> None:
+        """room_bytes: what SSD can take beyond what is stored."""
+        self._files.room_bytes = self._files.residents.capacity_bytes = room_bytes
+        if self._short_of_bytes is not None:
+            more = self._files.residents.free_bytes - self._short_of_bytes
+            if more > max(room_bytes // 64, PAGE_BYTES):
+                self._short_of_bytes = None
+                for job in jobs:
+                    job.unplaced = True
+
+    def place(self, jobs: Iterable[Job], now: float) -> None:
+        """Chooses the residents among the files of orders that are new."""
+        for job in jobs:
+            if not (job.live and job.unplaced):
+                continue
+            current = job.sequence.epoch_of(job.begin)
+            waiting = now - job.opened_at < HORIZON_WAIT_S
+            if waiting and self.horizon_epoch(job, current) is not None:
+                continue
+            job.unplaced = False
+            uneven = self._files.uses is not None and len(job.counted) > 1
+            if uneven:
+                self._place_by_use(job)
+            else:
+                self._place_by_first_use(job)
+
+    def _missing(self, inos: Inos) -> Inos:
+        """Those that could become residents."""
+        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE) == 0]
+        found: Inos = inos[(self._files.sizes[inos] > 0) & (inos != 0)]
+        return found
+
+    def _place_by_first_use(self, job: Job) -> None:
+        stop = job.last(job.sequence.known_until(job.begin))
+        for inos, repeats in job.sequence.pieces(job.begin, stop):
+            inos = self._missing(inos)
+            if repeats:
+                inos = inos[np.sort(np.unique(inos, return_index=True)[1])]
+            if not self._admit(inos, None) and len(inos):
+                self._short_of_bytes = self._files.residents.free_bytes
+                break
+
+    def _place_by_use(self, job: Job) -> None:
+        assert self._files.uses is not None
+        stop = job.last(job.sequence.known_until(job.begin))
+        inos = np.concatenate(
+            [NO_INOS, *(self._missing(part) for part, _ in job.sequence.pieces(job.begin, stop))]
+        )
+        inos = inos[np.sort(np.unique(inos, return_index=True)[1])]
+        if not self._admit(inos, self._files.uses[inos]):
+            self._short_of_bytes = self._files.residents.free_bytes
+
+    def _admit(self, inos: Inos, uses: Integers | None) -> bool:
+        """Makes residents of those that fit; whether all did."""
+        admitted = self._files.residents.admit(self._files.sizes[inos], uses)
+        self._files.flags[inos[admitted]] |= RESIDENT
+        return bool(admitted.all())
+
+    def horizon(self, job: Job, current: int) -> range:
+        """Epochs over which uses are counted."""
+        n = job.sequence.samples_per_epoch
+        if job.epochs is None:
+            return range(0)
+        return range(current, min(job.epochs, current + max(2, HORIZON_SAMPLES_MOST // n)))
+
+    def horizon_epoch(self, job: Job, current: int) -> int | None:
+        """The next epoch whose uses are worth counting: files are read unequally often, and not all
+        of them fit on SSD.
+        """
+        orders = job.sequence.orders
+        if current not in orders or current + 1 not in orders or not job.unplaced:
+            return None
+        inos = orders[current + 1].inos
+        sample = inos[:: max(1, len(inos) // 1024)]
+        if orders[current].contains(sample).mean() > 0.99:
+            return None
+        missing = sum(
+            int(self._files.sizes[self._missing(part)].sum(dtype=np.int64))
+            for part, _ in job.sequence.pieces(job.begin, job.sequence.known_until(job.begin))
+        )
+        if missing <= self._files.residents.free_bytes:
+            return None
+        for epoch, order in orders.items():
+            self.count(job, epoch, order.inos)
+        return next(
+            (
+                epoch
+                for epoch in self.horizon(job, current)
+                if epoch not in job.counted and epoch not in job.unknown
+            ),
+            None,
+        )
+
+    def count(self, job: Job, epoch: int, inos: Inos) -> None:
+        """Adds the uses of this epoch, whose order is `inos`."""
+        if epoch in job.counted:
+            return
+        if self._files.uses is None:
+            self._files.uses = np.zeros(len(self._files.flags), np.uint16)
+        job.counted.add(epoch)
+        inside = inos[inos < len(self._files.uses)]
+        uses = np.bincount(inside, minlength=len(self._files.uses))
+        self._files.uses += np.minimum(uses, 1 << 10).astype(np.uint16)
+
+    def fetch(self, jobs: Iterable[Job]) -> list[Command]:
+        """Residents that are in no window, in the order of their first use."""
+        parts: list[Inos] = []
+        walk = WALK_MOST
+        for job in jobs:
+            if not job.live:
+                continue
+            job.fetched = max(job.fetched, job.begin)
+            stop = job.last(job.sequence.known_until(job.fetched))
+            while (
+                job.fetched < stop
+                and walk > 0
+                and self._files.fetch_unanswered < FETCH_UNANSWERED_MOST
+                and self._files.residents.held_bytes > 0
+            ):
+                most = min(walk, 4096, stop - job.fetched)
+                inos, repeats = job.sequence.piece(job.fetched, most)
+                walk -= len(inos)
+                flags = self._files.flags[inos]
+                next_ = np.flatnonzero(
+                    flags & (RESIDENT | STORED | HELD | SENT | FETCHING | GONE) == RESIDENT
+                )
+                if repeats:
+                    next_ = next_[np.sort(np.unique(inos[next_], return_index=True)[1])]
+                sizes = np.cumsum(self._files.sizes[inos[next_]], dtype=np.int64)
+                fitting = int(
+                    np.searchsorted(
+                        sizes, self._files.room_bytes - self._files.storing_bytes, "right"
+                    )
+                )
+                chosen = inos[next_[:fitting]]
+                job.fetched += len(inos) if fitting == len(next_) else int(next_[fitting])
+                if len(chosen):
+                    self._files.storing_bytes += int(sizes[len(chosen) - 1])
+                    self._files.flags[chosen] |= FETCHING | STORING
+                    self._files.fetch_unanswered += len(chosen)
+                    parts.append(chosen)
+                if fitting < len(next_):
+                    break
+        self._fetching.extend(parts)
+        if len(self._fetching) > 4096:
+            all_ = np.concatenate(list(self._fetching))
+            self._fetching = deque([all_[self._files.flags[all_] & FETCHING != 0]])
+        return commands_of("fetch", parts)
