@@ -64,6 +64,13 @@ def complain(program: str, line: str) -> None:
     sys.stderr.flush()
 
 
+def say(line: str) -> None:
+    """print, for text that may hold the bytes of a file name."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
+    sys.stdout.flush()
+
+
 def printable(value: object) -> str:
     """Text that any terminal takes, of what may hold the bytes of a file name."""
     return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

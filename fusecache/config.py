@@ -478,6 +478,13 @@ def warnings_of(config: Config) -> list[str]:
             found.append(
                 f"mount point {config.mountpoint} is not empty: {entries} hidden while mounted"
             )
+    below = mounts.holding(config.source)
+    if below is not None and below.is_fusecache:
+        part = os.path.relpath(config.source, below.mountpoint)
+        found.append(
+            f"source {config.source} lies on the fusecache mount {below.mountpoint}: files are "
+            f"cached twice; {below.mountpoint} serves {'it' if part == '.' else part} already"
+        )
     for mount, other in _other_mounts():
         if other.get("cache_dir") != config.cache_dir:
             continue

@@ -6,7 +6,7 @@ import itertools
 import os
 import stat
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 import trio
@@ -18,6 +18,7 @@ from fusecache.operations import Operations
 from fusecache.reader import Reader
 from fusecache.store import Store
 from fusecache.store.format import segment_bytes
+from fusecache.store.types import RecordFault
 
 ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
@@ -48,12 +49,19 @@ class Maintenance:
     """Long operations on the cache; each ends when its client hangs up."""
 
     def __init__(
-        self, operations: Operations, reader: Reader, store: Store, concurrency: int
+        self,
+        operations: Operations,
+        reader: Reader,
+        store: Store,
+        concurrency: int,
+        note_bad: Callable[[RecordFault, int, int, str], str],
     ) -> None:
+        """`note_bad(fault, segno, offset, when)` counts, logs, quarantines; the line."""
         self._operations = operations
         self._reader = reader
         self._store = store
         self._concurrency = concurrency
+        self._note_bad = note_bad
 
     async def warm(self, request: Message, send: Send) -> Message:
         """Fetch every file below the request's "prefix" that matches its "globs", relative to the
@@ -163,22 +171,25 @@ class Maintenance:
                 _note_error(progress, ino, error)
 
     async def verify(self, request: Message, send: Send) -> Message:
-        """Read every record of the cache directory and check it against its digest; quarantine what
-        is bad.
+        """Read every record of the cache directory and check it against its digest; count, log and
+        quarantine what is bad. "faults": the first ERRORS_SHOWN lines of that.
         """
         del request
         counts = {
             "blocks_done": 0, "blocks_total": self._store.usage().blocks, "bytes_done": 0, "bad": 0,
         }  # fmt: skip
+        lines: list[str] = []
         records = self._store.verify(None)
         next_report = 0.0
         while batch := await trio.to_thread.run_sync(_take, records, VERIFY_BATCH):
-            for segno, offset, length, is_good in batch:
+            for segno, offset, length, fault in batch:
                 counts["blocks_done"] += 1
                 counts["bytes_done"] += length
-                if not is_good:
+                if fault:
                     counts["bad"] += 1
-                    self._store.quarantine(segno, offset)
+                    line = self._note_bad(fault, segno, offset, "found by verify")
+                    if len(lines) < ERRORS_SHOWN:
+                        lines.append(line)
             if trio.current_time() >= next_report:
                 await send({"progress": counts})
                 next_report = trio.current_time() + PROGRESS_INTERVAL_S
@@ -187,6 +198,7 @@ class Maintenance:
                 "blocks": counts["blocks_done"],
                 "bytes": counts["bytes_done"],
                 "bad": counts["bad"],
+                "faults": lines,
             }
         }
 
@@ -218,6 +230,6 @@ def _entries(directory: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _take(
-    records: Iterator[tuple[int, int, int, bool]], most: int
-) -> list[tuple[int, int, int, bool]]:
+    records: Iterator[tuple[int, int, int, RecordFault | None]], most: int
+) -> list[tuple[int, int, int, RecordFault | None]]:
     return list(itertools.islice(records, most))

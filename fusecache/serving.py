@@ -39,7 +39,7 @@ from fusecache.revalidate import Revalidation
 from fusecache.stager import Stager
 from fusecache.stats import FaultLog, Stats
 from fusecache.store import Store
-from fusecache.store.types import Location, StoreSettings, Version
+from fusecache.store.types import Location, RecordFault, StoreSettings, Version
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,11 @@ class Server:
             )
             self._open_session(operations)
             maintenance = Maintenance(
-                operations, self.reader, self.store, self.config.origin_threads
+                operations,
+                self.reader,
+                self.store,
+                self.config.origin_threads,
+                self._quarantine,
             )
             passings = Passings()
             recording = Recording(
@@ -284,17 +288,21 @@ class Server:
                             self.stager.stream, first, second, self.reader.stream_block
                         )
                     else:
-                        self._quarantine(kind, first, second, third)
+                        path = _native.path(third).decode(errors="backslashreplace")
+                        fault: RecordFault = "read" if kind == _native.EVENT_UNREAD else "checksum"
+                        self._quarantine(fault, first, second, f"read for {path}")
 
-    def _quarantine(self, kind: int, segno: int, offset: int, ino: int) -> None:
-        path = _native.path(ino).decode(errors="backslashreplace")
-        record = f"record at byte {offset} of segment {segno}"
-        if kind == _native.EVENT_UNREAD:
-            self.faults.report("read", f"{record} cannot be read (for {path})")
+    def _quarantine(self, fault: RecordFault, segno: int, offset: int, when: str) -> str:
+        """Count, log and forget a record; returns the line of the log."""
+        line = f"record at byte {offset} of segment {segno} "
+        if fault == "read":
+            line += f"cannot be read ({when})"
         else:
             self.stats.add("mismatches")
-            self.faults.report("checksum", f"{record} is bad (read for {path})")
+            line += f"is bad ({when})"
+        self.faults.report(fault, line)
         self.store.quarantine(segno, offset)
+        return line
 
     async def _preload(self, directory: int) -> None:
         """Tell the front where the files of a listing lie, before anyone reads them; once."""
@@ -378,7 +386,7 @@ class Server:
                     "requests": stats["requests"] if self.why_ordinary else front["requests"],
                     "from_ssd": front["from_ssd"] + stats["from_ssd"],
                     "from_origin": stats["from_origin"],
-                    "waited_for_chunk": front["waited"],
+                    "waited_for_staging": front["waited"],
                     "bytes_pushed": pushed_bytes,
                     "bytes_staged": front["bytes_staged"],
                     "bytes_served": pushed_bytes + replied_bytes,

@@ -40,5 +40,10 @@ def format_duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
 
 
+def format_count(count: int, noun: str) -> str:
+    """1 file; 2,000 files"""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def _digits(count: float) -> str:
     return f"{count:.3g}" if abs(count) < 999.5 else f"{count:.0f}"

@@ -84,7 +84,7 @@ class Opened:
     def bad_after_verify(self, dataset: bytes | None = None) -> tuple[int, int]:
         """(records read, bad ones)."""
         results = list(self.store.verify(dataset))
-        return len(results), sum(not ok for *_, ok in results)
+        return len(results), sum(fault is not None for *_, fault in results)
 
     def close(self) -> None:
         self.store.close()

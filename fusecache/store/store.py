@@ -53,6 +53,7 @@ from fusecache.store.types import (
     DirectoryState,
     Item,
     Location,
+    RecordFault,
     StoreSettings,
     Usage,
     Version,
@@ -1007,8 +1008,8 @@ class Store:
         room -= min((segments + 1) * self._record_bytes_most, self._segment_bytes)
         return max(0, room * self._payload_bytes // self._record_bytes)
 
-    def verify(self, dataset: bytes | None) -> Iterator[tuple[int, int, int, bool]]:
-        """Read every record (that the dataset uses): (segno, offset, payload_len, ok).
+    def verify(self, dataset: bytes | None) -> Iterator[tuple[int, int, int, RecordFault | None]]:
+        """Read every record (that the dataset uses): (segno, offset, payload_len, its fault).
 
         Chunk sums are checked and the digest is computed anew. The caller quarantines.
         """
@@ -1024,10 +1025,10 @@ class Store:
                     if fd >= 0:
                         os.close(fd)
                     fd, opened = self._open_to_verify(location.segno), location.segno
-                ok = fd >= 0 and _sound(reader, fd, location, directory)
-                if not ok and index.is_gone_now(location.segno):
+                fault = _record_fault(reader, fd, location, directory) if fd >= 0 else "read"
+                if fault and index.is_gone_now(location.segno):
                     continue  # evicted while we read
-                yield location.segno, location.offset, location.payload_len, ok
+                yield location.segno, location.offset, location.payload_len, fault
         except idx.ERRORS as error:
             self._index_error(index, error)
         finally:
@@ -1057,9 +1058,12 @@ def _is_storable(item: Item) -> bool:
     )
 
 
-def _sound(reader: RecordReader, fd: int, location: Location, directory: Directory) -> bool:
+def _record_fault(
+    reader: RecordReader, fd: int, location: Location, directory: Directory
+) -> RecordFault | None:
     try:
         record, payload = reader.read(fd, location, directory.uuid)
-    except CacheFault:
-        return False
-    return digest.digest(directory.algorithm, payload) == record.digest
+    except CacheFault as fault:
+        return "read" if isinstance(fault.__cause__, OSError) else "checksum"
+    is_sound = digest.digest(directory.algorithm, payload) == record.digest
+    return None if is_sound else "checksum"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fusecache.units import BLOCK_BYTES as BLOCK_BYTES
 
@@ -31,6 +31,10 @@ class Location(NamedTuple):
     offset: int
     header_len: int
     payload_len: int
+
+
+# What can be wrong with a record: its bytes, or the disk that does not give them.
+RecordFault = Literal["checksum", "read"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(handle=handles)
     def verify(self, handle: int) -> None:
-        for segno, offset, _, is_good in self.stores[handle].store.verify(None):
-            if not is_good:
+        for segno, offset, _, fault in self.stores[handle].store.verify(None):
+            if fault:
                 assert self.was_damaged
                 self.stores[handle].store.quarantine(segno, offset)
 

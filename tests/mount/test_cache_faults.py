@@ -107,6 +107,25 @@ def test_bits_flipped_while_mounted_and_between_mounts(place: Place, mounting: M
     assert_same(place.source, mount.path)
 
 
+@in_one_mode
+def test_what_verify_finds_is_remembered(place: Place, mounting: Mounting) -> None:
+    make_files(place.source, 12, lambda _: 150_000)
+    mount = mounting(allow_log=FAULT_LINES)
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") == 12)
+    (segment,) = segments(place.cache_dir)
+    at = records(segment)[3]
+    flip(segment, at + 70_000, 0)
+    done = mount.run("verify", mount.path)
+    assert done.returncode == 1
+    line = f"record at byte {at} of segment {int(segment.stem)} is bad (found by verify)"
+    assert done.stderr.endswith(f"fusecache: {line}\n")
+    assert "12 blocks, 1.72 MiB checked, 1 bad, dropped; fetched again on use" in done.stdout
+    assert mount.log().count(line) == 1
+    integrity = mount.value("integrity")
+    assert (integrity["mismatches"], integrity["faults"]) == (1, {"checksum": 1})
+
+
 def _cut_in_half(cache_dir: Path) -> None:
     for segment in segments(cache_dir):
         os.truncate(segment, segment.stat().st_size // 2 + 1234)

@@ -239,6 +239,26 @@ def test_umount_while_busy(place: Place, mounting: Mounting) -> None:
 
 
 @in_one_mode
+def test_a_mount_below_another(place: Place, mounting: Mounting) -> None:
+    place.write("train/file", b"content")
+    outer = mounting()
+    train = outer.path / "train"
+    flags = ("--cache-dir", place.base / "more", "--hintsd", "none", "--ssd", "64M")
+    done = command("mount", train, *flags)
+    assert done.returncode == OK
+    try:
+        assert done.stderr == (
+            f"fusecache: warning: source {train} lies on the fusecache mount {outer.path}: files "
+            f"are cached twice; {outer.path} serves train already\n"
+        )
+        says = f"{outer.path} is in use by the fusecache mount {train}: umount that first"
+        assert refused("umount", outer.path, says=says) == BUSY
+        assert (train / "file").read_bytes() == b"content"
+    finally:
+        assert command("umount", train).returncode == OK
+
+
+@in_one_mode
 def test_umount_while_hinted_trainings_read(
     place: Place, mounting: Mounting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

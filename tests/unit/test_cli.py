@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from fusecache import (
     control_client,
     errors,
     keeper,
+    mount_command,
     mounts,
     probe,
     wire,
@@ -599,6 +601,30 @@ def test_umount_says_who_is_in_the_way(play: Script, capfd: pytest.CaptureFixtur
     assert peer.requests[1] == {"op": "umount", "lazy": True}
 
 
+def test_umount_names_mounts_and_not_their_processes(
+    play: Script, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    me = os.getpid()
+    busy = {"ok": False, "error": "busy", "exit": 4, "pids": [me, 1 << 30, 2 << 30]}
+    play(mounts.KEEPER_SOCKET)
+    (own,) = mounts.mounts()
+    others = [dataclasses.replace(own, mountpoint=f"/data/{n}", device=n) for n in ("b", "c")]
+    records = {"0:99": (me, me), "b": (1 << 30, 0), "c": (3 << 30, 2 << 30)}
+    monkeypatch.setattr(mounts, "runtime_directory", lambda mount: f"/run/{mount.device}")
+    monkeypatch.setattr(
+        mounts,
+        "keeper_record",
+        lambda path: dict(zip(("keeper_pid", "server_pid"), records[path[5:]], strict=True)),
+    )
+    monkeypatch.setattr(control_client, "ask_keeper", lambda *_: busy)
+    monkeypatch.setattr(mounts, "mounts", lambda: [own, *others])
+    assert run("umount", "/data/a") == errors.EXIT_BUSY
+    said = capfd.readouterr().err
+    assert said.startswith("fusecache: /data/a is in use by ")
+    end = f"({me}), the fusecache mounts /data/c, /data/b: umount those first\n"
+    assert said.endswith(end)
+
+
 def test_umount_of_what_is_inside_a_mount_is_refused(
     play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -639,7 +665,7 @@ def test_the_helper_understands_mount(
     paths["s"].mkdir()
     paths["m"].mkdir()
     mounted: list[config.Config] = []
-    monkeypatch.setattr(cli, "_mount", mounted.append)
+    monkeypatch.setattr(mount_command, "start", mounted.append)
     words = [word.format(**paths) for word in arguments]
     cli._help_mount(words)
     (made,) = mounted
@@ -685,11 +711,11 @@ def _listener_of(socket_path: Path) -> int:
 
 def test_a_hintsd_is_started_once(tmp_path: Path) -> None:
     path = tmp_path / "hintsd.sock"
-    cli._start_hintsd(str(path))
+    mount_command.start_hintsd(str(path))
     pid = _listener_of(path)
     try:
         assert os.getsid(pid) == pid
-        cli._start_hintsd(str(path))
+        mount_command.start_hintsd(str(path))
         assert _listener_of(path) == pid
     finally:
         os.kill(pid, signal.SIGTERM)
@@ -701,7 +727,7 @@ def test_a_hintsd_that_does_not_start_is_a_line(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(OSError, match="ended at once"):
-        cli._start_hintsd(str(tmp_path / "hintsd.sock"))
+        mount_command.start_hintsd(str(tmp_path / "hintsd.sock"))
     monkeypatch.setattr(sys, "executable", "/none")
     with pytest.raises(OSError, match="No such file"):
-        cli._start_hintsd(str(tmp_path / "hintsd.sock"))
+        mount_command.start_hintsd(str(tmp_path / "hintsd.sock"))

@@ -389,6 +389,14 @@ def test_what_is_odd_is_said(
     assert config.warnings_of(over_itself) == []
     (tmp_path / "mnt" / "file").unlink()
 
+    around = mounts.Mount(1, "0:1", str(tmp_path), mounts.FILESYSTEM_TYPE, "/s")
+    monkeypatch.setattr(mounts, "mounts", lambda: [around])
+    for config_there in (made, over_itself):
+        (line,) = config.warnings_of(config_there)
+        assert line == (
+            f"source {tmp_path}/source lies on the fusecache mount {tmp_path}: files are cached "
+            f"twice; {tmp_path} serves source already"
+        )
     other = mounts.Mount(1, "0:1", "/data/a", mounts.FILESYSTEM_TYPE, "/s")
     record = {"config": {"cache_dir": made.cache_dir, "ssd_bytes": 32 << 20}}
     monkeypatch.setattr(mounts, "mounts", lambda: [other])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.units import format_bytes, parse_bytes
+from fusecache.units import format_bytes, format_count, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,10 @@ def test_sizes_format(size_bytes: int, text: str) -> None:
 def test_a_printed_size_parses_to_about_the_same(size_bytes: int) -> None:
     again = parse_bytes(format_bytes(size_bytes))
     assert abs(again - size_bytes) <= 0.006 * size_bytes
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (1000, "1,000 files")]
+)
+def test_one_is_not_plural(count: int, text: str) -> None:
+    assert format_count(count, "file") == text

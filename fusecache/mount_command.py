@@ -1,0 +1,386 @@
+"""`fusecache mount`, `restart` and `umount`: a mount begins, changes and ends.
+
+The keeper does it (keeper.py); here its settings are collected, it is started or asked, and its
+report is told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from fusecache import command, config, control_client, hintsd_client, keeper, mounts
+from fusecache.config import Config
+from fusecache.errors import EXIT_BUSY, EXIT_FAILED, EXIT_USAGE, ConfigError, UserError
+
+_HINTSD_START_S: Final = 5.0
+
+
+def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The flags of `mount` and `restart`: each is a setting of the same name in TOML."""
+
+    def flag(names: str, help_: str, default: str = "", **more: Any) -> Callable[..., Any]:
+        shown = f"[{default}]" if default and shows_defaults else ""
+        return click.option(names, default=None, help=f"{help_} {shown}".strip(), **more)
+
+    flags = [
+        click.option("--config", "config_file", metavar="FILE", help="TOML with these same names."),
+        flag(
+            "--cache-dir",
+            "Where the SSD tier lies; several, on several disks.",
+            "/var/cache/fusecache",
+            metavar="DIR",
+            multiple=True,
+        ),
+        flag("--ssd", "Limit of the SSD tier.", "what is free", metavar="SIZE"),
+        flag("--ram", "Budget of the RAM tier.", "a quarter of the memory", metavar="SIZE"),
+        flag("--keep-free", "Left to others on that disk.", "5%", metavar="SIZE|%"),
+        flag("--policy", "keep: replace nothing.", "lrf", metavar="|".join(config.POLICIES)),
+        flag("--digest", "blake3 where users share.", metavar="|".join(config.DIGESTS)),
+        flag(
+            "--layout",
+            "reorder: hinted samples lie on SSD as the next epoch reads them.",
+            "static",
+            metavar="|".join(config.LAYOUTS),
+        ),
+        flag("--allow-other", "Other users may read, too.", is_flag=True),
+        flag("--revalidate", "See changes within this.", "60", metavar="SECONDS|never"),
+        flag("--zero-open/--no-zero-open", "Reads without round trips.", "on"),
+        flag("--origin-timeout", "A hung origin gives EIO.", "30", metavar="SECONDS"),
+        flag("--origin-threads", "Calls to the origin at a time.", "32", metavar="N"),
+        flag("--prefetch-bandwidth", "Of hinted reads, a second.", "none", metavar="SIZE|none"),
+        flag("--prefetch-depth", "Hinted reads at a time.", "128", metavar="N"),
+        flag("--hintsd", "Who takes hints; auto starts it.", "auto", metavar="auto|none|SOCKET"),
+        flag("--log-file", "Where the log goes.", "in the runtime directory", metavar="FILE"),
+    ]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(flags):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _collect(
+    config_file: str | None, options: tuple[str, ...], flags: dict[str, Any]
+) -> dict[str, Any]:
+    """Settings from file, then -o, then flags: the later wins."""
+    settings = config.read_file(config_file) if config_file else {}
+    settings.update(config.read_options(options))
+    for name, value in flags.items():
+        if value not in (None, ()):
+            canonical, parsed = config.parse_setting(name, value, "--" + name.replace("_", "-"))
+            settings[canonical] = parsed
+            if isinstance(value, tuple) and len({*map(os.path.abspath, value)}) < len(value):
+                command.complain(
+                    "fusecache",
+                    f"warning: the same twice: --{name.replace('_', '-')} {' '.join(value)}",
+                )
+    return settings
+
+
+# ---- mount ---------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("places", nargs=-1, metavar="[SOURCE] [MOUNTPOINT]")
+@_settings_flags(shows_defaults=True)
+@click.option("--foreground", "-f", is_flag=True, default=None, help="Stay, and log on stderr.")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="A,B=C",
+    help="Settings, as from fstab; also noexec: nothing on it is executed.",
+)
+def mount(
+    places: tuple[str, ...], config_file: str | None, options: tuple[str, ...], **flags: Any
+) -> None:
+    """Mount SOURCE on MOUNTPOINT, or over itself. Returns when the mount answers.
+
+    \b
+    fusecache mount /data/imagenet
+    fusecache mount /mnt/nfs/imagenet /data/imagenet --cache-dir /ssd/cache --ssd 500G --ram 64G
+    fusecache mount /data/imagenet --cache-dir /ssd1/cache --cache-dir /ssd2/cache
+    fusecache mount --config /etc/fusecache/imagenet.toml --foreground
+
+    \b
+    The same in TOML (flags win over the file):
+      source = "/mnt/nfs/imagenet"
+      mountpoint = "/data/imagenet"
+      ssd = "500G"
+      revalidate = "never"       # the data does not change
+    """
+    if len(places) > 2:
+        raise ConfigError("too many places: fusecache mount [SOURCE] MOUNTPOINT")
+    settings = _collect(config_file, options, flags)
+    if len(places) == 1:
+        settings.pop("source", None)  # one place: over itself
+    for name, place in zip(("mountpoint", "source"), reversed(places), strict=False):
+        settings[name] = config.parse_setting(name, place, name)[1]
+    start(config.build(settings))
+
+
+def start(given: Config) -> None:
+    """Start the keeper and wait for its report."""
+    wanted = config.check_places(given)
+    warnings = config.warnings_of(wanted)
+    if len(wanted.cache_dirs) < len(given.cache_dirs):
+        warnings.append(f"the same directory twice, by a link: {', '.join(given.cache_dirs)}")
+    arguments = [sys.executable, "-P", "-m", "fusecache.keeper", wanted.to_json()]
+    environment = {**os.environ, **keeper.package_environment()}
+    sys.stdout.flush()
+    if wanted.foreground:
+        for line in warnings:
+            command.complain("fusecache", f"warning: {line}")
+        os.execve(sys.executable, arguments, environment)
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    process = subprocess.Popen(
+        [*arguments, str(theirs)],
+        pass_fds=[theirs],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+    )
+    os.close(theirs)
+    report = _read_report(ours, process, wanted)
+    if report.get("ready"):
+        for line in warnings:
+            command.complain("fusecache", f"warning: {line}")
+    for line in report.get("warnings") or []:
+        command.complain("fusecache", f"warning: {line}")
+    if not report.get("ready"):
+        process.wait()
+        others = config.users_of_more(wanted)
+        line = "; ".join([str(report.get("error")), *others])
+        raise UserError(line, int(report.get("exit", EXIT_FAILED)))
+    if wanted.hintsd == "auto":
+        try:
+            start_hintsd(mounts.hintsd_socket(os.getuid()))
+        except OSError as error:
+            command.complain(
+                "fusecache", f"warning: hintsd was not started, hints have no effect: {error}"
+            )
+    elif wanted.hintsd != "none" and not _listens(*os.path.split(wanted.hintsd)):
+        command.complain(
+            "fusecache",
+            f"warning: --hintsd {wanted.hintsd}: nobody listens there, hints have no effect until "
+            f"somebody does: hintsd serve --socket {wanted.hintsd}",
+        )
+
+
+def start_hintsd(path: str) -> None:
+    """Have a daemon listen on `path` that lives as long as this user's mounts. OSError: none does,
+    and none can be started.
+    """
+    directory, name = os.path.split(path)
+    if _listens(directory, name):
+        return
+    log_path = os.path.join(directory, "hintsd.log")
+    with open(log_path, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "hintsd", "serve", "--socket", path, "--until-unmounted"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, **keeper.package_environment()},
+        )
+    deadline = time.monotonic() + _HINTSD_START_S
+    while not _listens(directory, name):
+        code = process.poll()
+        if code is not None and not _listens(directory, name):
+            raise OSError(f"it ended at once ({keeper.reason(code)}), see {log_path}")
+        if time.monotonic() > deadline:
+            raise OSError(f"it does not listen yet, see {log_path}")
+        time.sleep(0.02)
+
+
+def _listens(directory: str, name: str) -> bool:
+    try:
+        mounts.connect(directory, name, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _read_report(fd: int, process: subprocess.Popen[bytes], wanted: Config) -> dict[str, Any]:
+    received, patience_s = b"", 10.0
+    try:
+        while not received.endswith(b"\n"):
+            if not select.select([fd], [], [], patience_s)[0]:
+                command.complain(
+                    "fusecache",
+                    f"still opening {wanted.cache_dir} (a large index may be rebuilt) …",
+                )
+                patience_s = 60.0
+                continue
+            data = os.read(fd, 65536)
+            if not data:
+                code = process.wait()
+                raise UserError(
+                    f"the keeper died before the mount was there ({keeper.reason(code)})"
+                )
+            received += data
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
+    finally:
+        os.close(fd)
+    report: dict[str, Any] = json.loads(received)
+    return report
+
+
+# ---- restart, umount -----------------------------------------------------------------------------
+
+
+def _place(path: str | None, settings: dict[str, Any]) -> str:
+    """The mount that a command is about: as given, or the mount point in the config file."""
+    place = path or settings.get("mountpoint")
+    if place is None:
+        raise ConfigError("which mount? give a PATH, or a --config with a mountpoint")
+    return str(place)
+
+
+@click.command()
+@click.argument("path", required=False)
+@_settings_flags(shows_defaults=False)
+@click.option("-o", "options", multiple=True, metavar="A,B=C", help="Settings, as from fstab.")
+def restart(
+    path: str | None, config_file: str | None, options: tuple[str, ...], **flags: Any
+) -> None:
+    """Swap the server, and settings if some are given; readers notice nothing.
+
+    Settings that are not given stay. To use a new version: install it, then restart.
+
+    \b
+    fusecache restart /data/imagenet
+    fusecache restart /data/imagenet --ram 128G --revalidate never
+    fusecache restart --config /etc/fusecache/imagenet.toml
+    """
+    settings = _collect(config_file, options, flags)
+    target = control_client.find(_place(path, settings))
+    settings.pop("mountpoint", None)
+    try:
+        info = control_client.ask_keeper(target, {"op": "info"})["info"]
+        current = Config.from_json(json.dumps(info["config"]))
+        if os.path.realpath(settings.get("source", current.source)) == current.source:
+            settings.pop("source", None)  # a link to it, perhaps; the keeper refuses another
+        wanted = config.build(settings, current)
+        if "cache_dir" in settings:
+            wanted = config.check_cache_dirs(wanted)
+        request = {"op": "restart", "config": json.loads(wanted.to_json())}
+        answer = control_client.ask_keeper(target, request, control_client.RESTART_TIMEOUT_S)
+    except ConnectionError as error:
+        raise UserError(f"{error}: umount and mount again") from None
+    if not answer.get("ok"):
+        raise UserError(str(answer.get("error")), int(answer.get("exit", EXIT_FAILED)))
+    for line in answer.get("warnings") or []:
+        command.complain("fusecache", f"warning: {line}")
+
+
+@click.command()
+@click.argument("path", required=False)
+@click.option("--lazy", "-l", is_flag=True, help="Detach now; what is open stays readable.")
+@click.option("--force", is_flag=True, help="Also while hinted trainings read from it.")
+@click.option("--config", "config_file", metavar="FILE", help="TOML that names the mount point.")
+def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -> None:
+    """End the mount. What is cached stays on SSD for the next one.
+
+    Refused while a file or directory of it is in use, or while a training with hints runs, which
+    may hold nothing open between two files. A training without hints is seen only while it holds
+    something open.
+
+    \b
+    fusecache umount /data/imagenet
+    fusecache umount --lazy /data/imagenet       even while programs use it
+    """
+    settings = config.read_file(config_file) if config_file else {}
+    place = _place(path, settings)
+    target = control_client.find(place)
+    if target.mountpoint not in (os.path.abspath(place), mounts.resolve(place)):
+        raise UserError(
+            f"{place} is inside of the mount {target.mountpoint}; to end that: "
+            f"fusecache umount {target.mountpoint}",
+            EXIT_USAGE,
+        )
+    os.chdir("/")  # our own directory may be what keeps it busy
+    readers = [] if lazy or force else hintsd_client.readers(target)
+    if readers:
+        raise UserError(
+            f"{target.mountpoint} is read with hints by {', '.join(readers)}; "
+            "end that first, or: --force",
+            EXIT_BUSY,
+        )
+    try:
+        answer = control_client.ask_keeper(target, {"op": "umount", "lazy": lazy})
+    except (ConnectionError, UserError):
+        if target.mount.uid != os.getuid() and os.getuid() != 0:
+            raise
+        answer = _umount_alone(target, lazy)
+    if answer.get("ok"):
+        if answer.get("detached"):
+            command.complain("fusecache", "detached; open files are served until they are closed")
+        return
+    line, code = str(answer.get("error")), int(answer.get("exit", EXIT_FAILED))
+    if code == EXIT_BUSY:
+        line = _busy(target, answer.get("pids") or [])
+    raise UserError(line, code)
+
+
+def _busy(target: control_client.Target, pids: list[int]) -> str:
+    """Who uses it, and what to do; fusecache mounts by their names, the last mounted first."""
+    others, daemons = [], set()
+    for other in reversed(control_client.find_all()):
+        record = mounts.keeper_record(other.directory) if other.directory else {}
+        theirs = {record.get("keeper_pid"), record.get("server_pid")}
+        if other.mountpoint != target.mountpoint and theirs.intersection(pids):
+            others.append(other.mountpoint)
+            daemons |= theirs
+    users = [_process(pid) for pid in pids if pid not in daemons]
+    if others:
+        users.append(f"the fusecache mount{'s' * (len(others) > 1)} {', '.join(others)}")
+    by = f" by {', '.join(users)}" if users else ""
+    if others:
+        return (
+            f"{target.mountpoint} is in use{by}: umount {'those' if others[1:] else 'that'} first"
+        )
+    return f"{target.mountpoint} is in use{by}; --lazy detaches it all the same"
+
+
+def _process(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return f"{file.read().strip()} ({pid})"
+    except OSError:
+        return str(pid)
+
+
+def _umount_alone(target: control_client.Target, lazy: bool) -> dict[str, Any]:
+    """Without a keeper. A server that lives on ends by itself when the mount is gone."""
+    try:
+        keeper.unmount(target.mountpoint, lazy)
+    except OSError as error:
+        busy = "busy" in str(error)
+        return {
+            "ok": False,
+            "error": f"{target.mountpoint}: {error.strerror or error}",
+            "exit": EXIT_BUSY if busy else EXIT_FAILED,
+            "pids": keeper.users_of(target.mountpoint) if busy else [],
+        }
+    if target.directory is not None:
+        shutil.rmtree(target.directory, ignore_errors=True)  # the keeper did not live to do it
+    return {"ok": True}
