@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from fusecache.store import format as fmt
 from fusecache.store.segment import walk
 from hintsd import packing
+from hintsd.orders import OrderSpec
 from tests.conftest import Mounting, Place, counts_reads
 from tests.directed import Directed, request
 from tests.mount.test_hinted import (
@@ -37,6 +39,22 @@ MANY = 4000  # enough for the buffers of two jobs' chunks
 MANY_RAM_BYTES = 25 << 20
 
 
+def begun(reader: Reader, directed: Directed, spec: OrderSpec, epochs: int) -> Iterator[int]:
+    """Epochs are read, a part at a time, each when it is staged. Gives an epoch's number when its
+    first part was read.
+    """
+    with reader.asks_at_most(epochs * FILES // 8, directed):
+        for epoch in range(epochs):
+            sequence = order(spec, epoch)
+            for start in range(0, FILES, STRIDE):
+                reader.read(sequence[start : start + STRIDE])
+                directed.step("job", epoch, (start + STRIDE) // 4)
+                if start + 3 * STRIDE < FILES:
+                    staged(directed, "job", RAM_BYTES // 4, (epoch, start))
+                if start == 0:
+                    yield epoch
+
+
 def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mounting) -> None:
     names, spec = make_dataset(place), shuffled()
     mount = mounting("--ram", "16M", "--layout", "reorder")
@@ -44,16 +62,9 @@ def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mo
     with Directed(ram_bytes=RAM_BYTES) as directed:
         directed.open("job", request(mount.path, spec, epochs=EPOCHS))
         staged(directed, "job", RAM_BYTES // 2)
-        with reader.asks_at_most(EPOCHS * FILES // 8, directed):
-            for epoch in range(EPOCHS):
-                sequence = order(spec, epoch)
-                for start in range(0, FILES, STRIDE):
-                    reader.read(sequence[start : start + STRIDE])
-                    directed.step("job", epoch, (start + STRIDE) // 4)
-                    if start + 3 * STRIDE < FILES:
-                        staged(directed, "job", RAM_BYTES // 4, (epoch, start))
-                    if start == 0 and epoch < EPOCHS - 1:
-                        assert directed.job("job")["layout"] == "reorder"
+        for epoch in begun(reader, directed, spec, EPOCHS):
+            if epoch < EPOCHS - 1:
+                assert directed.job("job")["layout"] == "reorder"
         job = directed.job("job")
         assert (job["layout"], job["layout_why"]) == ("log", "no epoch follows")
         written_bytes = directed.mount()["log_written_bytes"]
@@ -195,21 +206,14 @@ def test_one_log_serves_two_epochs(
     with Directed(ram_bytes=RAM_BYTES) as directed:
         directed.open("job", request(mount.path, spec, epochs=epochs))
         staged(directed, "job", RAM_BYTES // 2)
-        with reader.asks_at_most(epochs * FILES // 8, directed):
-            for epoch in range(epochs):
-                sequence = order(spec, epoch)
-                for start in range(0, FILES, STRIDE):
-                    reader.read(sequence[start : start + STRIDE])
-                    directed.step("job", epoch, (start + STRIDE) // 4)
-                    if start + 3 * STRIDE < FILES:
-                        staged(directed, "job", RAM_BYTES // 4, (epoch, start))
-                    if start == 0 and epoch < epochs - 1:
-                        job = directed.job("job")
-                        assert job["layout"] == ("log" if epoch % 2 else "reorder")
-                        assert "every 2 epochs" in job["layout_why"]
-                    if start == 0 and epoch == 1:
-                        fetched = mount.value("prefetch", "files")
-                        assert_cells(segments(place), [order(spec, later) for later in (1, 2)])
+        for epoch in begun(reader, directed, spec, epochs):
+            if epoch < epochs - 1:
+                job = directed.job("job")
+                assert job["layout"] == ("log" if epoch % 2 else "reorder")
+                assert "every 2 epochs" in job["layout_why"]
+            if epoch == 1:
+                fetched = mount.value("prefetch", "files")
+                assert_cells(segments(place), [order(spec, later) for later in (1, 2)])
         written_bytes = directed.mount()["log_written_bytes"]
     assert mount.value("prefetch", "files") == fetched
     for name in names[::17]:

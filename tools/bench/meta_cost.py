@@ -19,15 +19,14 @@ import tempfile
 from typing import Any
 
 import numpy as np
-import torch
 
 from fusecache import _native
 from fusecache.wire import Decoder, encode
-from hintsd.orders import Order, OrderSpec
+from hintsd.layout import HOLD_S
 from hintsd.planner import MountPlanner
+from tools.bench.planned import RAM_BYTES, mount_played, open_job, order_of
 
 FILE_BYTES = 70_000
-RAM_BYTES = 64 << 30
 ALGORITHM = 1
 _FIRST = 2  # inode 1 is the root
 _COUNT_AT = 32  # of the highest inode number, in the header of the inode table (native_table.c)
@@ -92,8 +91,8 @@ def _begin(chunks: int, buffer_bytes: int, directory: str) -> None:
     )
 
 
-def _mount(connection: socket.socket, samples: int) -> dict[str, Any]:
-    decoder, chunks = Decoder(), 0
+def _mount(connection: socket.socket, samples: int) -> None:
+    decoder, chunks, assigned = Decoder(), 0, 0
     with tempfile.TemporaryDirectory() as directory:
         _table(directory, samples)
         connection.sendall(b"!")
@@ -109,13 +108,14 @@ def _mount(connection: socket.socket, samples: int) -> dict[str, Any]:
                 for chunk, length in enumerate(lengths, fields.int("first", 0, chunks)):
                     _native.log_assign(inos[start : start + length].tobytes(), chunk)
                     start += length
+                assigned += start
                 if fields.bool("last"):
                     _native.log_open()
         said = cost.so_far()
         some = (_FIRST, samples // 2, samples + _FIRST - 1)
-        if chunks and not all(_native.log_wants(ino) for ino in some):
-            raise RuntimeError("the log does not want the samples that it was told of")
-    return {"chunks": chunks, **said}
+        if chunks and not (assigned == samples and all(map(_native.log_wants, some))):
+            raise RuntimeError(f"the log was told of {assigned} of {samples} samples")
+    connection.sendall(json.dumps({"chunks": chunks, **said}).encode())
 
 
 def _hintsd(connection: socket.socket, samples: int) -> dict[str, float]:
@@ -123,26 +123,18 @@ def _hintsd(connection: socket.socket, samples: int) -> dict[str, float]:
     planner = MountPlanner(RAM_BYTES, 0)
     planner.set_layout("reorder", None)
     planner.learn(inos, np.full(samples, FILE_BYTES, np.uint64), np.ones(samples, np.uint8))
-    planner.open_job(
-        "job",
-        samples_per_epoch=samples,
-        epochs=3,
-        epoch=0,
-        index=0,
-        batch_size=256,
-        workers=8,
-        prefetch_factor=2,
-        now=0.0,
-    )
+    open_job(planner, samples, epochs=3)
     cost = _Cost()
-    order = Order(OrderSpec(sampler="distributed", length=samples, seed=0, batch_size=256))
+    order = order_of(samples)
     for epoch in range(2):
         planner.supply("job", epoch, inos[order.sequence(epoch)])
     is_open, now = False, 0.0
     while not is_open:
-        now += 0.1
         packs = [c for c in planner.decide(now) if c.kind == "pack"]
-        if not packs:
+        now += 0.1
+        if (
+            not packs and now > 2 * HOLD_S
+        ):  # where the third epoch's order would help, it is awaited
             raise RuntimeError(f"nothing is packed: {planner.status('job').get('layout_why')}")
         for command in packs:
             assert command.fields is not None
@@ -158,22 +150,12 @@ def _hintsd(connection: socket.socket, samples: int) -> dict[str, float]:
 
 def main() -> None:
     samples = int(sys.argv[1])
-    torch.set_num_threads(1)  # imported before the clock starts, as hintsd does
-    ours, theirs = socket.socketpair()
-    said, told = os.pipe()
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        os.write(told, json.dumps(_mount(theirs, samples)).encode())
-        os._exit(0)
-    theirs.close()
-    os.close(told)
-    if ours.recv(1) != b"!":
-        raise RuntimeError("no mount")
-    hintsd = _hintsd(ours, samples)
-    with open(said) as answer:
-        mount = json.load(answer)
-    os.waitpid(child, 0)
+    with mount_played(lambda connection: _mount(connection, samples)) as connection:
+        if connection.recv(1) != b"!":
+            raise RuntimeError("no mount")
+        hintsd = _hintsd(connection, samples)
+        with connection.makefile() as answer:
+            mount: dict[str, Any] = json.load(answer)
     both = {key: hintsd[key] + mount[key] for key in hintsd}
     print(json.dumps({"chunks": mount["chunks"], "hintsd": hintsd, "mount": mount, "both": both}))
 

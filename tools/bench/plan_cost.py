@@ -8,25 +8,22 @@ before the clock starts: hintsd does so when it starts.
 """
 
 import errno
-import os
 import resource
 import socket
 import sys
 import time
 
 import numpy as np
-import torch
 import trio
 
 from fusecache.wire import Decoder, Fields, encode
 from hintsd.folders import DIRECTORY, FILE, sample_files
 from hintsd.mount_link import LinkTree, MountLink
-from hintsd.orders import Order, OrderSpec
 from hintsd.planner import MountPlanner
+from tools.bench.planned import RAM_BYTES, mount_played, open_job, order_of
 
 PAGE = 8192
 FILE_BYTES = 110_000
-RAM_BYTES = 64 << 30
 FIRST_FILE = 1 << 20  # inode numbers below are the directories'
 
 
@@ -94,21 +91,10 @@ async def _plan(connection: socket.socket) -> int:
         tree = LinkTree(link, b"", nursery)
         samples = await trio.to_thread.run_sync(sample_files, tree)
         nursery.cancel_scope.cancel()
-    spec = OrderSpec(sampler="distributed", length=len(samples), seed=0, batch_size=256)
-    inos = samples.inos[Order(spec).sequence(0)]
+    inos = samples.inos[order_of(len(samples)).sequence(0)]
     planner = MountPlanner(RAM_BYTES, 0)
     planner.learn(samples.inos, samples.sizes, tree.stored(samples.inos))
-    planner.open_job(
-        "job",
-        samples_per_epoch=len(inos),
-        epochs=90,
-        epoch=0,
-        index=0,
-        batch_size=256,
-        workers=8,
-        prefetch_factor=2,
-        now=0.0,
-    )
+    open_job(planner, len(inos), epochs=90)
     planner.supply("job", 0, inos)
     commands = planner.decide(0.0)
     if not any(command.kind == "stage" and len(command.inos) for command in commands):
@@ -118,19 +104,10 @@ async def _plan(connection: socket.socket) -> int:
 
 def main() -> None:
     directories, files = int(sys.argv[1]), int(sys.argv[2])
-    torch.set_num_threads(1)
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        _serve(theirs, directories, files)
-        os._exit(0)
-    theirs.close()
-    begin = time.perf_counter()
-    planned = trio.run(_plan, ours)
-    seconds = time.perf_counter() - begin
-    ours.close()
-    os.waitpid(child, 0)
+    with mount_played(lambda connection: _serve(connection, directories, files)) as connection:
+        begin = time.perf_counter()
+        planned = trio.run(_plan, connection)
+        seconds = time.perf_counter() - begin
     if planned != directories * files:
         raise RuntimeError(f"{planned} samples were planned")
     print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

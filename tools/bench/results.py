@@ -113,8 +113,12 @@ TARGETS = (
         for against in ("consumer", "static")
     ),
     *(
-        Target("log", f"{size}, half of it on SSD", against, least, peer="reorder")
-        for size in ("10 KB", "110 KB")
+        Target("log", f"{work} limited", against, least, peer="reorder")
+        for work in (
+            "10 KB, half of it on SSD, origin's requests",
+            "10 KB, half of it on SSD, origin's bandwidth",
+            "110 KB, half of it on SSD, origin's bandwidth",
+        )
         for against, least in (("static", 1.3), ("stock", 1.45))
     ),
     *(

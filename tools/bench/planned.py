@@ -1,0 +1,51 @@
+"""What meta_cost and plan_cost share: hintsd's job, and a forked process that plays the mount."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import torch
+
+from hintsd.orders import Order, OrderSpec
+from hintsd.planner import MountPlanner
+
+RAM_BYTES = 64 << 30
+_BATCH_SIZE = 256
+
+
+def order_of(samples: int) -> Order:
+    return Order(OrderSpec("distributed", samples, seed=0, batch_size=_BATCH_SIZE))
+
+
+def open_job(planner: MountPlanner, samples_per_epoch: int, epochs: int) -> None:
+    """The job "job", at its beginning."""
+    planner.open_job(
+        "job",
+        samples_per_epoch=samples_per_epoch,
+        epochs=epochs,
+        epoch=0,
+        index=0,
+        batch_size=_BATCH_SIZE,
+        workers=8,
+        prefetch_factor=2,
+        now=0.0,
+    )
+
+
+@contextlib.contextmanager
+def mount_played(play: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
+    """A connection to a process that runs `play` with its end of it, and has ended afterwards."""
+    torch.set_num_threads(1)  # imported before the clock starts, as hintsd does
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        play(theirs)
+        os._exit(0)
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
