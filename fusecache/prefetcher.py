@@ -59,9 +59,7 @@ SORT_BATCH = 256
 DROP_BATCH = 512
 TAKE_MOST = 256
 PUSH_THREADS = 6
-LEFT_FILES = (
-    256  # to readers that have caught up, which is when they have read such a part of a batch
-)
+LEFT_FILES = 256  # to readers that have caught up: they have read such a part of a batch
 LEFT_SHARE = 0.25
 LEFT_SHARE_OF_CHUNK = 0.75  # READs wait for a chunk: few that were in it before get ahead of it
 FLYING_BYTES_MOST = 64 << 20  # read or being read, and not pushed yet
@@ -393,7 +391,7 @@ class Prefetcher:
                     self._stage_now, inos, store, limiter=self._threads
                 )
             finally:
-                self._is_idle(names)
+                self._end_pushes(names)
             if plan == self._plan:
                 chunk = int(store[0]) & sum(CHUNK_MARKS)
                 share = LEFT_SHARE_OF_CHUNK if chunk else LEFT_SHARE
@@ -401,7 +399,7 @@ class Prefetcher:
                     self._leave_to_readers(chunk)
                 self._staged(inos, results, store, number)
 
-    def _is_idle(self, inos: list[int]) -> None:
+    def _end_pushes(self, inos: list[int]) -> None:
         """No pages of theirs are being pushed any more."""
         self._busy.difference_update(inos)
         self._left_over.difference_update(inos)
@@ -791,7 +789,7 @@ class Prefetcher:
                         limiter=self._threads,
                     )
                 finally:
-                    self._is_idle(inos)
+                    self._end_pushes(inos)
             if plan != self._plan:
                 continue
             self._push_bytes -= sum(len(data) for _, data in batch)
@@ -898,7 +896,7 @@ class Prefetcher:
         except OSError:
             pushed = 0
         finally:
-            self._is_idle([ino])
+            self._end_pushes([ino])
         self._stats.add("bytes_pushed", max(0, pushed))
         return pushed > 0
 

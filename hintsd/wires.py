@@ -72,8 +72,7 @@ class Wires:
         for job, where, theirs in zip(jobs, candidates, strange, strict=True):
             if not theirs.any() or len(job.wires) == 0 or not job.live:
                 continue
-            place = np.minimum(np.searchsorted(job.wires, where), len(job.wires) - 1)
-            wire = (job.wires[place] == where) & (where >= job.progress.low)
+            wire = _are_wires(job, where) & (where >= job.progress.low)
             wire &= theirs & ~reads & ~np.isin(where, list(job.fired))
             job.stolen.update(where[wire].tolist())
             stolen |= wire.any(axis=0)
@@ -95,8 +94,7 @@ class Wires:
         sure = np.broadcast_to((zone.sum(axis=0) == 1) & own, zone.shape)
         uses = np.where(zone, candidates, np.iinfo(np.int64).max).min(axis=0)
         first = np.broadcast_to(uses, zone.shape)
-        place = np.minimum(np.searchsorted(job.wires, candidates), len(job.wires) - 1)
-        wire = zone & (job.wires[place] == candidates)
+        wire = zone & _are_wires(job, candidates)
         how = map(Fired, sure[wire].tolist(), first[wire].tolist())
         return dict(zip(candidates[wire].tolist(), how, strict=True))
 
@@ -180,3 +178,10 @@ class Wires:
         job.search.wires_at = now + WIRES_EVERY_S
         n = job.sequence.samples_per_epoch
         return np.arange(0, n, job.search_spacing) + min(job.sequence.orders) * n
+
+
+def _are_wires(job: Job, positions: Positions) -> Mask:
+    """Which of these have a wire of the job, which has some."""
+    place = np.minimum(np.searchsorted(job.wires, positions), len(job.wires) - 1)
+    found: Mask = job.wires[place] == positions
+    return found
