@@ -184,7 +184,7 @@ def _compact(directories: Sequence[Path]) -> int:
     from fusecache.store.gc import compact
 
     with _open(directories, _NO_LIMIT_BYTES) as store:
-        used = store.usage().bytes
+        used = store.usage().reserved_bytes
     # Enough for one segment, whose length follows from the limit, and for its rows.
     with _open(directories, used + used // 6 + _ROOM_BYTES) as store:
         try:

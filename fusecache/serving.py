@@ -369,7 +369,9 @@ class Server:
                 "ram": {"bytes": _native.ram_bytes(), "limit_bytes": config.ram_bytes},
                 "ssd": {
                     "bytes": usage.bytes,
+                    "reserved_bytes": usage.reserved_bytes,
                     "limit_bytes": usage.limit_bytes,
+                    "given_bytes": config.ssd_bytes,
                     "blocks": usage.blocks,
                     "segments": usage.segments,
                     "policy": config.policy,

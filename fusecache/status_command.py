@@ -21,6 +21,8 @@ _PACKING: Final = {
     5: "A WRITE TO THE LOG FAILED: see the log file",
     6: "a log is being written, as far as there is room on SSD",
 }
+# What is reserved on SSD and not written is shown from this share of --ssd on.
+_RESERVED_SHOWN: Final = 0.01
 
 
 @click.command()
@@ -36,9 +38,9 @@ def status(path: str, as_json: bool) -> None:
     \b
     RAM tier  files of the mount in the page cache, of --ram, as far as the mount knows: the kernel
               may have let go of some
-    SSD tier  used, of --ssd: what is reserved for segments that are being written counts whole, so
-              it may fall later; blocks: of 4 MiB at most, a small file is one; a line for each of
-              several cache directories
+    SSD tier  what is stored, of --ssd; reserved: with room on the disk for segments that are being
+              written, which --ssd counts, and which is given back at their end; blocks: of 4 MiB at
+              most, a small file is one; a line for each of several cache directories
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
@@ -72,10 +74,16 @@ def _of(part: dict[str, Any]) -> str:
 
 def _ssd(answer: dict[str, Any]) -> str:
     part, packed = answer["ssd"], (answer.get("layout") or {}).get("log_files", 0)
+    used, limit = _of(part), part["limit_bytes"]
+    if limit < part.get("given_bytes", limit):
+        used += " (another mount on the cache directory was given no more, the smallest wins)"
+    reserved = part.get("reserved_bytes", 0)
+    if reserved - part["bytes"] > limit * _RESERVED_SHOWN:
+        used += f", {format_bytes(reserved)} reserved"
     if not packed:
-        return f"{_of(part)}, {part['blocks']:,} blocks"
+        return f"{used}, {part['blocks']:,} blocks"
     return (
-        f"{_of(part)}, {format_count(packed, 'file')} in the log, "
+        f"{used}, {format_count(packed, 'file')} in the log, "
         f"{part['blocks']:,} blocks elsewhere (of files that have moved, too: fusecache gc tells)"
     )
 

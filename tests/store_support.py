@@ -120,7 +120,7 @@ def disk_bytes(directory: Path) -> int:
 def check_invariants(store: Opened) -> None:
     """INVARIANT: the hard limit holds, on disk too, and rows point into segments that exist."""
     usage = store.store.usage()
-    assert usage.bytes <= usage.limit_bytes
+    assert usage.reserved_bytes <= usage.limit_bytes
     assert disk_bytes(store.directory) <= usage.limit_bytes
     path = max((store.directory / "index").glob("*.db"))
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import sqlite3
+import struct
 import time
 import uuid as uuids
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ _SQLITE_DISK_ERRORS: Final = (
 _LOCK_SECONDS: Final = 2.0
 _SEGMENT_NAME = re.compile(r"(\d{8,18})\.seg")
 _INDEX_NAME = re.compile(r"(\d{8,18})\.db")
+_FLOCK: Final = struct.Struct("@hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
 
 
 class Member:
@@ -98,6 +100,20 @@ class Member:
         except BlockingIOError:
             return False
         return True
+
+    def least_limit(self, own_bytes: int) -> int:
+        """Tell the others our limit, and hear the least of all: see `Directory.least_limit`."""
+        fd, least_bytes = self._lock_fd, own_bytes
+        with contextlib.suppress(OSError):  # a file system without such locks
+            own = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, own_bytes, 1, 0)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, own)
+            while least_bytes > 0:
+                below = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, least_bytes, 0)
+                found = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, below))
+                if found[0] == fcntl.F_UNLCK or found[3] != 1:  # NFS: flock locks all bytes so
+                    break
+                least_bytes = found[2]
+        return least_bytes
 
     def close(self) -> None:
         if self._lock_fd >= 0:
@@ -356,6 +372,12 @@ class Directory:
             found = uuids.uuid4().bytes, algorithm_name
         home.write_format(fmt.pack_format_line(*found), None)
         return found
+
+    def least_limit(self, own_bytes: int) -> int:
+        """The least limit of the processes that use the cache now; `own_bytes` is ours, the same
+        at each call. Told by locks of single bytes, which end with who holds them.
+        """
+        return self.members[0].least_limit(own_bytes)
 
     def in_service(self) -> list[Member]:
         return [member for member in self.members if not member.why_out]

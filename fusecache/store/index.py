@@ -550,6 +550,21 @@ class Index:
             ).fetchone()
         return int(total or 0), int(opened or 0)
 
+    def written_end(self, segno: int) -> int:
+        """Where the last record that the index knows of ends in a segment; 0: it knows none."""
+        ends = [0]
+        with self._reader() as connection:
+            for table in ("blocks", "files"):
+                ends += [
+                    offset + align(header_len + payload_len)
+                    for offset, header_len, payload_len in connection.execute(
+                        f"SELECT offset, header_len, payload_len FROM {table} WHERE segno=?"
+                        " ORDER BY offset DESC LIMIT 1",
+                        (segno,),
+                    )
+                ]
+        return max(ends)
+
     def read_log_segments(self) -> list[SegmentRow]:
         """Those that are written for logs; any thread."""
         with self._reader() as connection:

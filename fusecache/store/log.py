@@ -116,6 +116,15 @@ class Log:
         return fitting // ALIGNMENT * ALIGNMENT
 
     # ---- space -----------------------------------------------------------------------------------
+    def room_bytes(self) -> int:
+        """How much `draw` would get, were all of it asked for."""
+        with self._store.sharing() as place:
+            if place is None or place.directory is not self.directory or self.is_finished:
+                return 0
+            room = log_room_bytes(place, place.index.segments(), self._members)
+            return max(0, self._fitting(room, room))
+        return 0
+
     def draw(self, more_bytes: int) -> int:
         """Reserve more; how much of it may be appended now. 0: no room."""
         with self._store.sharing() as place:

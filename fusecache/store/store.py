@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeGuard
 
@@ -121,6 +121,7 @@ class Store:
     ) -> None:
         """Use `Store.open` or `Store.reopen`. Has no directory yet: every look-up is a miss."""
         self.settings = settings
+        self._own_limit_bytes = settings.limit_bytes
         self.quarantined = 0  # records, since the start of this process
         self.highest_segno = 0  # that this process knows of
         self.logs: list[Log] = []  # those that have not ended, the latest last
@@ -148,7 +149,11 @@ class Store:
         self._announced: set[int] = set()
         self._bad_records: set[tuple[int, int]] = set()
         self._dedupe_fds: dict[int, int] = {}
-        self._blocks_counted = (0, 0.0)  # count, monotonic time until which it is good enough
+        self._counted = (
+            0,
+            0,
+            0.0,
+        )  # blocks, bytes written, monotonic time until which they will do
         self._closed = False
 
     # ---- open and close --------------------------------------------------------------------------
@@ -214,6 +219,7 @@ class Store:
     def _attach(self, directory: Directory) -> None:
         self._directory = directory
         self._follow_or_build(directory)
+        self._follow_limit(directory)
 
     def flush(self) -> None:
         """Commit the rows that are still in memory."""
@@ -812,6 +818,7 @@ class Store:
             index = self._index
             if index is None or self._index_bad is not None:
                 return
+            self._follow_limit(directory)
             self._drain_bad_records()
             index.flush()
             present = {row.segno for row in index.segments()}
@@ -823,6 +830,18 @@ class Store:
             self._reconcile()
         with self._lock, self._faults():
             self._keep_limits()
+
+    def _follow_limit(self, directory: Directory) -> None:
+        """The least limit of all who use the cache holds for all, as long as they use it. Segments
+        are as large as fits it: what was reserved for a larger one is given back.
+        """
+        limit_bytes = directory.least_limit(self._own_limit_bytes)
+        if limit_bytes == self.settings.limit_bytes:
+            return
+        self.settings = replace(self.settings, limit_bytes=limit_bytes)
+        self._segment_bytes = fmt.segment_bytes(limit_bytes)
+        if self._writer is not None and self._writer.size > self._segment_bytes:
+            self._seal()
 
     def _mend(self, directory: Directory) -> None:
         """Follow a newer generation; rebuild a damaged or missing index."""
@@ -959,23 +978,38 @@ class Store:
         """Of the directory, not of this process; zeros while there is none."""
         index, limit = self._index, self.settings.limit_bytes
         if index is None:
-            return Usage(0, limit, 0, 0)
+            return Usage(0, 0, limit, 0, 0)
         try:
             rows = index.read_segments()
-            count, good_until = self._blocks_counted
+            count, written, good_until = self._counted
             begin = time.monotonic()
             if begin >= good_until:
                 count = index.count_blocks()
-                # A count of millions of rows takes a while: not more than a tenth of the time.
+                written = sum(self._written_bytes(index, row) for row in rows)
+                # Millions of rows, thousands of segments: not more than a tenth of the time.
                 cost = time.monotonic() - begin
                 if cost > 0.01:
-                    self._blocks_counted = (count, begin + 10 * cost)
+                    self._counted = (count, written, begin + 10 * cost)
             count += index.pending_blocks()
         except idx.ERRORS as error:
             self._index_error(index, error)
-            return Usage(0, limit, 0, 0)
-        total = sum(row.reserved for row in rows) + index.size_bytes()
-        return Usage(total, limit, count, len(rows))
+            return Usage(0, 0, limit, 0, 0)
+        own, reserved = index.size_bytes(), sum(row.reserved for row in rows)
+        return Usage(written + own, reserved + own, limit, count, len(rows))
+
+    def _written_bytes(self, index: idx.Index, row: idx.SegmentRow) -> int:
+        """Of what is reserved for the segment. Any thread."""
+        if row.sealed:
+            return row.reserved
+        if row.log is not None:  # not preallocated
+            try:
+                return self.segment_path(row.segno).stat().st_size
+            except OSError:
+                return 0
+        writer = self._writer
+        if writer is not None and writer.segno == row.segno:
+            return writer.position
+        return index.written_end(row.segno)
 
     def directories(self) -> list[DirectoryState]:
         """Of each directory: is it used, and what lies there; in the order they were given."""
@@ -983,10 +1017,11 @@ class Store:
         out, counts = dict(self._out), dict[Path, list[int]]()
         if directory is not None:
             out.update(directory.left_out)
+        if directory is not None and index is not None:
             with contextlib.suppress(*idx.ERRORS):
-                for row in index.read_segments() if index is not None else []:
+                for row in index.read_segments():
                     path = directory.member_of(row.segno).path
-                    counts.setdefault(path, []).append(row.reserved)
+                    counts.setdefault(path, []).append(self._written_bytes(index, row))
         return [
             DirectoryState(
                 str(path), out.get(path, ""), sum(counts.get(path, [])), len(counts.get(path, []))

@@ -39,7 +39,9 @@ RecordFault = Literal["checksum", "read"]
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`limit_bytes`: hard limit of the whole cache; `keep_free_bytes` of each disk stay free."""
+    """`limit_bytes`: hard limit of the whole cache, the least that any of its processes was given;
+    `keep_free_bytes` of each disk stay free.
+    """
 
     limit_bytes: int
     keep_free_bytes: int
@@ -49,9 +51,13 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of the whole cache directory, all mounts together."""
+    """Of the whole cache directory, all mounts together. `bytes`: what is written, and the index;
+    `reserved_bytes`: with what is reserved for segments that are being written, which the limit
+    counts.
+    """
 
     bytes: int
+    reserved_bytes: int
     limit_bytes: int
     blocks: int
     segments: int
@@ -59,7 +65,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryState:
-    """One directory of the cache. `why_out`: why it is not used; empty: it is."""
+    """One directory of the cache. `why_out`: why it is not used; empty: it is. `bytes`: written."""
 
     path: str
     why_out: str

@@ -239,7 +239,7 @@ def test_a_store_without_room(place: Place, begin: Begin) -> None:
     eventually(lambda: NOT_PUSHED not in client.fetch_all(inos))
     results = [client.results[ino][-1] for ino in inos]
     assert set(results) == {STORED, NO_ROOM}
-    assert mount.value("ssd", "bytes") <= 16 << 20
+    assert mount.value("ssd", "reserved_bytes") <= 16 << 20
     assert client.fetch_all(inos[:1]) == {results[0]: 1}
     assert set(staged(client, inos)) == {NO_ROOM, STAGED_AND_STORED}
     check(place, mount, [f"d/{number:02}" for number in range(12)])

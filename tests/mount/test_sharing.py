@@ -54,6 +54,31 @@ def test_two_mounts_share_a_cache_directory(place: Place, mounting: Mounting) ->
     assert_same(other_source, three.path)
 
 
+@in_one_mode
+@pytest.mark.claim("F6", "F7")
+def test_the_smaller_limit_holds_for_both_mounts(place: Place, mounting: Mounting) -> None:
+    """Also when the segment that the larger one is writing exceeds it."""
+    files = make_files(place.source, 40, lambda _: MIB)
+    second = place.base / "second"
+    second.mkdir()
+    large = mounting("--ssd", "1G")
+    assert digest(large.path / files[0].relative_to(place.source)) == digest(files[0])
+    eventually(lambda: large.value("ssd", "blocks") == 1)
+    ssd = large.status()["ssd"]
+    assert ssd["bytes"] < 3 * MIB
+    assert ssd["reserved_bytes"] >= 64 * MIB
+    small = mounting("--ssd", "48M", mountpoint=second)
+    eventually(lambda: large.value("ssd", "limit_bytes") == 48 * MIB)
+    assert small.value("ssd", "limit_bytes") == 48 * MIB
+    eventually(lambda: disk_bytes(place.cache_dir) <= 48 * MIB)
+    for path in files:
+        assert digest(small.path / path.relative_to(place.source)) == digest(path)
+    eventually(lambda: small.value("ssd", "blocks") > 10)
+    assert disk_bytes(place.cache_dir) <= 48 * MIB
+    small.umount()
+    eventually(lambda: large.value("ssd", "limit_bytes") == 1024 * MIB)
+
+
 @pytest.mark.claim("F6")
 def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mounting) -> None:
     files = make_files(place.source, 80, lambda _: MIB)
@@ -61,7 +86,9 @@ def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mou
     for path in files:
         assert digest(mount.path / path.relative_to(place.source)) == digest(path)
         assert disk_bytes(place.cache_dir) <= 32 * MIB
-    eventually(lambda: 0 < mount.value("ssd", "bytes") <= mount.value("ssd", "limit_bytes"))
+    eventually(
+        lambda: 0 < mount.value("ssd", "reserved_bytes") <= mount.value("ssd", "limit_bytes")
+    )
     assert mount.value("ssd", "limit_bytes") == 32 * MIB
     mount.drop_kernel_caches()
     before = mount.status()

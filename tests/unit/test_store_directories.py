@@ -148,9 +148,9 @@ def test_the_limit_is_of_all_together(paths: list[Path]) -> None:
             if file.is_file()
         )
         assert lying <= usage.limit_bytes
-        assert usage.bytes <= usage.limit_bytes
+        assert usage.reserved_bytes <= usage.limit_bytes
         assert here(store, range(80, 90)) == set(range(80, 90))
-        assert sum(state.bytes for state in store.store.directories()) <= usage.bytes
+        assert sum(state.bytes for state in store.store.directories()) <= usage.reserved_bytes
         assert all(segments(path) for path in paths)
 
 

@@ -111,10 +111,10 @@ def test_credit_is_reserved_and_drawn_within_the_limit_and_never_by_eviction(
     with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
         for n in range(1000):
             assert store.put(path_of(n), payload_of(n)) is not None
-        before, room = store.store.usage().bytes, store.store.room_bytes()
+        before, room = store.store.usage().reserved_bytes, store.store.room_bytes()
         log = begin(store, 4, 10 * MIB)
         assert log.credit_bytes == 10 * MIB
-        assert store.store.usage().bytes >= before + log.credit_bytes
+        assert store.store.usage().reserved_bytes >= before + log.credit_bytes
         assert store.store.room_bytes() < room
         drawn = 0
         while got := log.draw(5 * MIB):
@@ -124,14 +124,14 @@ def test_credit_is_reserved_and_drawn_within_the_limit_and_never_by_eviction(
         assert log.draw(4096) == 0
         assert store.gone == []
         usage = store.store.usage()
-        assert usage.bytes <= usage.limit_bytes
+        assert usage.reserved_bytes <= usage.limit_bytes
         assert store.store.room_bytes() < 8 * MIB  # no more than the rest of the open segment
         # the other process sees no room either
         with opened(tmp_path / "cache", limit_bytes=64 * MIB, policy="keep") as other:
             assert other.put_many([(b"new", content(5, MIB))], evict=False) == [None]
             assert other.store.begin_log(2, MIB) is None
         log.finish([(segno, fmt.SEGMENT_HEADER_BYTES, 0) for segno in log.segnos])
-        assert store.store.usage().bytes <= before + 5 * 4096 + (64 << 10)
+        assert store.store.usage().reserved_bytes <= before + 5 * 4096 + (64 << 10)
         log.end()
 
 
@@ -229,11 +229,11 @@ def test_release_gives_room_back_and_the_rest_is_adopted(tmp_path: Path) -> None
         (segno,) = {at.segno for at in static.values() if at is not None}
         one = filled(store, files)
         assert one.log.rows_in([segno]) == {segno: 60}
-        before = store.store.usage().bytes
+        before = store.store.usage().reserved_bytes
         freed = one.log.release([segno, 12345])
         assert freed >= 60 * RECORD_BYTES
         assert store.gone == [segno]
-        assert store.store.usage().bytes <= before - freed + (64 << 10)
+        assert store.store.usage().reserved_bytes <= before - freed + (64 << 10)
         assert one.log.rows_in([segno]) == {segno: 0}
         assert one.log.release([segno]) == 0  # it is gone already
         assert one.log.release(one.log.segnos) == 0  # still being written

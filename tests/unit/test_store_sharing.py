@@ -103,6 +103,38 @@ def test_what_one_stores_the_other_finds(tmp_path: Path) -> None:
         assert one.faults == two.faults == []
 
 
+def test_the_smallest_limit_holds_for_all_as_long_as_it_is_there(tmp_path: Path) -> None:
+    """Also where the open segment of one is larger than the limit of the other."""
+    with opened(tmp_path / "cache", limit_bytes=1024 * MIB) as one:
+        assert one.put(b"a", content(1, 5000)) is not None
+        with opened(tmp_path / "cache", limit_bytes=48 * MIB) as two:
+            assert two.store.usage().limit_bytes == 48 * MIB
+            assert two.store.usage().reserved_bytes >= 64 * MIB
+            one.store.housekeeping()
+            assert two.put(b"b", content(2, 5000)) is not None
+            for n in range(60):
+                for store in (one, two):
+                    assert store.put(b"%d" % n, content(n + 3, MIB)) is not None
+                check_invariants(one)
+                check_invariants(two)
+            assert one.faults == two.faults == []
+        one.store.housekeeping()
+        assert one.store.usage().limit_bytes == 1024 * MIB
+
+
+def test_use_is_what_is_written_not_what_is_reserved(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as one, opened(tmp_path / "cache") as two:
+        for store, name in ((one, b"a"), (two, b"b")):
+            assert store.put(name, name * MIB) is not None
+            store.store.flush()
+        for store in (one, two):
+            usage = store.store.usage()
+            assert 2 * MIB <= usage.bytes < 3 * MIB
+            assert usage.reserved_bytes >= 16 * MIB
+            (directory,) = store.store.directories()
+            assert 2 * MIB <= directory.bytes < 3 * MIB
+
+
 def test_an_evicted_segment_is_reported_to_who_reads_it(tmp_path: Path) -> None:
     with (
         opened(tmp_path / "cache", limit_bytes=20 * MIB) as one,
