@@ -31,7 +31,7 @@ from fusecache.origin import Origin, Tick, read_range
 from fusecache.packer import Packer
 from fusecache.stats import Stats
 from fusecache.store import Store
-from fusecache.store.types import Location, Version
+from fusecache.store.types import BLOCK_BYTES, Location, Version
 
 PUBLISH_BYTES = 64 << 20
 PUBLISH_BATCH = 128  # blocks published in one visit to a thread, of
@@ -342,10 +342,13 @@ class Fetcher:
         return batch
 
     def _publish(self, batch: list[Publication]) -> None:
+        rest = []
         for item in batch:
-            if item.block == 0:
+            is_small = item.version.size <= BLOCK_BYTES
+            if is_small:
                 item.flight.stored = self._packer.add(item.ino, item.version, item.data)
-        rest = [item for item in batch if not item.flight.stored]
+            if not (item.flight.stored or (is_small and self._packer.keeps_out(item.ino))):
+                rest.append(item)
         may_evict = not self._packer.is_open  # one file would cost the log segments of hundreds
         for evict in (True, False):
             chosen = [item for item in rest if (item.evict and may_evict) is evict]

@@ -42,6 +42,7 @@ NONE, OPEN, NO_ROOM, NO_CREDIT, WRITE_FAILED, DRAINING = 0, 1, 2, 4, 5, 6
 
 LOGS_KEPT = 2  # behind the open one: what a file did not leave in one epoch, it leaves in the next
 APPENDERS_MOST = 8
+FIRST_SHARE = 0.1  # of its files on SSD: a first log, as in hintsd/packing.py
 TICK_S = 1.0
 LOOK_SHARE = 20  # looking for empty segments takes at most this part of the time
 LOOK_BYTES_SHARE = 50  # of the dataset: what is moved between two looks at 27,000 files/s
@@ -118,7 +119,11 @@ class Packer:
         self._finished: list[Log] = []  # written, and read from now; the oldest first
         self._packing = NONE
         self._slack_bytes = 0  # that the open log wants
-        self._least_bytes = 0  # without which it would hardly move
+        self._is_assigned = False  # it has all its files, and takes others
+        self._is_first = False  # hardly anything was on SSD when it was begun
+        self._coming = 0  # files that it was assigned, and that are not on SSD yet
+        self._strays = 0  # that it has got: files in no chunk
+        self._limit_bytes = 0  # of the store, when it was begun
         self._needed_bytes = 0  # more, for the log that was refused
         self._mean_bytes = self._record_bytes = 1  # of a file, and on SSD
         self._counters: dict[str, int] = {}  # of C, as they were when the log began
@@ -135,6 +140,7 @@ class Packer:
         self._flushed_bytes = 0  # `written_bytes` after the last flush
         self._look_at = 0.0
         self._draw_at = 0.0  # there was no room for more credit
+        self._free, self._free_until = 0, 0.0  # that may be drawn; until when that will do
         self._token: trio.lowlevel.TrioToken | None = None
         self._wake = trio.Event()
 
@@ -159,7 +165,8 @@ class Packer:
             self._sweep()
             chunk_bytes = math.ceil(size_bytes / chunks ** (1 / epochs))
             self._slack_bytes = slack_bytes(chunks, size_bytes, buffer_bytes, chunk_bytes)
-            self._least_bytes = min(self._slack_bytes, 3 * chunk_bytes)
+            self._is_assigned, self._coming, self._strays = False, 0, 0
+            self._limit_bytes = self._store.settings.limit_bytes
             self._mean_bytes = -(-size_bytes // samples)
             self._record_bytes = -(-self._mean_bytes // ALIGNMENT) * ALIGNMENT
             self._packing = self._begin(chunks, buffer_bytes)
@@ -197,7 +204,7 @@ class Packer:
                 self._counters = _native.log_counters()
                 self._flushed_bytes = self._counters["written_bytes"]
                 self._moved = -1
-                self._look_at = self._draw_at = 0.0
+                self._look_at = self._draw_at = self._free_until = 0.0
                 return OPEN
         opened.finish([])
         self._release(opened, opened.segnos)
@@ -222,8 +229,11 @@ class Packer:
         """All is assigned: files may be appended."""
         with self._lock:
             if self._log is not None:
-                self._look(self._log)
+                stored = sum(use.to_come for use in self._look(self._log))
+                self._coming = max(0, self._samples - stored)
+                self._is_first = stored <= self._samples * FIRST_SHARE
                 _native.log_open()
+                self._is_assigned = True
 
     def finish(self) -> None:
         """What is open is written out, can be read from, and takes no more."""
@@ -267,27 +277,59 @@ class Packer:
     # ---- files from the origin -------------------------------------------------------------------
 
     def add(self, ino: int, version: Version, payload: digest.Buffer) -> bool:
-        """Append a file that has no location. False: it is not for the log, or there is no room.
+        """Append a file that has no location. False: it is not for the log, or there is no room
+        beside the slack, without which the logs to come would hardly move (a first log may fill the
+        cache: all of the dataset on SSD is worth more).
 
-        One that is in no chunk is taken, too, where there is credit beyond what moving needs: the
-        room for it is in the log, and the log that comes next has a chunk for what is stored.
+        One that is in no chunk is a stray: the next epoch reads it at any time, so its segment is
+        empty only at the end of that epoch. Strays are taken where there is room for them twice.
         """
         opened = self._log
-        if opened is None:
+        if opened is None or not self._is_assigned or _is_on_ssd(ino):
             return False
-        is_wanted = _native.log_wants(ino)
-        if not is_wanted and _native.get_location(ino, 0) is not None:
+        is_stray = not _native.log_wants(ino)
+        if self._is_first and not is_stray:
+            self.make_credit(len(payload))
+        elif not self._has_room_beside_slack(opened, len(payload), is_stray):
             return False
-        self.make_credit(len(payload))
-        if not is_wanted:
-            if _native.log_credit(0) - self._least_bytes < APPENDERS_MOST * len(payload):
-                return False
-            chunk = ino % len(opened.segnos)
-            _native.log_assign(np.array([ino], np.uint32).tobytes(), chunk)
+        if is_stray:  # into what is read last: it keeps no other segment alive
+            last = len(opened.segnos) - 1
+            _native.log_assign(np.array([ino], np.uint32).tobytes(), last)
         name = digest.digest(opened.algorithm, payload)
         is_added = _native.log_add(ino, version, name, time.time_ns(), payload)
+        self._strays += is_stray and is_added
         self._is_dirty |= is_added
         return is_added
+
+    def _has_room_beside_slack(self, opened: Log, size_bytes: int, is_stray: bool) -> bool:
+        wanted = self._slack_bytes + APPENDERS_MOST * size_bytes
+        if is_stray:
+            wanted += self._coming_bytes() + self._strays * self._record_bytes
+        wanted = -(-wanted // ALIGNMENT) * ALIGNMENT  # as credit is drawn
+        if _native.log_credit(0) >= wanted:
+            return True
+        if not self._lock.acquire(blocking=False):  # looking may take seconds
+            return False
+        try:
+            # More than for this one: each time is a transaction.
+            more = wanted + self._slack_bytes // 4
+            return self._log is opened and self._draw(opened, more) >= wanted
+        finally:
+            self._lock.release()
+
+    def _coming_bytes(self) -> int:
+        """What is assigned and not on SSD yet, in records."""
+        added = _native.log_counters()["added"] - self._counters["added"] - self._strays
+        return max(0, self._coming - added) * self._record_bytes
+
+    def keeps_out(self, ino: int) -> bool:
+        """Whether a file of one block that `add` has not taken is not to be stored elsewhere: what
+        room there is belongs to the log.
+        """
+        if self._log is None or not self._is_assigned or self._packing == WRITE_FAILED:
+            return False
+        is_awaited = self._is_first and _native.log_wants(ino)
+        return not is_awaited and not _is_on_ssd(ino)
 
     def flush(self) -> None:
         """Write out what was added."""
@@ -317,6 +359,9 @@ class Packer:
         with self._lock:
             if self._is_abandoned:
                 self._end()
+            elif self._log is not None and self._store.settings.limit_bytes < self._limit_bytes:
+                self._end()  # what it has, and may write yet, was drawn from a larger cache
+                self._packing = NO_ROOM
             elif self._log is not None:
                 self._look_if_moved(self._log)
                 self._look_at_counters()
@@ -361,8 +406,10 @@ class Packer:
         if moved != self._moved and time.monotonic() >= self._look_at:
             self._look(opened)
 
-    def _look(self, opened: Log) -> None:
-        """Release what is empty; choose what is to be emptied next, if not everything can be."""
+    def _look(self, opened: Log) -> list[Use]:
+        """Release what is empty; choose what is to be emptied next, if not everything can be. What
+        there was.
+        """
         begin = time.monotonic()
         self._moved = _native.log_counters()["moved"]
         uses = self._survey()
@@ -381,6 +428,7 @@ class Packer:
             _native.log_drain(np.array(chosen, np.uint32).tobytes())
         else:
             _native.log_drain(None)
+        return uses
 
     def _survey(self) -> list[Use]:
         return [Use(*use) for use in _native.log_survey()]
@@ -452,12 +500,31 @@ class Packer:
 
     # ---- figures ---------------------------------------------------------------------------------
 
-    def room_bytes(self, store_bytes: int) -> int:
-        """How much of the store's room is left for others, beside the open log."""
-        if self._log is None:
-            return store_bytes
-        credit = _native.log_credit(0) * self._mean_bytes // self._record_bytes
-        return max(0, store_bytes + credit - self._least_bytes)
+    def room_bytes(self) -> int:
+        """How many payload bytes can be stored without an eviction. Beside an open log that is what
+        it was assigned, and half of what its slack leaves: strays lie on SSD twice for a while. May
+        wait for the disk.
+        """
+        opened, slack = self._log, self._slack_bytes
+        if opened is None:
+            room = self._store.room_bytes()  # of it, the next log wants as much
+            return max(0, room - self._payload_bytes(slack)) if self._finished else room
+        coming = self._coming_bytes()
+        free = _native.log_credit(0) + self._free_bytes(opened)
+        beyond = free - slack - coming - self._strays * self._record_bytes
+        room = coming + (beyond // 2 if beyond > 0 else beyond)
+        return self._payload_bytes(max(0, room))
+
+    def _free_bytes(self, opened: Log) -> int:
+        """What may be drawn beside the credit. With thousands of segments looking takes a while."""
+        begin = time.monotonic()
+        if begin >= self._free_until:
+            self._free = opened.room_bytes()
+            self._free_until = begin + LOOK_SHARE * (time.monotonic() - begin)
+        return self._free
+
+    def _payload_bytes(self, size_bytes: int) -> int:
+        return size_bytes * self._mean_bytes // self._record_bytes
 
     @property
     def ssd_needed_bytes(self) -> int:
@@ -471,12 +538,12 @@ class Packer:
         """
         segments = self._segments.copy()
         samples = self._samples if self._log else 0
-        moved = _moved() - self._moved_before
+        moved = _moved() - self._moved_before - self._strays
         return {
             "log_files": sum(use.files for use in self._survey() if use.segno in segments),
             "logs": self._begun,
             "log_samples": samples,
-            "log_moved_samples": min(moved, samples),
+            "log_moved_samples": max(0, min(moved, samples)),
         }
 
     def state(self) -> dict[str, int]:
@@ -493,3 +560,14 @@ def _moved() -> int:
     """Files whose location was switched to a log since the process began."""
     counters = _native.log_counters()
     return counters["moved"] + counters["added"]
+
+
+def _is_on_ssd(ino: int) -> bool:
+    """Whether its location leads to a segment that is there. One that does not is forgotten: others
+    have evicted it, and nothing can be appended in its place.
+    """
+    location = _native.get_location(ino, 0)
+    if location is None or _native.segment_known(location[0]):
+        return location is not None
+    _native.clear_location(ino, 0)
+    return False

@@ -144,7 +144,7 @@ def test_half_of_the_dataset_on_ssd_is_packed(place: Place, mounting: Mounting) 
                 for index in sequence[start : start + STRIDE]:
                     assert (mount.path / names[index]).read_bytes() == expected(names[index])
                 directed.step("job", epoch, (start + STRIDE) // 4)
-                assert mount.value("ssd", "bytes") <= limit_bytes
+                assert mount.value("ssd", "reserved_bytes") <= limit_bytes
                 if start == 0 and epoch < EPOCHS - 1:
                     assert directed.job("job")["layout"] in ("reorder", "log")
                 if start + 3 * STRIDE < MANY:
@@ -172,7 +172,7 @@ def test_with_little_room_on_ssd_nothing_is_fetched_twice(place: Place, mounting
                 directed.step("job", epoch, (start + STRIDE) // 4)
                 if start + 3 * STRIDE < MANY:
                     staged(directed, "job", PAGES_BYTES, (epoch, start))
-            assert mount.value("ssd", "bytes") <= limit_bytes
+            assert mount.value("ssd", "reserved_bytes") <= limit_bytes
         assert mount.value("origin", "files") <= 1.01 * MANY
         assert directed.mount()["log_written_bytes"] > 0.2 * MANY * PAGES_BYTES
 

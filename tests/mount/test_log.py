@@ -56,7 +56,7 @@ class Job:
                 self.check(ino)
             self.client.command("drop", chunk)
             self.client.settle()
-            assert self.mount.value("ssd", "bytes") <= LIMIT_BYTES
+            assert self.mount.value("ssd", "reserved_bytes") <= LIMIT_BYTES
 
     def check(self, ino: int) -> None:
         name = self.names[ino]
@@ -353,7 +353,7 @@ def test_ten_epochs_with_little_room(
         assert status["origin"]["files"] == count
         before, written = written, status["layout"]["log_written_bytes"]
         assert written - before > moved_least * size
-        assert status["ssd"]["bytes"] <= limit
+        assert status["ssd"]["reserved_bytes"] <= limit
     job.check_all()
 
 

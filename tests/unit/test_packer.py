@@ -23,7 +23,7 @@ from fusecache.packer import (
     Use,
     choose,
 )
-from fusecache.store.types import StoreSettings
+from fusecache.store.types import StoreSettings, Version
 
 CHUNKS, BUFFER_BYTES, SIZE_BYTES, SAMPLES = 4, 1 << 16, 40 << 20, 4 << 10
 SLACK_BYTES = packer.slack_bytes(CHUNKS, SIZE_BYTES, BUFFER_BYTES, SIZE_BYTES // CHUNKS)
@@ -46,6 +46,9 @@ class FakeLog:
         got = min(more_bytes, self.disk.room_bytes)
         self.disk.room_bytes -= got
         return got
+
+    def room_bytes(self) -> int:
+        return self.disk.room_bytes
 
     def finish(self, lengths: Iterable[tuple[int, int]]) -> None:
         self.is_finished = True
@@ -71,6 +74,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room_bytes = 1 << 40
+        self.limit_bytes = 1 << 30
         self.segments = {STATIC}
         self.rows = {STATIC: 10}
         self.in_use: set[int] = set()  # being written by the store
@@ -101,7 +105,7 @@ class Disk:
 
     @property
     def settings(self) -> StoreSettings:
-        return StoreSettings(limit_bytes=1 << 30, keep_free_bytes=0)
+        return StoreSettings(limit_bytes=self.limit_bytes, keep_free_bytes=0)
 
     def begin_log(self, chunks: int, slack_bytes: int, record_bytes: int) -> FakeLog | None:
         assert (chunks, record_bytes) == (CHUNKS, RECORD_BYTES)
@@ -149,8 +153,10 @@ class Disk:
     def _log_drain(self, segnos: bytes | None) -> None:
         self.drained = None if segnos is None else {*np.frombuffer(segnos, np.uint32).tolist()}
 
-    def begin(self) -> FakeLog:
+    def begin(self, inos: Iterable[int] = ()) -> FakeLog:
         self.packer.begin(CHUNKS, SIZE_BYTES, SAMPLES, BUFFER_BYTES)
+        if inos:
+            self.packer.assign(0, [len(list(inos))], np.array(list(inos), np.uint32))
         self.packer.open()
         return self.logs[-1]
 
@@ -311,18 +317,101 @@ def test_credit_is_drawn_as_there_is_room(disk: Disk) -> None:
     assert disk.credit_bytes == 8192
 
 
-def test_the_room_that_others_have(disk: Disk) -> None:
-    """What is to be added has all but three chunks; what is moved has no room to give."""
+def payload(record_bytes: int) -> int:
+    return record_bytes * (SIZE_BYTES // SAMPLES) // RECORD_BYTES
+
+
+def test_the_room_beside_a_log(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the log was assigned, and half of the rest: a stray lies on SSD twice for a while. The
+    slack is nobody's.
+    """
+    monkeypatch.setattr(_native, "log_assign", lambda inos, chunk: None)
+    disk.live = {STATIC: 10}
+    disk.room_bytes = SLACK_BYTES + 90 * RECORD_BYTES + 8 * RECORD_BYTES
+    disk.begin(range(100))
+    assert disk.packer.room_bytes() == payload((90 + 4) * RECORD_BYTES)
+    disk.counters["added"], disk.credit_bytes = 30, disk.credit_bytes - 30 * RECORD_BYTES
+    assert disk.packer.room_bytes() == payload((60 + 4) * RECORD_BYTES)
+    disk.room_bytes -= 18 * RECORD_BYTES
+    assert disk.packer.room_bytes() == payload(50 * RECORD_BYTES)
+    disk.room_bytes = 0
+    assert disk.packer.room_bytes() == 0
+
+
+def test_a_stray_is_taken_where_there_is_room_for_it_twice(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for all that is to come; it lies in what is read last."""
+    chunk_of: dict[int, int] = {}
+    refused = set[int]()
+
+    def assign(inos: bytes, chunk: int) -> None:
+        chunk_of.update(dict.fromkeys(np.frombuffer(inos, np.uint32).tolist(), chunk))
+
+    def add(ino: int, *_: Any) -> bool:
+        if ino in refused:
+            return False
+        disk.counters["added"] += 1
+        disk.credit_bytes -= RECORD_BYTES
+        return True
+
+    monkeypatch.setattr(_native, "log_assign", assign)
+    monkeypatch.setattr(_native, "log_wants", lambda ino: ino in chunk_of)
+    location_of = {600: (STATIC, 0), 90: (999, 0)}  # the latter was evicted by others
+    monkeypatch.setattr(_native, "get_location", lambda ino, block: location_of.get(ino))
+    monkeypatch.setattr(_native, "clear_location", lambda ino, block: location_of.pop(ino))
+    monkeypatch.setattr(_native, "log_add", add)
+    version, data = Version(1, 10_000, 0, 0), bytes(10_000)
+    strays = 20
+    disk.room_bytes = SLACK_BYTES + (100 + 2 * strays - 1) * RECORD_BYTES
+    disk.room_bytes += packer.APPENDERS_MOST * len(data)
+    disk.packer.begin(CHUNKS, SIZE_BYTES, SAMPLES, BUFFER_BYTES)
+    assert not disk.packer.add(599, version, data)  # its chunk may not have been told yet
+    assert not disk.packer.keeps_out(599)
+    disk.packer.assign(0, [100], np.arange(100, dtype=np.uint32))
+    disk.packer.open()
+    refused.add(500)
+    assert not disk.packer.add(500, version, data)  # and does not count
+    taken = [ino for ino in range(501, 600) if disk.packer.add(ino, version, data)]
+    assert len(taken) == strays
+    assert {chunk_of[ino] for ino in taken} == {CHUNKS - 1}
+    assert disk.packer.keeps_out(599)
+    assert not disk.packer.add(600, version, data)
+    assert not disk.packer.keeps_out(600)  # it is on SSD
+    for ino in range(100):
+        assert disk.packer.add(ino, version, data)
+    assert disk.credit_bytes + disk.room_bytes >= SLACK_BYTES
+    disk.packer.finish()
+    assert not disk.packer.keeps_out(599)
+    disk.live = {STATIC: 90}
+    disk.room_bytes = SLACK_BYTES + 3 * RECORD_BYTES + packer.APPENDERS_MOST * len(data)
+    disk.begin(range(100))  # no first log: what is assigned leaves the slack, too
+    assert [disk.packer.add(ino, version, data) for ino in range(90, 95)] == [True] * 3 + [
+        False
+    ] * 2
+    assert disk.packer.keeps_out(94)
+    assert location_of == {600: (STATIC, 0)}
+
+
+def test_a_log_ends_when_the_cache_becomes_smaller(disk: Disk) -> None:
+    """Another mount has brought a smaller --ssd: what was drawn is given back."""
+    log = disk.begin()
+    disk.limit_bytes //= 2
+    disk.tick({})
+    assert log.is_ended
+    assert disk.packing == NO_ROOM
     disk.begin()
-    least = 3 * SIZE_BYTES // CHUNKS
-    mean = SIZE_BYTES // SAMPLES
-    usable = SLACK_BYTES * mean // RECORD_BYTES - least
-    assert disk.packer.room_bytes(1 << 30) == (1 << 30) + usable
-    disk.counters["added"] = SAMPLES
-    assert disk.packer.room_bytes(1 << 30) == (1 << 30) + min(usable, 0)
-    disk.credit_bytes = 0
-    assert disk.packer.room_bytes(1 << 30) == (1 << 30) - least
-    assert disk.packer.room_bytes(100) == 0
+    disk.tick({})
+    assert disk.packing == OPEN
+
+
+def test_between_two_logs_the_slack_is_nobodys(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.begin()
+    disk.packer.finish()
+    monkeypatch.setattr(disk, "room_bytes", lambda: 1 << 30)
+    assert disk.packer.room_bytes() == (1 << 30) - payload(SLACK_BYTES)
+    disk.packer.end()
+    assert disk.packer.room_bytes() == 1 << 30
 
 
 def test_what_logs_that_were_cut_off_have_left_is_swept(disk: Disk) -> None:
@@ -344,7 +433,7 @@ def test_what_state_says(disk: Disk) -> None:
     assert disk.packing == OPEN
 
 
-def test_no_room_for_a_log(disk: Disk) -> None:
+def test_no_room_for_a_log(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     first = disk.begin()
     disk.live = dict.fromkeys(first.segnos, 1)
     disk.room_bytes = 0
@@ -354,7 +443,8 @@ def test_no_room_for_a_log(disk: Disk) -> None:
     assert disk.packing == NO_ROOM
     disk.packer.assign(0, [1], np.array([5], np.uint32))
     disk.packer.open()
-    assert disk.packer.room_bytes(5) == 5
+    monkeypatch.setattr(disk, "room_bytes", lambda: 1 << 30)
+    assert disk.packer.room_bytes() == (1 << 30) - payload(SLACK_BYTES)  # the next log's
 
 
 def test_a_log_that_cannot_be_begun_leaves_nothing(disk: Disk) -> None:

@@ -42,6 +42,15 @@ def log_scene(
     return scene
 
 
+def begun(*, epochs: int = 8, index: int = 0, **more: Any) -> tuple[Scene, list[Inos]]:
+    """A `log_scene` with a shuffled job "job" that is planned for, and its orders."""
+    scene = log_scene(**more)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=epochs, index=index)
+    scene.settle()
+    return scene, orders
+
+
 def place_all(scene: Scene) -> None:
     inos = np.arange(1, len(scene.mount.sizes) + 1, dtype=np.uint32)
     sizes = np.array(list(scene.mount.sizes.values()), np.uint64)
@@ -69,10 +78,7 @@ def assert_chunks_lie_together(mount: ModelMount, order: Inos, frames: list[Any]
 
 
 def test_every_sample_is_moved_once_an_epoch_and_chunks_are_read_in_order() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=5)
-    scene.settle()
+    scene, orders = begun(epochs=5)
     assert scene.mount.frames[0][1][0] & KEEP_ORDER
     assert not any(bits[0] & KEEP_ORDER for _, bits, _ in scene.mount.frames[1:])
     late = read_epochs(scene, orders, 0, 5)
@@ -92,10 +98,7 @@ def test_every_sample_is_moved_once_an_epoch_and_chunks_are_read_in_order() -> N
 
 
 def test_the_first_epoch_is_fetched_into_the_second_ones_chunks() -> None:
-    scene = log_scene(stored=False)
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=3)
-    scene.settle()
+    scene, orders = begun(epochs=3, stored=False)
     assert scene.planner.status("job")["layout"] == "reorder"
     read_epochs(scene, orders, 0, 2)
     mount = scene.mount
@@ -106,10 +109,7 @@ def test_the_first_epoch_is_fetched_into_the_second_ones_chunks() -> None:
 
 
 def test_static_mounts_get_no_log() -> None:
-    scene = log_scene(layout="static")
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=3)
-    scene.settle()
+    scene, orders = begun(epochs=3, layout="static")
     assert scene.planner.wanted_epochs("job") == []
     assert sorted(scene.planner._jobs["job"].sequence.orders) == [0, 1]
     assert read_epochs(scene, orders, 0, 3) == 0
@@ -176,10 +176,7 @@ def test_who_shares_the_ram_is_named_if_it_is_enough_for_one(
 
 def test_chunks_are_coarser_where_they_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "CHUNKS_MOST", 20)
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT)
-    scene.settle()
+    scene, orders = begun()
     assert scene.mount.packs == [17]
     assert read_epochs(scene, orders, 0, 1) == 0
     assert sorted(scene.mount.moved[1]) == list(range(1, COUNT + 1))
@@ -236,10 +233,7 @@ def test_a_log_stays_open_while_readers_pass_what_is_not_answered() -> None:
 
 
 def test_partial_cache_moves_what_is_resident_and_streams_the_rest() -> None:
-    scene = log_scene(stored=False, ssd_bytes=COUNT // 2 * FILE_BYTES)
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=4)
-    scene.settle()
+    scene, orders = begun(epochs=4, stored=False, ssd_bytes=COUNT // 2 * FILE_BYTES)
     assert read_epochs(scene, orders, 0, 4) == 0
     mount = scene.mount
     residents = sorted(mount.ssd)
@@ -287,10 +281,7 @@ def assert_cells_lie_together(mount: ModelMount, frames: list[Any], epoch: int, 
 
 @pytest.mark.usefixtures("small_cells")
 def test_one_log_serves_two_epochs() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=7)
-    scene.settle()
+    scene, orders = begun(epochs=7)
     assert "every 2 epochs" in scene.planner.status("job")["layout_why"]
     mount = scene.mount
     cells = mount.packs[0]
@@ -312,10 +303,7 @@ def test_one_log_serves_two_epochs() -> None:
 
 @pytest.mark.usefixtures("small_cells")
 def test_one_log_serves_three_epochs() -> None:
-    scene = log_scene(ram_files=300)
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=8)
-    scene.settle()
+    scene, orders = begun(epochs=8, ram_files=300)
     mount = scene.mount
     assert read_epochs(scene, orders, 0, 2) == 0
     assert scene.planner.status("job")["layout"] == "log"
@@ -344,10 +332,7 @@ def test_a_log_serves_no_epoch_whose_order_is_unknown() -> None:
 @pytest.mark.parametrize(("skipped", "is_kept"), [(0, True), (300, False)])
 def test_a_log_that_did_not_get_all_is_read_once(skipped: int, is_kept: bool) -> None:
     """A job that begins within an epoch moves what is left of it."""
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=6, index=skipped)
-    scene.settle()
+    scene, orders = begun(epochs=6, index=skipped)
     scene.read(orders[0][skipped:].tolist())
     assert read_epochs(scene, orders, 1, 3) == 0
     assert (scene.mount.packs[1] == -1) == is_kept
@@ -356,10 +341,7 @@ def test_a_log_that_did_not_get_all_is_read_once(skipped: int, is_kept: bool) ->
 
 @pytest.mark.usefixtures("small_cells")
 def test_a_log_that_is_whole_outlives_its_server() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=5)
-    scene.settle()
+    scene, orders = begun(epochs=5)
     scene.read(orders[0].tolist())
     scene.read(orders[1][:300].tolist())
     mount = scene.mount
@@ -380,10 +362,7 @@ def test_a_log_that_is_whole_outlives_its_server() -> None:
 
 @pytest.mark.usefixtures("small_cells")
 def test_a_mount_that_refuses_many_cells_gets_fewer() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=6)
-    scene.settle()
+    scene, orders = begun(epochs=6)
     scene.planner.packing_refused("no room", scene.now + 2 * layout.REFUSED_AFTER_S)
     read_epochs(scene, orders, 0, 2)
     chunks = scene.mount.packs[1]
@@ -394,10 +373,7 @@ def test_a_mount_that_refuses_many_cells_gets_fewer() -> None:
 
 @pytest.mark.usefixtures("small_cells")
 def test_another_order_for_an_epoch_that_a_log_serves_ends_it() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=7)
-    scene.settle()
+    scene, orders = begun(epochs=7)
     scene.read(orders[0].tolist())
     scene.read(orders[1][:200].tolist())
     assert scene.mount.packs[-1] == -1
@@ -458,10 +434,7 @@ def test_a_reader_whose_pages_the_kernel_took_does_not_count_as_waiting() -> Non
 
 
 def test_a_killed_trainer_ends_the_log() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT)
-    scene.settle()
+    scene, orders = begun()
     scene.read(orders[0][:300].tolist())
     assert scene.mount.log_is_open
     scene.close("job")
@@ -471,10 +444,7 @@ def test_a_killed_trainer_ends_the_log() -> None:
 
 
 def test_a_new_server_gets_the_log_of_what_is_left() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=4)
-    scene.settle()
+    scene, orders = begun(epochs=4)
     scene.read(orders[0].tolist())
     scene.read(orders[1][:300].tolist())
     mount = scene.mount
@@ -502,10 +472,7 @@ def test_a_new_server_gets_the_log_of_what_is_left() -> None:
 
 
 def test_another_order_for_the_next_epoch_begins_another_log() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=4)
-    scene.settle()
+    scene, orders = begun(epochs=4)
     scene.read(orders[0][:200].tolist())
     orders[1] = orders[7]
     scene.planner.supply("job", 1, orders[1])
@@ -526,17 +493,14 @@ def test_a_wrong_hint_ends_the_log_and_one_that_is_followed_again_begins_one() -
     scene.read(scene.rng.permutation(count)[:2000].tolist()[1:])
     assert scene.planner.status("job")["state"] == "wrong"
     assert not scene.mount.log_is_open
-    scene.read(orders[0][1000:1600].tolist())
+    scene.read(orders[0][1000:2400].tolist())
     scene.settle()
     assert scene.planner.status("job")["state"] == "running"
     assert scene.mount.log_is_open
 
 
 def test_a_mount_that_has_no_room_is_not_asked_to_move() -> None:
-    scene = log_scene()
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=COUNT, epochs=3)
-    scene.settle()
+    scene, orders = begun(epochs=3)
     scene.mount.end_log()
     scene.planner.packing_refused("no room", scene.now)  # may be of a log before
     assert scene.planner.status("job")["layout"] == "reorder"
