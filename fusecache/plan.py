@@ -42,6 +42,8 @@ LISTINGS_MOST = 64
 LISTING_PAGE = 8192  # entries a frame: fits with the longest names
 ARMED_WAITING_MOST = 4096  # frames
 REPORT_EVERY_S = 0.01
+# What is seen while nothing that is read was wanted (a hint was wrong): frames cost readers' time.
+QUIET_AFTER_S, QUIET_EVERY_S = 1.0, 0.1
 REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
@@ -136,13 +138,13 @@ class Plan:
 
     async def state(self) -> dict[str, int]:
         usage = await trio.to_thread.run_sync(self._store.usage)
-        room_bytes = await trio.to_thread.run_sync(self._store.room_bytes)
+        room_bytes = await trio.to_thread.run_sync(self.packer.room_bytes, abandon_on_cancel=True)
         return {
             "ram_bytes": _native.ram_bytes(),
             "ram_limit_bytes": self._mount["ram_bytes"],
             "ssd_bytes": usage.bytes,
             "ssd_limit_bytes": usage.limit_bytes,
-            "ssd_room_bytes": self.packer.room_bytes(room_bytes),
+            "ssd_room_bytes": room_bytes,
             "origin_bytes": self._stats["bytes_from_origin"],
             "origin_files": self._stats["origin_files"],
             "depth": self._prefetcher.depth,
@@ -322,18 +324,22 @@ class _Channel:
                 )
 
     async def _tell_seen(self) -> None:
-        seen_fd = _native.seen_fd()
+        seen_fd, wanted_at = _native.seen_fd(), trio.current_time()
         while True:
             await trio.lowlevel.wait_readable(seen_fd)
             inos, kinds, processes, parents, lost = _native.take_seen(SEEN_MOST)
             if inos or lost:
                 array = np.frombuffer(kinds, np.uint8)
-                is_late = (array & WHAT != _native.SEEN_LOOKUP) & (array & _native.PLAN_WANTED != 0)
+                is_wanted = array & _native.PLAN_WANTED != 0
+                is_late = (array & WHAT != _native.SEEN_LOOKUP) & is_wanted
                 self._plan.late_reads += int(np.count_nonzero(is_late))
+                if is_wanted.any():
+                    wanted_at = trio.current_time()
                 await self._frames.send(
                     "seen", inos=inos, kinds=kinds, processes=processes, parents=parents, lost=lost
                 )
-            await trio.sleep(REPORT_EVERY_S)
+            is_quiet = trio.current_time() - wanted_at > QUIET_AFTER_S
+            await trio.sleep(QUIET_EVERY_S if is_quiet else REPORT_EVERY_S)
 
     async def _tell_state(self) -> None:
         bytes_before, at_before = -1, 0.0

@@ -819,8 +819,10 @@ class _Mount:
             if is_due or job.epoch_samples < SHORT_EPOCH:
                 wants_orders = wants_orders or bool(planner.wanted_epochs(job.name))
             wants_orders = wants_orders or planner.is_sought(job.name, now)
-        pause_most_s = max(PAUSE_MOST_S, min(PAUSE_SHARE * (_now() - now), PAUSE_IDLE_MOST_S))
-        pause_s = min(max(planner.patience_s(), PAUSE_LEAST_S), pause_most_s)
+        patience_s = planner.patience_s()
+        share_s = PAUSE_SHARE * (_now() - now) if patience_s < math.inf else math.inf
+        pause_most_s = max(PAUSE_MOST_S, min(share_s, PAUSE_IDLE_MOST_S))
+        pause_s = min(max(patience_s, PAUSE_LEAST_S), pause_most_s)
         return _Decided(
             commands, planner.recording, passed, pause_s, planner.notices(), finished, wants_orders
         )

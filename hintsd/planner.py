@@ -25,6 +25,7 @@ of a file counts its uses in all windows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ import numpy.typing as npt
 
 from hintsd import packing
 from hintsd.commands import Command, commands_of
-from hintsd.files import FAILED, GONE, HELD, SENT, STAGED, Files
+from hintsd.files import ARMED, FAILED, GONE, HELD, SENT, STAGED, Files
 from hintsd.job import SENTINELS_EVERY_S, Job
 from hintsd.layout import Layout
 from hintsd.placement import Placement
@@ -78,6 +79,7 @@ class MountPlanner:
         self._placement = Placement(self._files)
         self._layout = Layout(self._files, self._jobs)
         self._clear = False
+        self._is_busy = True  # somebody is planned for or watched, or may come
         self._notices: list[tuple[str, str]] = []
         self.recording = 0
         """The mount's number of the recording that runs; 0: none."""
@@ -192,8 +194,7 @@ class MountPlanner:
             job.progress.begin(epoch * job.sequence.samples_per_epoch, job.progress.confirmed_at)
             job.sequence.forget_before(epoch)
             job.restart()
-            job.state, job.reason = "waiting", ""
-            job.search, job.is_lost = None, False
+            self._believe(job)
         self.supply(name, epoch, inos)
 
     def supply(self, name: str, epoch: int, inos: Inos) -> None:
@@ -347,6 +348,9 @@ class MountPlanner:
         known = (inos > 0) & (inos < len(self._files.flags))
         inos, kinds, processes = inos[known], kinds[known], processes[known]
         whose = {name: stands[known] for name, stands in (whose or {}).items()}
+        if not self._is_anybody_heeded(now):
+            self._listen(inos, kinds & SEEN_MASK != SEEN_LOOKUP, whose, processes, now)
+            return
         # A reader moves on between two wires: only few of them are weighed at one position.
         wires = np.cumsum(kinds & SEEN_MASK == SEEN_LOOKUP)
         start = 0
@@ -358,6 +362,32 @@ class MountPlanner:
             chosen = slice(start, stop)
             self._observe(inos[chosen], kinds[chosen], part, processes[chosen], now)
             start = stop
+
+    def _is_anybody_heeded(self, now: float) -> bool:
+        """Whether each READ counts: for a plan, or to tell where a reader is."""
+        return any(
+            job.live or (job.search is not None and not job.search.is_asleep(now))
+            for job in self._jobs.values()
+        )
+
+    def _listen(
+        self,
+        inos: Inos,
+        reads: Mask,
+        whose: Mapping[str, Standings],
+        processes: Pids,
+        now: float,
+    ) -> None:
+        """Nobody is planned for or watched: of what is seen only wires count."""
+        self._files.flags[inos[~reads]] &= ~ARMED & 0xFFFF
+        for job in self._jobs.values():
+            if job.search is None or job.state == "done":
+                continue
+            his = ~reads & ~self._strangers(job, inos, whose.get(job.name), now)
+            if job.search is not None and his.any():
+                job.search.see(inos[his], reads[his], 1, now, processes[his])
+                if (place := self._find(job, now)) is not None:
+                    self._jump(job, place, now)
 
     def _observe(
         self,
@@ -450,7 +480,7 @@ class MountPlanner:
                 job.progress.begin_again(now)
                 job.restart()
                 if job.state == "wrong":
-                    job.state, job.reason = "waiting", ""
+                    self._believe(job)
         others: Mask = stands != OWN
         return others
 
@@ -550,7 +580,10 @@ class MountPlanner:
     def patience_s(self) -> float:
         """How long the next decide() may wait: readers take so long for a small part of a window,
         or for half of what is staged when there is no more to stage. Of chunks: Layout.patience_s.
+        For ever, while nobody of those that there are is planned for or watched.
         """
+        if not self._is_busy:
+            return math.inf
         jobs = [job for job in self._jobs.values() if job.live and job.progress.samples_per_s > 0]
         waits_s = [self._patience_s(job) for job in jobs]
         if (of_chunks_s := self._layout.patience_s()) is not None:
@@ -571,6 +604,7 @@ class MountPlanner:
         for job in self._jobs.values():
             if job.live:
                 self._follow(job)
+        self._is_busy = not self._jobs or self._is_anybody_heeded(now)
         self._placement.place(self._jobs.values(), now)
         self._layout.review()
         self._balance()
@@ -837,6 +871,11 @@ class MountPlanner:
         job.rest_s = min(2 * job.rest_s, REST_MOST_S)
         self._retire(job)
         self._notices.append((job.name, f"wrong hint: {job.reason}"))
+
+    def _believe(self, job: Job) -> None:
+        """What was taken for wrong is to be judged anew, from where the trainer said last."""
+        job.state, job.reason = "waiting", ""
+        job.search, job.is_lost = None, False
 
     def _retire(self, job: Job) -> None:
         """A job that is over, or not believed any more, gives back all that no other one wants."""

@@ -59,6 +59,7 @@ DENSE_SPACING = 4  # samples, at least
 SCANNED_PER_S, LISTED_S = 2000, 1.0  # `ls -l` looks up more files a second
 EPOCHS_LEAST, SAMPLES_MOST = 2, 1 << 20  # that are looked through at once
 REST_FIRST_S, REST_MOST_S = 1.0, 64.0
+AWAKE_S = 1.0  # before it first sleeps: a right hint that was condemned is mostly found at once
 
 
 @lru_cache
@@ -138,11 +139,18 @@ class Search:
         self._looked = self._walked = 0  # counts at the last look
         self._rest_s = rest_s
         self._walk_at = now + rest_s
+        self._awake_until = now + (AWAKE_S if rest_s else math.inf)
 
     @property
     def is_resting(self) -> bool:
         """Whether nothing is to be decided: the hint was taken for wrong."""
         return self._rest_s > 0
+
+    def is_asleep(self, now: float) -> bool:
+        """Whether only wires are watched, until epochs are looked through again: to weigh each READ
+        takes the cores from readers whose hint is wrong.
+        """
+        return self._awake_until <= now < self._walk_at
 
     @property
     def tells_apart(self) -> bool:
@@ -166,6 +174,8 @@ class Search:
         if len(inos):
             self._first_seen_at = min(self._first_seen_at, now)
         self.files += len(inos)
+        if self.is_asleep(now):  # it may be of another epoch than what comes then
+            self._walked += len(inos)
 
     def _pair(self, inos: list[int], processes: list[int]) -> None:
         if len(self._latest_of) > PROCESSES_MOST:
@@ -225,7 +235,8 @@ class Search:
 
     def is_walk_due(self, now: float) -> bool:
         """Whether more epochs are to be looked through (`walk`)."""
-        return self.files >= self._walked + WALK_EVERY and now >= self._walk_at
+        enough = SEEN_MOST if self.is_resting else WALK_EVERY
+        return self.files >= self._walked + enough and now >= self._walk_at
 
     def walked(self, now: float) -> None:
         self._walked = self.files

@@ -130,14 +130,18 @@ def test_epochs_are_looked_through_until_one_is_unknown() -> None:
     assert asked == [0, 1, 2, 3]
 
 
-def test_a_search_rests_longer_each_time() -> None:
+def test_a_search_rests_longer_each_time_and_sleeps_meanwhile() -> None:
     search = Search(0.0, rest_s=1.0)
+    assert not search.is_asleep(0.9)
     now, waits = 0.0, []
     for _ in range(4):
-        search.see(order_of(0)[:64], np.zeros(64, np.bool_), 1, now)
-        waited = next(wait for wait in range(100) if search.is_walk_due(now + wait))
-        waits.append(waited)
-        now += waited
+        waited = next(wait for wait in range(100) if not search.is_asleep(now + wait + 0.9))
+        now += waited + 0.9
+        assert not search.is_walk_due(now)  # what was seen before says nothing
+        search.see(order_of(0)[:ENOUGH], np.ones(ENOUGH, np.bool_), 1, now)
+        now += 0.1
+        assert search.is_walk_due(now)
         search.walked(now)
-        assert not search.is_walk_due(now + 1000)  # nothing new was seen
-    assert waits == [1, 1, 2, 4]
+        waits.append(waited)
+        search.see(order_of(0)[:ENOUGH], np.zeros(ENOUGH, np.bool_), 1, now + 0.5)
+    assert waits == [0, 1, 2, 4]
