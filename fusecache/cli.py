@@ -163,7 +163,8 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
     if skipped > unfitting:
         command.complain(
             "fusecache",
-            f"{format_count(skipped - unfitting, 'file')} could not be stored: see the log",
+            f"{format_count(skipped - unfitting, 'file')} could not be stored: the SSD tier is "
+            f"full or failed; fusecache status {target.mountpoint} says which",
         )
     if errors or unmatched or skipped:
         sys.exit(EXIT_FAILED)

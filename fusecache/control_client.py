@@ -45,7 +45,8 @@ def find(path: str) -> Target:
     """UserError (EXIT_NOT_A_MOUNT) when `path` is on no fusecache."""
     mount = mounts.find(path)
     if mount is None:
-        raise UserError(f"{path} is not on a fusecache mount", EXIT_NOT_A_MOUNT)
+        where = "is not on a fusecache mount" if os.path.lexists(path) else "does not exist"
+        raise UserError(f"{path} {where}; all mounts: fusecache list", EXIT_NOT_A_MOUNT)
     return Target(mount, mounts.runtime_directory(mount))
 
 

@@ -90,6 +90,17 @@ class Recorder:
     def size_bytes(self) -> int:
         return self._writer.size_bytes if self._writer is not None else 0
 
+    @property
+    def untold(self) -> list[tuple[str, int, int]]:
+        """Jobs of which hints have not told an epoch to its end (hintsd's name, samples that were
+        told, samples of an epoch): what they read after that is there as far as the mount saw it.
+        """
+        return [
+            (name, job.stop % job.samples_per_epoch, job.samples_per_epoch)
+            for name, job in self._jobs.items()
+            if job.stop % job.samples_per_epoch
+        ]
+
     def run(self, limits: Limits, wake_fd: int, report: Callable[[], None]) -> str:
         """Record until `wake_fd` is readable, a limit is reached, or the mount is gone; returns
         which, as a line. `report` is called every now and then.
@@ -98,6 +109,8 @@ class Recorder:
             reason = self._run(limits, wake_fd, report)
             if self._writer is None:
                 raise UserError(f"{self._target.mountpoint}: nothing was recorded: {reason}")
+            if self.untold:
+                self._writer.note_gap(None)
             self._writer.close()
         except UserError:
             if self._writer is not None:

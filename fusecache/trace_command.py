@@ -18,7 +18,7 @@ from rich.table import Table
 from fusecache import command, control_client
 from fusecache.command import console, printable
 from fusecache.errors import ConfigError
-from fusecache.units import format_bytes, format_duration, parse_bytes
+from fusecache.units import format_bytes, format_count, format_duration, parse_bytes
 
 if TYPE_CHECKING:
     from fusecache.recorder import Recorder
@@ -92,6 +92,12 @@ def trace(
             "fusecache",
             "warning: the server was restarted, or had to wait too long for this recorder, "
             f"{times}; what was read meanwhile is missing",
+        )
+    for job, told, samples in recorder.untold:
+        command.complain(
+            "fusecache",
+            f"warning: {job}: hintsd told of {told:,} samples of its last epoch, of {samples:,}; "
+            "of what it read after these, the trace has what the mount saw",
         )
     if recorder.lost:
         command.complain("fusecache", f"warning: {recorder.lost:,} accesses were lost")
@@ -225,9 +231,8 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
     if facts["importances"]:
         rows.append(("importances", f"told {facts['importances']:,} times"))
     if facts["lost"] or facts["gaps_unknown"]:
-        unknown = facts["gaps_unknown"]
-        gaps = f", and {unknown:,} gaps of unknown size" if unknown else ""
-        rows.append(("missing", f"{facts['lost']:,} accesses{gaps}"))
+        gaps = format_count(facts["gaps_unknown"], "gap")
+        rows.append(("missing", f"{facts['lost']:,} accesses, and {gaps} of unknown size"))
     if not facts["complete"]:
         rows.append(("", "the recorder was killed: later accesses may be missing"))
     for name, value in rows:

@@ -262,7 +262,13 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
     show_default=True,
     help="Of torch.utils.data.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler's generator.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Of the sampler's generator (torch counts negative ones from 2^64 down).",
+)
 @click.option("--epochs", type=click.IntRange(1), metavar="N", help="In all. [until it is ended]")
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, metavar="N")
 @click.option("--world-size", type=click.IntRange(1), metavar="N", help="Distributed: needed.")
@@ -436,7 +442,7 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     state     waiting: nothing of it was read yet; running; idle: nothing for a while;
               wrong: the reader follows another order (the reason stands below), nothing is
               planned; done: all epochs are read; ended: before that, or closed by a training that
-              did not say how many epochs it has (after whole ones, too)
+              did not say how many epochs it has (after whole ones, too); refused: it never began
     epoch, sample
               the furthest position that is known of the reader, counted from 0. It lags: by a
               few batches, at an epoch's end by what the workers hold
@@ -444,15 +450,16 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               twice, in two epochs, is counted once
     not late  samples that the position has passed without a read that reached the mount: they
               were in RAM, or nobody read them (an epoch left early, time without a daemon)
-    late      reads of files in the window that were not in RAM. queued: their turn had not
-              come; fetching: under way; failed: the origin gave an error; evicted: they were
-              in RAM, and the kernel let go of them (memory is short: a smaller --ram leaves more
-              of it; or the host pages out what it believes cold)
+    late      reads of files in the window that were not in RAM (below, for each reason). queued:
+              their turn had not come; fetching: under way; failed: the origin gave an error;
+              evicted: they were in RAM, and the kernel let go of them (for want of memory, or
+              because the host pages out what it believes cold: where it counts, a line below says
+              which)
     unplanned other reads that were not answered from RAM. not in window: files of the dataset
               elsewhere in the order, so the reader is not where it is thought to be, or there
               is another one; not in dataset: other files of the mount
     stall     what the reader will wait in the rest of its epoch, as predicted
-    when, why of the last jobs that have ended
+    when      of the last jobs that have ended; why stands below
     layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
               is written anew in the next epoch's order; log: it lies in this epoch's order;
               static: where it was fetched to (fusecache status: how far, and what it wears)
@@ -467,7 +474,7 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
             if as_json:
                 click.echo(json.dumps(answer, indent=2))
             else:
-                console().print(report.tables(answer))
+                command.show(report.tables(answer))
             return
         display = contextlib.nullcontext(_print_line) if as_json else _display(_print_and_part)
         with contextlib.suppress(KeyboardInterrupt), display as show:

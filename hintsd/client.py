@@ -49,7 +49,7 @@ class Job:
         self._batch = told.start_batch
         self._ahead = ahead
         if description is None:
-            self._link.leave()
+            self._link.leave("see the warning")
             return
         self._look_ahead()
         weakref.finalize(self, self._link.stop).atexit = False  # link.py sees to that

@@ -17,7 +17,7 @@ def reads(job: Values) -> str:
     sample = f"{count(job, 'index')} of {count(job, 'samples')}"
     return (
         f"epoch {epoch(job)}, sample {sample}, {count(job, 'not_late')} not late, "
-        f"{misses(job, 'late')} late, {misses(job, 'unplanned')} unplanned"
+        f"{_misses(job, 'late')} late, {_misses(job, 'unplanned')} unplanned"
     )
 
 
@@ -33,11 +33,18 @@ def epoch(job: Values) -> str:
     return count(job, "epoch") + (f" of {epochs:,}" if epochs is not None else "")
 
 
-def misses(job: Values, kind: str) -> str:
-    """The sum and the reasons of `late` or `unplanned` reads."""
-    reasons: dict[str, int] = job.get(kind) or {}
-    names = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
-    return f"{sum(reasons.values()):,}" + (f" ({names})" if names else "")
+def total(job: Values, kind: str) -> str:
+    """The number of `late` or `unplanned` reads."""
+    return f"{sum((job.get(kind) or {}).values()):,}"
+
+
+def reasons(job: Values, kind: str) -> str:
+    """How many of them there were for each reason."""
+    return ", ".join(f"{reason} {number:,}" for reason, number in (job.get(kind) or {}).items())
+
+
+def _misses(job: Values, kind: str) -> str:
+    return total(job, kind) + (f" ({reasons(job, kind)})" if job.get(kind) else "")
 
 
 def count(values: Values, name: str) -> str:

@@ -155,6 +155,7 @@ class Link:
         self._is_step_pending = False
         self._is_stopping = False
         self._is_over = False  # no thread will ever look again
+        self._why_over = "closed"  # where hintsd has not said it
         self._ways = list(description.files)
         self._job: str | None = None
         self._is_described = False  # on this connection, so that there is something to close
@@ -193,7 +194,8 @@ class Link:
 
     def _stand(self) -> tuple[State, str]:
         standing = self._standing
-        return ("over", "") if self._is_over and standing[0] != "over" else standing
+        is_ours = self._is_over and standing[0] != "over"
+        return ("over", self._why_over) if is_ours else standing
 
     def start(self) -> None:
         """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there."""
@@ -201,6 +203,7 @@ class Link:
             self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, to be had
+            self._why_over = str(error)
             self._is_over = True
             warn_once(f"going on without hints: {error}", "no resources")
             return
@@ -245,8 +248,9 @@ class Link:
         if wait_s > 0:
             self._thread.join(wait_s)
 
-    def leave(self) -> None:
+    def leave(self, why: str) -> None:
         """Be over without a word. In a forked child: the connection is the parent's."""
+        self._why_over = why
         self._is_over = True
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
@@ -284,11 +288,14 @@ class Link:
         except _Stopped:
             self._say_goodbye()
         except Unhinted as problem:
+            self._why_over = str(problem)
             self._warn(str(problem), problem.reason)
         except wire.WireError as error:
-            self._warn(f"not understood, going on without hints: {error}", "protocol")
+            self._why_over = f"not understood, going on without hints: {error}"
+            self._warn(self._why_over, "protocol")
         except Exception as error:  # a fault of ours must not reach the trainer either
-            self._warn(f"going on without hints after an internal error: {error!r}")
+            self._why_over = f"going on without hints after an internal error: {error!r}"
+            self._warn(self._why_over)
         finally:
             self._is_over = True
             self._disconnect()
@@ -545,7 +552,7 @@ def _array_frames(arrays: dict[str, bytes]) -> Iterator[bytes]:
 
 def _leave_all() -> None:
     for link in _links:
-        link.leave()
+        link.leave("in a forked process")
     _links.clear()
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from fusecache import memory
 from fusecache.command import printable
 from fusecache.units import format_bytes, format_duration
-from hintsd.figures import NONE, Values, count, epoch, layout, misses, reads
+from hintsd.figures import NONE, Values, count, epoch, layout, reads, reasons, total
 
 MOUNT_TITLES: Final = ("mount", "hintsd", "RAM tier", "SSD tier", "origin", "depth", "queued")
 JOB_TITLES: Final = (
@@ -23,19 +23,21 @@ JOB_TITLES: Final = (
 )
 ENDED_TITLES: Final = (
     *("ended", "state", "when", "epoch", "sample"),
-    *("not late", "late", "unplanned", "why"),
+    *("not late", "late", "unplanned"),
 )
+# Columns of several words: these get narrower on a terminal that is too narrow for the table.
+_WRAPPED: Final = ("mount", "hintsd", "RAM tier", "SSD tier", "sample", "when")
+
 _EVICTED_SHARE: Final = 0.01
 _EVICTED: Final = "late (evicted): the kernel let go of files in RAM before they were read: "
 _SHORT: Final = (
-    "memory is short (a smaller --ram leaves more of it), or the host pages out what it believes "
-    "cold"
+    "programs leave {available} of memory for the {ram} of the RAM tier: give less --ram"
 )
 _NOT_SHORT: Final = (
-    "memory is not short now, so the host pages out what it believes cold (DAMON), or a cgroup of "
-    "the readers is tight"
+    "not for want of memory: programs leave {available} for the {ram} of the RAM tier, so another "
+    "--ram changes nothing; the host pages out what it believes cold (DAMON), or a cgroup of the "
+    "readers is tight"
 )
-_PLENTY_SHARE: Final = 0.25  # of the memory is free: it is not short
 
 
 def tables(status: Values) -> RenderableType:
@@ -48,15 +50,20 @@ def tables(status: Values) -> RenderableType:
         parts += _reasons("mountpoint", status["mounts"])
     if status["jobs"]:
         parts += ["", _table(JOB_TITLES, [_job(job) for job in status["jobs"]])]
+        parts += _missed(status["jobs"])
         parts += _reasons("name", status["jobs"])
         parts += [printable(f"{job['name']}: {layout(job)}") for job in _laid_out(status["jobs"])]
         parts += [
-            printable(f"{job['name']}: {_evicted()}") for job in status["jobs"] if _loses(job)
+            printable(f"{job['name']}: {_evicted(status['mounts'])}")
+            for job in status["jobs"]
+            if _loses(job)
         ]
     else:
         parts.append("no jobs")
     if status["ended"]:
         parts += ["", _table(ENDED_TITLES, [_ended(job) for job in status["ended"]])]
+        parts += _missed(status["ended"])
+        parts += [printable(f"{job['name']}: {_why(job)}") for job in status["ended"]]
     return Group(*parts)
 
 
@@ -80,9 +87,14 @@ def _loses(job: Values) -> bool:
     return bool(evicted > _EVICTED_SHARE * (job.get("not_late") or 0))
 
 
-def _evicted() -> str:
-    is_short = memory.available_memory_bytes() < _PLENTY_SHARE * memory.total_memory_bytes()
-    return _EVICTED + (_SHORT if is_short else _NOT_SHORT)
+def _evicted(mounts: list[Values]) -> str:
+    """The page cache counts as available, what it holds of the mounts, too: while they hold less
+    than that, the kernel needs nothing of theirs.
+    """
+    available = memory.available_memory_bytes()
+    ram = sum(mount.get("ram_bytes", 0) for mount in mounts)
+    line = _SHORT if available < ram else _NOT_SHORT
+    return _EVICTED + line.format(available=format_bytes(available), ram=format_bytes(ram))
 
 
 def _laid_out(jobs: list[Values]) -> list[Values]:
@@ -98,7 +110,7 @@ def _log(mount: Values) -> str:
 def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title not in _WRAPPED)
     for row in rows:
         table.add_row(*row)
     return table
@@ -106,6 +118,15 @@ def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
 
 def _reasons(name: str, rows: list[Values]) -> list[str]:
     return [printable(f"{row[name]}: {row['reason']}") for row in rows if row.get("reason")]
+
+
+def _missed(jobs: list[Values]) -> list[str]:
+    """Of which kinds their late and unplanned reads were; a line for each that has some."""
+    kinds = ("late", "unplanned")
+    found = (
+        (job, [f"{kind}: {reasons(job, kind)}" for kind in kinds if job.get(kind)]) for job in jobs
+    )
+    return [printable(f"{job['name']}: {'; '.join(parts)}") for job, parts in found if parts]
 
 
 def _mount(mount: Values) -> tuple[str, ...]:
@@ -129,8 +150,8 @@ def _job(job: Values) -> tuple[str, ...]:
         _sample(job),
         _bytes(job, "window_bytes"),
         count(job, "not_late"),
-        misses(job, "late"),
-        misses(job, "unplanned"),
+        total(job, "late"),
+        total(job, "unplanned"),
         _stall(job),
     )
 
@@ -143,10 +164,14 @@ def _ended(job: Values) -> tuple[str, ...]:
         epoch(job),
         _sample(job),
         count(job, "not_late"),
-        misses(job, "late"),
-        misses(job, "unplanned"),
-        printable("; ".join(line for line in (job["why_ended"], job.get("reason")) if line)),
+        total(job, "late"),
+        total(job, "unplanned"),
     )
+
+
+def _why(job: Values) -> str:
+    """Why it has ended."""
+    return "; ".join(line for line in (job["why_ended"], job.get("reason")) if line)
 
 
 def _sample(job: Values) -> str:

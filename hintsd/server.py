@@ -492,13 +492,18 @@ class Server:
                 log.exception("job %s cannot be closed", job.name)
         if job.info is None:
             log.info("job %s has ended: %s", job.name, job.reason)
+            if job.refusal:
+                state = "refused" if resume_at is None else "ended"  # it had begun before
+                self._note_end({"name": job.name, "state": state, "why_ended": job.refusal})
         else:
             log.info("job %s has ended: %s: %s", job.name, job.reason, figures.reads(status))
             is_done = job.is_done or status.get("state") == "done" or _is_read(status)
             state = "done" if is_done else "ended"
-            told = {**status, "name": job.name, "state": state, "why_ended": job.reason}
-            self._ended.append((time.monotonic(), told))
+            self._note_end({**status, "name": job.name, "state": state, "why_ended": job.reason})
         self._forget(job)
+
+    def _note_end(self, told: dict[str, Any]) -> None:
+        self._ended.append((time.monotonic(), told))
 
     def _forget(self, job: _Job) -> None:
         try:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hintsd
 from fusecache import traces
-from fusecache.traces import Trace
+from fusecache.traces import Gap, Trace
 from hintsd.lab.replay import Workload
 from hintsd.lab.shuffle import shuffled
 from hintsd.progress import SPACING_LEAST
@@ -141,8 +141,9 @@ def test_what_is_not_sure_yet_is_what_was_seen(
     drawn = [training.epoch() for _ in range(EPOCHS)]
     sure = EPOCHS * SAMPLES - training.slack
     eventually(lambda: told(recorder) >= sure)
-    trace = recorder.end()
-    assert whole(trace)
+    trace, is_told = recorder.end(), told(recorder) == EPOCHS * SAMPLES
+    assert (trace.is_complete, recorder.is_untold) == (True, not is_told)
+    assert trace.gaps == (() if is_told else (Gap(len(trace.items), None),))
     got = recorded(trace)
     assert got[:sure] == [name for names in drawn for name in names][:sure]
     assert len(got) <= EPOCHS * SAMPLES

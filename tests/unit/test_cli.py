@@ -133,7 +133,16 @@ def test_help_teaches() -> None:
         (["mount", "/none", "--keep-free", "x"], errors.EXIT_USAGE, "--keep-free: 'x'"),
         (["mount", "/none/source", "/none/mnt"], errors.EXIT_FAILED, "does not exist"),
         (["status", "/"], errors.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
-        (["umount", "/"], errors.EXIT_NOT_A_MOUNT, "not on a fusecache mount"),
+        (
+            ["umount", "/"],
+            errors.EXIT_NOT_A_MOUNT,
+            "fusecache: / is not on a fusecache mount; all mounts: fusecache list\n",
+        ),
+        (
+            ["umount", "/nope"],
+            errors.EXIT_NOT_A_MOUNT,
+            "fusecache: /nope does not exist; all mounts: fusecache list\n",
+        ),
         (["umount"], errors.EXIT_USAGE, "which mount?"),
     ],
 )
@@ -289,6 +298,26 @@ def test_status_shows_cache_directories_below_the_ssd_tier(
     (at,) = [number for number, line in enumerate(lines) if line.startswith("SSD tier")]
     assert lines[at + 1].split() == ["/ssd1:", "0", "B"]
     assert "/ssd2: OUT OF SERVICE: dead" in lines[at + 2]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({}, "14 MiB of 1 GiB (1%), 3 blocks"),
+        ({"reserved_bytes": 20 << 20}, "14 MiB of 1 GiB (1%), 3 blocks"),
+        ({"reserved_bytes": 78 << 20}, "14 MiB of 1 GiB (1%), 78 MiB reserved, 3 blocks"),
+        (
+            {"given_bytes": 2 << 30},
+            "14 MiB of 1 GiB (1%) (another mount on the cache directory was given no more, "
+            "the smallest wins), 3 blocks",
+        ),
+    ],
+)
+def test_status_shows_what_is_stored_and_reserved(
+    play: Script, capfd: pytest.CaptureFixture[str], part: dict[str, int], said: str
+) -> None:
+    ssd = {"bytes": 14 << 20, "limit_bytes": 1 << 30, "given_bytes": 1 << 30, "blocks": 3} | part
+    assert shown_rows(play, capfd, ssd=ssd)["SSD tier"] == said
 
 
 @pytest.mark.parametrize("out", ["", "dead"])
@@ -479,7 +508,10 @@ def test_warm(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     ("extra", "line"),
     [
         ({"skipped": 45, "unfitting": 45}, "45 files do not fit in --ssd 300 MiB"),
-        ({"skipped": 1, "unfitting": 0}, "1 file could not be stored: see the log"),
+        (
+            {"skipped": 1, "unfitting": 0},
+            "1 file could not be stored: the SSD tier is full or failed; fusecache status /data/a",
+        ),
         ({"unmatched": ["no*", "x"]}, "no file matches no* x"),
     ],
 )

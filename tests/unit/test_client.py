@@ -105,7 +105,7 @@ def test_what_shuffle_tells(daemon: FakeHintsd) -> None:
     assert told.is_closed
     assert job.is_over
     assert job.name is None
-    assert repr(job) == f"<hintsd.Job {told.name} of /data/set: over>"
+    assert repr(job) == f"<hintsd.Job {told.name} of /data/set: over (closed)>"
 
 
 def test_random_with_a_generator_is_the_loaders_order(daemon: FakeHintsd) -> None:
@@ -484,6 +484,8 @@ def test_a_job_that_is_refused(daemon: FakeHintsd) -> None:
     with pytest.warns(RuntimeWarning, match="no class directories"):
         job = run()
     assert job.is_over
+    why = "refused, going on without hints: no class directories in /data/set"
+    assert repr(job) == f"<hintsd.Job unnamed of /data/set: over ({why})>"
 
 
 def test_errors_made_of_warnings_do_not_reach_the_script(

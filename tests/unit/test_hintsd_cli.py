@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fusecache import command, memory, mounts
 from hintsd import autohint, cli, report
@@ -134,16 +136,38 @@ def test_status_for_machines_and_for_people(
         "/data/b: is an older version",
         "",
         "job state epoch sample window not late late unplanned stall",
-        "train-1 wrong 3 of 90 12,800 / 1,281,167 1 GiB 12,345 12 (queued 10, fetching 2) 0 1.2 s",
+        "train-1 wrong 3 of 90 12,800 / 1,281,167 1 GiB 12,345 12 0 1.2 s",
         "eval-1 waiting - - / - - - 0 0 -",
+        "train-1: late: queued 10, fetching 2",
         "train-1: the reader follows another order",
         "train-1: layout reorder: first epoch",
         "",
-        "ended state when epoch sample not late late unplanned why",
-        "train-0 done 1 min 2 s ago 1 of 2 500 / 500 990 10 (evicted 10) 3 (not in window 3) "
-        "all its epochs are read",
-        "train-2 ended 1 s ago - - / - - 0 0 its process 9 has ended",
+        "ended state when epoch sample not late late unplanned",
+        "train-0 done 1 min 2 s ago 1 of 2 500 / 500 990 10 3",
+        "train-2 ended 1 s ago - - / - - 0 0",
+        "train-0: late: evicted 10; unplanned: not in window 3",
+        "train-0: all its epochs are read",
+        "train-2: its process 9 has ended",
     ]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_tables_of_status_fit_a_terminal(width: int) -> None:
+    """Figures, names and titles stay whole; only columns of several words are wrapped."""
+    large = {"epoch": 89, "epochs": 90, "index": 1281167, "samples": 1281167, "not_late": 123456}
+    missed = {"late": {"queued": 1234, "evicted": 1200}, "unplanned": {"not in window": 3456}}
+    jobs, ended = ([FULL[part][0] | large | missed] for part in ("jobs", "ended"))
+    out = io.StringIO()
+    shown = report.tables(FULL | {"jobs": jobs, "ended": ended})
+    Console(file=out, width=width, highlight=False, markup=False).print(shown)
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert "job state epoch sample window not late late unplanned stall" in lines
+    assert "ended state when epoch sample not late late unplanned" in lines
+    for begin, end in (("train-1 wrong 89 of 90 ", "1.2 s"), ("train-0 done ", "2,434 3,456")):
+        (line,) = (line for line in lines if line.startswith(begin))
+        assert line.endswith(end)
+        assert "123,456 2,434 3,456" in line
 
 
 def test_a_reason_that_is_the_flag_is_not_said_twice() -> None:
@@ -152,7 +176,7 @@ def test_a_reason_that_is_the_flag_is_not_said_twice() -> None:
     assert "--layout reorder" not in report.job_line(job)
 
 
-@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("is_short", [True, False])  # less memory is left than the mount holds
 @pytest.mark.parametrize(("evicted", "is_said"), [(100, False), (200, True)])
 def test_what_the_kernel_took_away_is_explained(
     capfd: pytest.CaptureFixture[str],
@@ -161,14 +185,14 @@ def test_what_the_kernel_took_away_is_explained(
     is_said: bool,
     is_short: bool,
 ) -> None:
-    free_bytes = memory.total_memory_bytes() // (10 if is_short else 2)
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: free_bytes)
+    left_bytes = (1 << 30) - 1 if is_short else 1 << 30
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: left_bytes)
     job = FULL["jobs"][0] | {"late": {"evicted": evicted}}
     command.show(report.tables(FULL | {"jobs": [job]}))
     said = " ".join(capfd.readouterr().out.split())
     assert ("train-1: late (evicted): the kernel let go of files" in said) == is_said
-    assert ("memory is short (a smaller --ram" in said) == (is_said and is_short)
-    assert ("memory is not short" in said) == (is_said and not is_short)
+    assert ("for the 1 GiB of the RAM tier: give less --ram" in said) == (is_said and is_short)
+    assert ("the host pages out" in said) == (is_said and not is_short)
 
 
 def test_job_line() -> None:
@@ -217,7 +241,7 @@ def test_status_again_and_again_for_machines(daemon: Daemon) -> None:
 def test_status_teaches_its_columns(run: Run) -> None:
     _, out, _ = run("status", "--help")
     planner = {"queued", "fetching", "failed", "evicted", "not in window", "not in dataset"}
-    states = {"waiting", "running", "idle", "wrong", "done", "ended"}
+    states = {"waiting", "running", "idle", "wrong", "done", "ended", "refused"}
     titles = {*report.MOUNT_TITLES, *report.JOB_TITLES, *report.ENDED_TITLES} - {"hintsd", "job"}
     assert [word for word in planner | states | titles if word not in out] == []
 

@@ -116,6 +116,8 @@ def test_arrays_come_in_pieces_and_are_used_once(daemon: Daemon, client: Client)
 def test_refusals_are_told_and_the_connection_goes_on(daemon: Daemon, client: Client) -> None:
     daemon.director.refusal = "/data/set is not in a fusecache mount"
     assert client.job() == {"message": daemon.director.refusal}
+    (ended,) = client.ask("status")["ended"]
+    assert (ended["state"], ended["why_ended"]) == ("refused", daemon.director.refusal)
     daemon.director.refusal = ""
     assert client.job(path=b"relative") == {"message": "job: path must be absolute"}
     assert "spec: rank" in client.job(spec={"sampler": "random", "rank": 2, "seed": 0})["message"]
@@ -166,11 +168,13 @@ def test_ended_jobs_stay_in_status_and_log(
     with contextlib.closing(Client(daemon.path)) as other:
         other.ask("end", job=second)
         daemon.director.refusal = "no"
-        other.job()  # never was one
+        other.job()
         ended = other.ask("status")["ended"]
-    assert [(job["name"], job["state"], job["why_ended"], job["not_late"]) for job in ended] == [
+    found = [(job["name"], job["state"], job["why_ended"], job.get("not_late")) for job in ended]
+    assert found == [
         (first, "ended", "closed by its trainer", 7),
         (second, "ended", "ended by a user", 7),
+        ("train.py-3", "refused", "no", None),
     ]
     lines = [line for line in caplog.messages if "has ended: closed" in line]
     assert lines == [

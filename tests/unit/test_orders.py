@@ -105,6 +105,23 @@ def random_sampler(source: random.Random, generator: torch.Generator | None) -> 
 
 
 @pytest.mark.claim("P4")
+@pytest.mark.parametrize("seed", [-1, -5, -(2**63), 2**63, 2**64 - 1])
+def test_seeds_are_what_torch_takes_them_for(seed: int) -> None:
+    """A negative one counts from 2^64 down; `distributed` adds the epoch to it."""
+    spec = OrderSpec(sampler="random", length=100, seed=seed)
+    sampler = RandomSampler(range(100), generator=seeded(seed))
+    orders = [access_sequence(spec, epoch) for epoch in range(2)]
+    assert all(same(order, sampler) for order in orders)
+    assert same(access_sequence(replace(spec, seed=seed % 2**64), 0), orders[0])
+    spec = OrderSpec(sampler="distributed", length=100, seed=seed, world_size=2, rank=1)
+    ranked: DistributedSampler[int] = DistributedSampler(Numbers(100), 2, 1, seed=seed)
+    assert same(access_sequence(spec, 0), ranked)
+    if seed < 2**64 - 1:  # torch takes no more
+        ranked.set_epoch(1)
+        assert same(access_sequence(spec, 1), ranked)
+
+
+@pytest.mark.claim("P4")
 @pytest.mark.parametrize("seed", range(200))
 def test_every_stock_sampler_is_followed_from_epoch_to_epoch(seed: int) -> None:
     """Bare or in a BatchSampler, with a generator of its own; the spec travels as a message."""

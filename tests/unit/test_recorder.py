@@ -224,7 +224,7 @@ def test_what_hints_tell_is_written_and_epochs_begin(tmp_path: Path) -> None:
     assert trace.readers is not None
     assert trace.readers.tolist() == [-1] * 6 + [-2] + [-1] * 5
     assert trace.epoch_starts.tolist() == [0, 3, 11]
-    assert trace.gaps == ()
+    assert trace.gaps == (Gap(12, None),)  # neither job was told to the end of an epoch
     assert trace.times_s is not None
     assert set(trace.times_s) == {1.0}
 
@@ -234,24 +234,33 @@ def test_what_is_told_again_is_written_once(tmp_path: Path) -> None:
     trace = told(tmp_path, passed(8, 1, 2, 3, 4), passed(10, 3), passed(11, 4, 5, 6))
     assert files(trace) == f(1, 2, 3, 4, 5, 6)
     assert trace.epoch_starts.tolist() == [0]
-    assert trace.gaps == (Gap(4, None),)
+    assert trace.gaps == (Gap(4, None), Gap(6, None))
 
 
 def test_an_epoch_that_is_begun_again_is_written_again(tmp_path: Path) -> None:
     trace = told(tmp_path, passed(8, 1, 2, 3, 4, 5), passed(8, 1, 2))
     assert files(trace) == f(1, 2, 3, 4, 5, 1, 2)
     assert trace.epoch_starts.tolist() == [0, 5]
-    assert trace.gaps == (Gap(5, None),)
+    assert trace.gaps == (Gap(5, None), Gap(7, None))
 
 
 def test_what_is_left_out_is_a_gap(tmp_path: Path) -> None:
     trace = told(tmp_path, passed(8, 1, 2), passed(13, 6, 7, 8), passed(18, 3))
     assert files(trace) == f(1, 2, 6, 7, 8, 3)
     assert trace.epoch_starts.tolist() == [0, 5]
-    assert trace.gaps == (Gap(2, None), Gap(5, None))
+    assert trace.gaps == (Gap(2, None), Gap(5, None), Gap(6, None))
 
 
 def test_a_job_with_epochs_of_another_length_begins_anew(tmp_path: Path) -> None:
     trace = told(tmp_path, passed(8, 1, 2), passed(0, 1, 2, samples=4))
     assert files(trace) == f(1, 2, 1, 2)
-    assert trace.gaps == (Gap(2, None),)
+    assert trace.gaps == (Gap(2, None), Gap(4, None))
+
+
+@pytest.mark.parametrize("told_last", [6, 8])
+def test_an_epoch_that_is_not_told_to_its_end_ends_in_a_gap(tmp_path: Path, told_last: int) -> None:
+    frames = [names(*range(1, 9)), passed(8, *range(1, told_last + 1)), encode("ended", {})]
+    recorder, trace = record(tmp_path, [frames], every_open=False)
+    is_whole = told_last == 8
+    assert recorder.untold == ([] if is_whole else [("j", 6, 8)])
+    assert trace.gaps == (() if is_whole else (Gap(6, None),))

@@ -1,0 +1,37 @@
+"""`--help` of the scripts in tools/: at once, on a machine where nothing is set up."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("name", ["demo", "test", "setup"])
+def test_help_needs_no_setup(tmp_path: Path, name: str, flag: str) -> None:
+    (tmp_path / "tools").mkdir()
+    for script in {name, "setup"}:
+        shutil.copy(ROOT / "tools" / script, tmp_path / "tools")
+    done = subprocess.run(
+        [tmp_path / "tools" / name, flag], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: tools/{name}" in done.stdout
+    assert "setup:" not in done.stdout
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tools"]
+
+
+def test_the_demos_help_has_all_its_options() -> None:
+    source = (ROOT / "tools/demo_lib/__main__.py").read_text()
+    options = re.findall(r'click\.option\(\s*"(--[a-z-]+)"', source)
+    assert options
+    shown = subprocess.run(
+        [ROOT / "tools/demo", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert [option for option in options if f"  {option} " not in shown] == []
