@@ -36,23 +36,43 @@ static bool is_coming(uint32_t ino)
 	       (PLAN_COMING | PLAN_QUEUED);
 }
 
-/* Those of an inode; 0: those that have no more to wait for. */
+/* From the list of those parked to the list `taken`. */
+static void take_out(struct parked **at, struct parked **taken)
+{
+	struct parked *one = *at;
+
+	*at = one->next;
+	one->next = *taken;
+	*taken = one;
+	parking.count--;
+}
+
+/* Those of an inode. */
 static struct parked *unpark(uint32_t ino)
 {
-	const int64_t now = clock_ns(CLOCK_MONOTONIC);
-	struct parked *taken = NULL, *one;
+	struct parked *taken = NULL;
 
-	for (struct parked **at = &parking.first; (one = *at);) {
-		if (!ino && one->until_ns <= now)
-			plan_mark(one->read.ino, 0, PLAN_COMING); /* late: nobody waits for it again */
-		if (ino ? one->read.ino == ino : !is_coming(one->read.ino)) {
-			*at = one->next;
-			one->next = taken;
-			taken = one;
-			parking.count--;
-		} else {
-			at = &one->next;
-		}
+	for (struct parked **at = &parking.first; *at;)
+		if ((*at)->read.ino == ino)
+			take_out(at, &taken);
+		else
+			at = &(*at)->next;
+	return taken;
+}
+
+/* Those that have no more to wait for. */
+static struct parked *unpark_waiting_in_vain(void)
+{
+	const int64_t now = clock_ns(CLOCK_MONOTONIC);
+	struct parked *taken = NULL;
+
+	for (struct parked **at = &parking.first; *at;) {
+		if ((*at)->until_ns <= now)
+			plan_mark((*at)->read.ino, 0, PLAN_COMING); /* late: nobody waits for it again */
+		if (!is_coming((*at)->read.ino))
+			take_out(at, &taken);
+		else
+			at = &(*at)->next;
 	}
 	return taken;
 }
@@ -73,7 +93,7 @@ static void *look_after_parked(void *of)
 		pthread_mutex_lock(&parking.lock);
 		while (!parking.first)
 			pthread_cond_wait(&parking.some, &parking.lock);
-		one = unpark(0);
+		one = unpark_waiting_in_vain();
 		pthread_mutex_unlock(&parking.lock);
 		for (; one; one = next) {
 			next = one->next;

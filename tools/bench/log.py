@@ -29,7 +29,7 @@ from tools.bench.logged import (
     COUNTS,
     DEVICE_IOPS,
     Files,
-    Place,
+    Stand,
     chosen,
     dataset,
     device,
@@ -59,25 +59,25 @@ NATIVE_SHARE = 4  # on the limited device native reads so small a part, side by 
 @contextlib.contextmanager
 def _prepared(
     bench: Bench, size: int, name: str, most: int = 1 << 30
-) -> Iterator[tuple[HintsdCommand, Files, Place, Path]]:
-    """A daemon, files, a place for caches, and native's files on the same device."""
+) -> Iterator[tuple[Stand, Path]]:
+    """A daemon, files, a place for caches; and native's files on the same device."""
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(bench.folder("log"))
         daemon = stack.enter_context(started_hintsd(work))
         files = stack.enter_context(dataset(bench, work, size, most))
         if name == "plain":
-            yield daemon, files, measured(bench, daemon, files, work, name), files.source
+            yield measured(bench, daemon, files, work, name), files.source
             return
         disk = stack.enter_context(device(work, files))
         native = disk.directory / "native"
         native.mkdir()
         bench.readers.fill_files(native, len(files.names), size, 3)
         disk.throttle(0, DEVICE_IOPS)
-        place = measured(bench, daemon, files, disk.directory, name, disk)
+        stand = measured(bench, daemon, files, disk.directory, name, disk)
         bench.results.note(
             f"log: limited: {DEVICE_IOPS} reads/s of ext4 on a loop device that holds the cache"
         )
-        yield daemon, files, place, native
+        yield stand, native
 
 
 def _rounds(bench: Bench, row: str) -> Iterator[int]:
@@ -88,8 +88,9 @@ def _rounds(bench: Bench, row: str) -> Iterator[int]:
 
 def _sizes(size: int, name: str, bench: Bench) -> None:
     """Rows log-3k … log-110k-plain: whole epochs, all on SSD, as fast as the loader goes."""
-    with _prepared(bench, size, name) as (daemon, files, place, native):
-        what, results = f"{files.what}, {name}", bench.results
+    with _prepared(bench, size, name) as (stand, native):
+        files, results = stand.files, bench.results
+        what = f"{files.what}, {name}"
         few = files.names[: len(files.names) // (NATIVE_SHARE if name == "limited" else 1)]
         layouts = bench.layouts or LAYOUTS
         for number in _rounds(bench, what):
@@ -101,7 +102,7 @@ def _sizes(size: int, name: str, bench: Bench) -> None:
                 elif peer == "ceiling":
                     seconds = load_epochs(files.source, files.names, seed=1, epochs=2)[1]["seconds"]
                     speeds[peer] = len(files.names) / seconds
-                elif (ran := run(bench, daemon, files, place, what, peer)) is not None:
+                elif (ran := run(stand, what, peer)) is not None:
                     speeds[peer] = len(files.names) / ran.seconds
                     written = ran.log_written_share
                     results.add("log", f"{what}: log written", peer, "of what was read", written)
@@ -119,28 +120,27 @@ def _bandwidth(bench: Bench) -> None:
     """Row log-bandwidth: a reader that takes what is there and reads no byte of it."""
     for size in BANDWIDTH:
         for name in ("plain", "limited"):
-            with _prepared(bench, size, name) as (daemon, files, place, _):
-                what = f"{files.what}, {name}: bandwidth"
+            with _prepared(bench, size, name) as (stand, _):
+                what = f"{stand.files.what}, {name}: bandwidth"
                 for number in _rounds(bench, what):
-                    speed = place.sequential_bytes_per_s
+                    speed = stand.place.sequential_bytes_per_s
                     for state in ("rewritten meanwhile", "read only"):
                         bench.results.add("log", f"{what}, {state}", "device", "MB/s", speed / 1e6)
                     for peer in bench.turns(number, bench.layouts or ("static", "reorder")):
-                        stage = functools.partial(_stage, bench, daemon, files, place, what, peer)
+                        stage = functools.partial(_stage, stand, what, peer)
                         bench.undisturbed("log", stage)
 
 
-def _stage(
-    bench: Bench, daemon: HintsdCommand, files: Files, place: Place, what: str, layout: str
-) -> list[Figure]:
+def _stage(stand: Stand, what: str, layout: str) -> list[Figure]:
     """Three epochs; the last one is written for no other, so it is only read."""
+    names, readers = stand.files.names, stand.bench.readers
     epochs, figures = 3, []
-    with mounted(bench, daemon, files, place, layout) as mount:
+    with mounted(stand, layout) as mount:
         root = mount.mountpoint
-        with announced(root, files.names, 1, epochs):
+        with announced(root, names, 1, epochs):
             for epoch in range(epochs):
                 before = _pushed_bytes(mount.status())
-                done = bench.readers.await_files(in_order(root, files.names, 1, epoch))
+                done = readers.await_files(in_order(root, names, 1, epoch))
                 pushed = _pushed_bytes(mount.status()) - before
                 if epoch:
                     state = "read only" if epoch == epochs - 1 else "rewritten meanwhile"
@@ -158,13 +158,13 @@ def _paced(bench: Bench) -> None:
     epochs are than they must be.
     """
     for name in ("plain", "limited"):
-        with _prepared(bench, PACED_BYTES, name) as (daemon, files, place, _):
-            what = f"{files.what}, {name}"
-            work, pace = f"{what}, paced: epoch", PACE_SHARE * place.sequential_bytes_per_s
+        with _prepared(bench, PACED_BYTES, name) as (stand, _):
+            what = f"{stand.files.what}, {name}"
+            work, pace = f"{what}, paced: epoch", PACE_SHARE * stand.place.sequential_bytes_per_s
             for number in _rounds(bench, work):
-                bench.results.add("log", work, "consumer", "seconds", files.bytes / pace)
+                bench.results.add("log", work, "consumer", "seconds", stand.files.bytes / pace)
                 for peer in bench.turns(number, bench.layouts or LAYOUTS):
-                    ran = run(bench, daemon, files, place, what, peer, pace_bytes_per_s=pace)
+                    ran = run(stand, what, peer, pace_bytes_per_s=pace)
                     if ran is not None:
                         bench.results.add("log", work, peer, "seconds", ran.seconds)
 
@@ -184,7 +184,7 @@ def _partial(size: int, bench: Bench) -> None:
         shutil.copytree(files.source, origin)
         disk = stack.enter_context(device(work, files))
         disk.throttle(0, DEVICE_IOPS)
-        place = measured(bench, daemon, files, disk.directory, "limited", disk)
+        stand = measured(bench, daemon, files, disk.directory, "limited", disk)
         few = files.names[: len(files.names) // NATIVE_SHARE]
         for limit, iops in ORIGINS[size].items():
             slow.throttle(ORIGIN_BPS, iops)
@@ -196,7 +196,7 @@ def _partial(size: int, bench: Bench) -> None:
                         epoch = load_epochs(origin, few, seed=1, epochs=2, drop=True)[1]
                         bench.results.add("log", what, peer, "files/s", len(few) / epoch["seconds"])
                         continue
-                    ran = run(bench, daemon, files, place, what, peer, origin, room)
+                    ran = run(stand, what, peer, origin, room)
                     if ran is not None:
                         speed = len(files.names) / ran.seconds
                         bench.results.add("log", what, peer, "files/s", speed)
@@ -205,11 +205,12 @@ def _partial(size: int, bench: Bench) -> None:
 
 def _two(bench: Bench) -> None:
     """Row log-two: who reads beside the job that the log follows."""
-    with _prepared(bench, TWO_BYTES, "limited", TWO_COUNT) as (daemon, files, place, _):
+    with _prepared(bench, TWO_BYTES, "limited", TWO_COUNT) as (stand, _):
+        daemon, files = stand.daemon, stand.files
         for number in _rounds(bench, "log-two"):
             for layout in bench.turns(number, ("static", "reorder")):
                 for hints, who in ((True, "a second job"), (False, "an unhinted reader")):
-                    with mounted(bench, daemon, files, place, layout, jobs=2) as mount:
+                    with mounted(stand, layout, jobs=2) as mount:
                         what = f"{files.what}, limited, beside a job: {who}"
                         try:
                             speed = _beside(bench, daemon, mount.mountpoint, files, hints)

@@ -69,6 +69,16 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Stand:
+    """What mounts of a row have in common."""
+
+    bench: Bench
+    daemon: HintsdCommand
+    files: Files
+    place: Place
+
+
+@dataclass(frozen=True)
 class Ran:
     """A mount's epochs after the first one (see loader_reader.py)."""
 
@@ -114,37 +124,36 @@ def measured(
     directory: Path,
     name: str,
     disk: LoopOrigin | None = None,
-) -> Place:
-    """As `fusecache probe` measures it, in a cache directory of its own; `auto` needs the result,
-    which is kept in `directory`.
+) -> Stand:
+    """With the place as `fusecache probe` measures it, in a cache directory of its own; `auto`
+    needs the result, which is kept in `directory`.
     """
     with hinted_mount(daemon, files.source, bench.work / "log", (), directory) as mount:
         cache = directory / "hinted-cache"
         said = json.loads(mount.command("probe", str(cache), "--json"))
         shutil.copy(cache / "probe", directory)
-    return Place(directory, name, float(said["sequential_bytes_per_s"]), disk)
+    place = Place(directory, name, float(said["sequential_bytes_per_s"]), disk)
+    return Stand(bench, daemon, files, place)
 
 
 @contextlib.contextmanager
 def mounted(
-    bench: Bench,
-    daemon: HintsdCommand,
-    files: Files,
-    place: Place,
+    stand: Stand,
     layout: str,
     source: Path | None = None,
     options: tuple[str, ...] = (),
     jobs: int = 1,
 ) -> Iterator[FusecacheMount]:
     """An empty cache on the measured place; RAM for so many jobs; kernel caches dropped."""
-    cache = place.directory / "hinted-cache"
+    bench, files, directory = stand.bench, stand.files, stand.place.directory
+    cache = directory / "hinted-cache"
     cache.mkdir()
     try:
-        shutil.copy(place.directory / "probe", cache)
+        shutil.copy(directory / "probe", cache)
         ram = ("--ram", str(files.ram_bytes * jobs), "--layout", layout)
         root = bench.work / "log"
         source = source or files.source
-        with hinted_mount(daemon, source, root, (*ram, *options), place.directory) as mount:
+        with hinted_mount(stand.daemon, source, root, (*ram, *options), directory) as mount:
             bench.drop()
             bench.readers.list_tree(mount.mountpoint)
             yield mount
@@ -153,10 +162,7 @@ def mounted(
 
 
 def run(
-    bench: Bench,
-    daemon: HintsdCommand,
-    files: Files,
-    place: Place,
+    stand: Stand,
     what: str,
     layout: str,
     source: Path | None = None,
@@ -164,8 +170,9 @@ def run(
     pace_bytes_per_s: float = 0.0,
 ) -> Ran | None:
     """A first epoch and those that count; None: the mount has not done that layout."""
+    bench, files, place = stand.bench, stand.files, stand.place
     count = bench.epochs or (2 if layout == "static" or bench.quick else 4)
-    with mounted(bench, daemon, files, place, layout, source, options) as mount:
+    with mounted(stand, layout, source, options) as mount:
         before = place.written_bytes()
         try:
             epochs = load_epochs(
@@ -182,7 +189,7 @@ def run(
             bench.results.note(f"log: {what}: {layout}: left out: {error}")
             return None
         written = log_written_bytes(mount)
-        why = chosen(daemon)
+        why = chosen(stand.daemon)
         after = place.written_bytes()
     if layout == "reorder" and not written:
         bench.results.note(f"log: {what}: nothing was packed with --layout reorder: left out")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import traceback
 from collections.abc import Callable, Iterator
 
 import torch
@@ -40,9 +41,13 @@ def mount_played(play: Callable[[socket.socket], object]) -> Iterator[socket.soc
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
-        ours.close()
-        play(theirs)
-        os._exit(0)
+        try:
+            ours.close()
+            play(theirs)
+        except BaseException:
+            traceback.print_exc()  # the parent sees the connection end
+        finally:
+            os._exit(0)
     theirs.close()
     try:
         yield ours
