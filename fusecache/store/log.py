@@ -122,7 +122,7 @@ class Log:
             if place is None or place.directory is not self.directory or self.is_finished:
                 return 0
             room = log_room_bytes(place, place.index.segments(), self._members)
-            return max(0, self._fitting(room, room))
+            return self._fitting(room, room)
         return 0
 
     def draw(self, more_bytes: int) -> int:

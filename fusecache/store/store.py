@@ -149,11 +149,8 @@ class Store:
         self._announced: set[int] = set()
         self._bad_records: set[tuple[int, int]] = set()
         self._dedupe_fds: dict[int, int] = {}
-        self._counted = (
-            0,
-            0,
-            0.0,
-        )  # blocks, bytes written, monotonic time until which they will do
+        # Blocks, bytes written, and the monotonic time until which these will do.
+        self._counted = (0, 0, 0.0)
         self._closed = False
 
     # ---- open and close --------------------------------------------------------------------------
