@@ -44,6 +44,8 @@ ARMED_WAITING_MOST = 4096  # frames
 REPORT_EVERY_S = 0.01
 # What is seen while nothing that is read was wanted (a hint was wrong): frames cost readers' time.
 QUIET_AFTER_S, QUIET_EVERY_S = 1.0, 0.1
+# What is seen while nothing is to be moved: a plan's next decision waits for none of it.
+CALM_AFTER_S, CALM_EVERY_S = 0.25, 0.05
 REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
@@ -175,6 +177,7 @@ class _Channel:
         self._has_done = trio.Event()
         self._send_path, self._paths = trio.open_memory_channel[bytes](LISTINGS_MOST - 1)
         self._is_packing = False  # the pieces of a log are coming
+        self._moved_at = trio.current_time()  # when something was to be staged, fetched or dropped
         self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
 
     async def run(self) -> None:
@@ -250,6 +253,8 @@ class _Channel:
             await trio.to_thread.run_sync(packer.open)
 
     async def _command_inos(self, kind: str, inos: Inos, fields: Fields) -> None:
+        if kind != "arm":
+            self._moved_at = trio.current_time()
         try:
             if kind == "stage":
                 store = fields.array("store", np.uint8)
@@ -338,8 +343,12 @@ class _Channel:
                 await self._frames.send(
                     "seen", inos=inos, kinds=kinds, processes=processes, parents=parents, lost=lost
                 )
-            is_quiet = trio.current_time() - wanted_at > QUIET_AFTER_S
-            await trio.sleep(QUIET_EVERY_S if is_quiet else REPORT_EVERY_S)
+            now, pause_s = trio.current_time(), REPORT_EVERY_S
+            if now - wanted_at > QUIET_AFTER_S:
+                pause_s = QUIET_EVERY_S
+            elif now - self._moved_at > CALM_AFTER_S:
+                pause_s = CALM_EVERY_S
+            await trio.sleep(pause_s)
 
     async def _tell_state(self) -> None:
         bytes_before, at_before = -1, 0.0
