@@ -205,6 +205,8 @@ class Layout:
     def _waits_for_orders(self, job: Job, epoch: int, now: float) -> bool:
         """Of the epochs that a log written in this one could serve."""
         log = job.log
+        if log.waits_since is None:
+            self._recount(job)
         behind = range(epoch + 1, epoch + 1 + self._epochs_served(job))
         is_awaited = not log.keeps(epoch) and any(
             (job.epochs is None or later < job.epochs)
@@ -217,6 +219,13 @@ class Layout:
             return True
         log.waits_since = None
         return False
+
+    def _recount(self, job: Job) -> None:
+        """The log that was written lacks nothing for which there was no room after all."""
+        log, orders = job.log, job.sequence.orders
+        if log.is_open and not log.is_whole and log.served.start in orders:
+            contents = self._contents(orders[log.served.start].inos)
+            log.samples = min(log.samples, contents.samples)
 
     def _decide_log(self, job: Job, epoch: int, now: float) -> None:
         log = job.log

@@ -145,8 +145,12 @@ class Log:
             epoch in self.served
             and epoch + 1 in self.served
             and all(later in self.chunks for later in range(epoch, self.served.stop))
-            and self.moved >= WHOLE_SHARE * self.samples
+            and self.is_whole
         )
+
+    @property
+    def is_whole(self) -> bool:
+        return self.moved >= WHOLE_SHARE * self.samples
 
     def begin(self, epochs: range, chunks: Sequence[Chunks], samples: int) -> None:
         """A log for these epochs takes what is staged from now on."""

@@ -54,14 +54,24 @@ class Placement:
         self._files.cancel_fetches(np.concatenate([NO_INOS, *self._fetching]))
 
     def set_room(self, room_bytes: int, jobs: Iterable[Job]) -> None:
-        """room_bytes: what SSD can take beyond what is stored."""
-        self._files.room_bytes = self._files.residents.capacity_bytes = room_bytes
-        if self._short_of_bytes is not None:
-            more = self._files.residents.free_bytes - self._short_of_bytes
-            if more > max(room_bytes // 64, PAGE_BYTES):
-                self._short_of_bytes = None
-                for job in jobs:
-                    job.unplaced = True
+        """room_bytes: what SSD can take beyond what is stored. Where residents do not fit any more
+        (a log has its slack now), all are chosen anew whom no command has asked for.
+        """
+        files = self._files
+        files.room_bytes = files.residents.capacity_bytes = room_bytes
+        least = max(room_bytes // 64, PAGE_BYTES)
+        surplus = files.residents.held_bytes - files.storing_bytes - room_bytes
+        if surplus > least:
+            waiting = np.flatnonzero(files.flags & (RESIDENT | STORING) == RESIDENT)
+            files.unsettle(waiting.astype(np.uint32))
+        elif (
+            self._short_of_bytes is None
+            or files.residents.free_bytes - self._short_of_bytes <= least
+        ):
+            return
+        self._short_of_bytes = None
+        for job in jobs:
+            job.unplaced = True
 
     def place(self, jobs: Iterable[Job], now: float) -> None:
         """Chooses the residents among the files of orders that are new."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hintsd import layout, packing
+from hintsd import layout, packing, placement
 from hintsd.sequence import Inos
 from tests.planner_model import KEEP_ORDER, MOVE, SORT, ModelMount
 from tests.unit.test_packing import FakeProbe
@@ -337,6 +337,35 @@ def test_a_log_that_did_not_get_all_is_read_once(skipped: int, is_kept: bool) ->
     assert read_epochs(scene, orders, 1, 3) == 0
     assert (scene.mount.packs[1] == -1) == is_kept
     assert sorted(scene.mount.moved) == ([1, 3] if is_kept else [1, 2, 4])
+
+
+@pytest.mark.usefixtures("small_cells")
+@pytest.mark.parametrize("fetched_at_once", [COUNT, 0])
+def test_a_log_is_whole_without_those_who_have_no_room_beside_its_slack(
+    monkeypatch: pytest.MonkeyPatch, fetched_at_once: int
+) -> None:
+    """They were residents, and assigned, when the mount did not know the slack yet. They may have
+    been asked for by then.
+    """
+    monkeypatch.setattr(placement, "FETCH_UNANSWERED_MOST", fetched_at_once)
+    scene = log_scene(stored=False, ssd_bytes=COUNT // 2 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=5)
+    while not scene.mount.log_is_open:
+        scene.turn(work=0)
+    assert "every 2 epochs" in scene.planner.status("job")["layout_why"]
+    slack_bytes = COUNT // 10 * FILE_BYTES
+    scene.mount.ssd_free_bytes -= slack_bytes
+    for _ in range(2):  # the mount tells it all the time
+        scene.planner.set_budgets(scene.budget_bytes * 10 // 9, scene.mount.ssd_free_bytes)
+        scene.settle()
+    assert read_epochs(scene, orders, 0, 5) == 0
+    mount = scene.mount
+    assert len(mount.ssd) == COUNT // 2 - COUNT // 10
+    assert mount.packs[1::2] == [-1, -1]
+    assert {epoch: sorted(inos) for epoch, inos in mount.moved.items()} == {
+        epoch: sorted(mount.ssd) for epoch in (1, 3)
+    }
 
 
 @pytest.mark.usefixtures("small_cells")
