@@ -47,14 +47,16 @@ class Place:
 
 def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tuple[int, int]:
     """Bytes over the limit, and bytes missing to keep-free, were a segment of `more` made: on the
-    disk that has most room; without `more`, on the one that has least.
+    disk that has most room; without `more`, on the one that has least, and what logs were promised
+    does not count: it is given back when the limit has become smaller.
     """
     rows, limit = list(rows), place.settings.limit_bytes
     used = sum(row.reserved for row in rows) + more + place.index.size_bytes()
-    if more:
-        used += _allowance(_opened_bytes(rows) + more, limit)
-    rooms = [room for _, room in _rooms(place, rows)]
-    return used - limit, more - max(rooms) if more else -min(rooms)
+    if not more:
+        rooms = [room for _, room in _rooms(place, [])]
+        return used - _promised_bytes(place, rows) - limit, -min(rooms)
+    used += _allowance(_opened_bytes(rows) + more, limit)
+    return used - limit, more - max(room for _, room in _rooms(place, rows))
 
 
 def log_room_bytes(
@@ -273,5 +275,5 @@ def pressing(place: Place, rows: Iterable[idx.SegmentRow]) -> list[idx.SegmentRo
     excess, _ = pressure(place, rows)
     if excess > 0 or len(place.directory.members) == 1:
         return rows
-    full = [member for member, room in _rooms(place, rows) if room < 0]
+    full = [member for member, room in _rooms(place, []) if room < 0]
     return [row for row in rows if place.directory.member_of(row.segno) in full]

@@ -135,6 +135,28 @@ def test_credit_is_reserved_and_drawn_within_the_limit_and_never_by_eviction(
         log.end()
 
 
+def test_nothing_is_evicted_for_what_a_log_has_not_written(tmp_path: Path) -> None:
+    """When another mount brings a smaller limit, the log ends, and what it was promised is free."""
+    with opened(tmp_path / "cache", limit_bytes=128 * MIB) as store:
+        for n in range(30):
+            assert store.put(path_of(n), content(n, MIB)) is not None
+        log = begin(store, 4, 60 * MIB)
+        assert log.credit_bytes == 60 * MIB
+        with opened(tmp_path / "cache", limit_bytes=48 * MIB) as other:
+            for each in (other, store):
+                each.store.housekeeping()
+                assert each.store.usage().limit_bytes == 48 * MIB
+            log.finish([])
+            other.store.housekeeping()
+            assert store.gone == other.gone == []
+            check_invariants(other)
+            mover = filled(store, range(1000), slack_bytes=12 * MIB)
+        with opened(tmp_path / "cache", limit_bytes=38 * MIB) as other:
+            assert other.gone  # for what it has written
+        mover.log.end()
+        log.end()
+
+
 def test_no_log_where_there_is_no_room_or_no_directory(tmp_path: Path) -> None:
     with opened(tmp_path / "cache", limit_bytes=500 << 10) as store:
         assert store.store.begin_log(4, MIB) is None
