@@ -164,7 +164,8 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
         command.complain(
             "fusecache",
             f"{format_count(skipped - unfitting, 'file')} could not be stored: the SSD tier is "
-            f"full or failed; fusecache status {target.mountpoint} says which",
+            "full, has failed, or its room is a log's; "
+            f"fusecache status {target.mountpoint} says which",
         )
     if errors or unmatched or skipped:
         sys.exit(EXIT_FAILED)

@@ -344,12 +344,12 @@ class Fetcher:
     def _publish(self, batch: list[Publication]) -> None:
         rest = []
         for item in batch:
-            is_small = item.version.size <= BLOCK_BYTES
-            if is_small:
+            size_bytes, length = item.version.size, len(item.data)
+            if size_bytes <= BLOCK_BYTES:
                 item.flight.stored = self._packer.add(item.ino, item.version, item.data)
-            if not (item.flight.stored or (is_small and self._packer.keeps_out(item.ino))):
+            if not (item.flight.stored or self._packer.keeps_out(item.ino, size_bytes, length)):
                 rest.append(item)
-        may_evict = not self._packer.is_open  # one file would cost the log segments of hundreds
+        may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
         for evict in (True, False):
             chosen = [item for item in rest if (item.evict and may_evict) is evict]
             if not chosen:

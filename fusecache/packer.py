@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from fusecache import _native, digest
 from fusecache.store import Store
 from fusecache.store.log import Log, release, unused
-from fusecache.store.types import ALIGNMENT, Version
+from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Version
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Packer:
         self._flushed_bytes = 0  # `written_bytes` after the last flush
         self._look_at = 0.0
         self._draw_at = 0.0  # there was no room for more credit
-        self._free, self._free_until = 0, 0.0  # that may be drawn; until when that will do
+        self._free, self._free_until = 0, 0.0  # what there is room for; until when that will do
         self._token: trio.lowlevel.TrioToken | None = None
         self._wake = trio.Event()
 
@@ -148,6 +148,11 @@ class Packer:
     def is_open(self) -> bool:
         """Whether there is a log that files from the origin may go to."""
         return self._log is not None
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether a log is open, or one is read that the next follows: nothing is evicted then."""
+        return self._log is not None or bool(self._finished)
 
     # ---- what a hintsd asks for ------------------------------------------------------------------
 
@@ -266,6 +271,7 @@ class Packer:
         opened, self._log = self._log, None
         if opened is None:
             return
+        self._free_until = 0.0
         opened.finish(_native.log_end())
         self._finished.append(opened)
         self._release_empty(opened, self._survey())
@@ -287,6 +293,7 @@ class Packer:
         opened = self._log
         if opened is None or not self._is_assigned or _is_on_ssd(ino):
             return False
+        _forget_lost(ino)
         is_stray = not _native.log_wants(ino)
         if self._is_first and not is_stray:
             self.make_credit(len(payload))
@@ -322,14 +329,22 @@ class Packer:
         added = _native.log_counters()["added"] - self._counters["added"] - self._strays
         return max(0, self._coming - added) * self._record_bytes
 
-    def keeps_out(self, ino: int) -> bool:
-        """Whether a file of one block that `add` has not taken is not to be stored elsewhere: what
-        room there is belongs to the log.
+    def keeps_out(self, ino: int, size_bytes: int, length: int) -> bool:
+        """Whether `length` bytes of a file of `size_bytes` that `add` has not taken are not to be
+        stored elsewhere: what room there is belongs to the log, or to the one that follows.
         """
-        if self._log is None or not self._is_assigned or self._packing == WRITE_FAILED:
+        opened = self._log
+        if opened is not None and (not self._is_assigned or self._packing == WRITE_FAILED):
             return False
-        is_awaited = self._is_first and _native.log_wants(ino)
-        return not is_awaited and not _is_on_ssd(ino)
+        is_small = size_bytes <= BLOCK_BYTES
+        if not self.has_logs or (is_small and _is_on_ssd(ino)):
+            return False
+        if opened is not None and is_small:
+            return not (self._is_first and _native.log_wants(ino))
+        if self.spare_bytes() < length:
+            return True
+        self._free -= length
+        return False
 
     def flush(self) -> None:
         """Write out what was added."""
@@ -390,6 +405,7 @@ class Packer:
         left = _native.log_credit(0)
         if wanted_bytes - left >= ALIGNMENT and time.monotonic() >= self._draw_at:
             got = opened.draw(wanted_bytes - left)
+            self._free -= got
             if not got:
                 self._draw_at = time.monotonic() + TICK_S
             left = _native.log_credit(got)
@@ -505,21 +521,35 @@ class Packer:
         it was assigned, and half of what its slack leaves: strays lie on SSD twice for a while. May
         wait for the disk.
         """
-        opened, slack = self._log, self._slack_bytes
+        opened = self._log
         if opened is None:
-            room = self._store.room_bytes()  # of it, the next log wants as much
-            return max(0, room - self._payload_bytes(slack)) if self._finished else room
-        coming = self._coming_bytes()
-        free = _native.log_credit(0) + self._free_bytes(opened)
-        beyond = free - slack - coming - self._strays * self._record_bytes
+            return self.spare_bytes()
+        coming, beyond = self._coming_bytes(), self._beyond_bytes(opened)
         room = coming + (beyond // 2 if beyond > 0 else beyond)
         return self._payload_bytes(max(0, room))
 
-    def _free_bytes(self, opened: Log) -> int:
-        """What may be drawn beside the credit. With thousands of segments looking takes a while."""
+    def spare_bytes(self) -> int:
+        """How many payload bytes can be stored without an eviction, and in no log: what neither the
+        open one wants nor the next. May wait for the disk.
+        """
+        opened = self._log
+        if opened is not None:
+            return self._payload_bytes(max(0, self._beyond_bytes(opened)))
+        room = self._free_bytes(self._store)
+        return max(0, room - self._payload_bytes(self._slack_bytes)) if self._finished else room
+
+    def _beyond_bytes(self, opened: Log) -> int:
+        """In records: room beside the slack and what is to come."""
+        room = _native.log_credit(0) + self._free_bytes(opened)
+        return room - self._slack_bytes - self._coming_bytes() - self._strays * self._record_bytes
+
+    def _free_bytes(self, of: Store | Log) -> int:
+        """What that has room for. With thousands of segments looking takes a while: what is taken
+        meanwhile is taken off.
+        """
         begin = time.monotonic()
         if begin >= self._free_until:
-            self._free = opened.room_bytes()
+            self._free = of.room_bytes()
             self._free_until = begin + LOOK_SHARE * (time.monotonic() - begin)
         return self._free
 
@@ -563,11 +593,14 @@ def _moved() -> int:
 
 
 def _is_on_ssd(ino: int) -> bool:
-    """Whether its location leads to a segment that is there. One that does not is forgotten: others
-    have evicted it, and nothing can be appended in its place.
-    """
+    """Whether its location leads to a segment that is there."""
     location = _native.get_location(ino, 0)
-    if location is None or _native.segment_known(location[0]):
-        return location is not None
-    _native.clear_location(ino, 0)
-    return False
+    return location is not None and _native.segment_known(location[0])
+
+
+def _forget_lost(ino: int) -> None:
+    """Of a file that is not on SSD: the location that others have evicted, in whose place nothing
+    can be appended.
+    """
+    if _native.get_location(ino, 0) is not None:
+        _native.clear_location(ino, 0)

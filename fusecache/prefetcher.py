@@ -182,7 +182,7 @@ class Prefetcher:
         packer: Packer,
         kernel: Kernel,
         stats: Stats,
-        room_bytes: Callable[[], int],
+        spare_bytes: Callable[[], int],
         mountpoint: bytes,
         depth_most: int,
         bytes_per_s: int | None,
@@ -193,7 +193,7 @@ class Prefetcher:
         self._packer = packer
         self._kernel = kernel
         self._stats = stats
-        self._room_bytes = room_bytes
+        self._spare_bytes = spare_bytes
         self._mountpoint = mountpoint
         self._depth_most = depth_most
         self._depth = Depth(depth_most)
@@ -848,7 +848,7 @@ class Prefetcher:
                 is_stored = (
                     is_stored
                     and store
-                    and self._room_bytes() > BLOCK_BYTES
+                    and await trio.to_thread.run_sync(self._spare_bytes) > BLOCK_BYTES
                     and await self._reader.ensure_cached(ino, block) is not None
                 )
             if not is_staged:

@@ -12,9 +12,9 @@ import pytest
 
 from fusecache.store import format as fmt
 from fusecache.store.segment import walk
-from hintsd import packing
+from hintsd import packing, placement
 from hintsd.orders import OrderSpec
-from tests.conftest import Mounting, Place, counts_reads
+from tests.conftest import Mounting, Place, counts_reads, in_one_mode
 from tests.directed import Directed, request
 from tests.mount.test_hinted import (
     FILE_BYTES,
@@ -219,6 +219,39 @@ def test_one_log_serves_two_epochs(
     for name in names[::17]:
         assert (mount.path / name).read_bytes() == random_bytes(str(name), FILE_BYTES)
     assert 0.9 * 2 * TOTAL_BYTES < written_bytes <= 1.02 * 2 * TOTAL_BYTES  # twice in five epochs
+
+
+@in_one_mode
+def test_half_of_the_dataset_on_ssd_is_written_anew_every_second_epoch(
+    place: Place, mounting: Mounting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, also when, while the log is only read, somebody reads what is not on SSD."""
+    monkeypatch.setattr(packing, "CELL_BYTES_LEAST", 16 << 10)
+    monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", 16 << 10)
+    monkeypatch.setattr(packing, "EPOCHS_MOST", 2)
+    monkeypatch.setattr(placement, "FETCH_UNANSWERED_MOST", 256)
+    count = 9000
+    names, spec = make_dataset(place, count), shuffled(count)
+    mount = mounting("--ram", "28M", "--ssd", "48M", "--layout", "reorder")
+    written = []
+    with Directed(ram_bytes=MANY_RAM_BYTES) as directed:
+        directed.open("job", request(mount.path, spec, epochs=5))
+        staged(directed, "job", MANY_RAM_BYTES // 4)
+        for epoch in range(3):
+            sequence = order(spec, epoch)
+            for start in range(0, count, STRIDE):
+                for index in sequence[start : start + STRIDE]:
+                    assert (mount.path / names[index]).read_bytes() == expected(names[index])
+                directed.step("job", epoch, (start + STRIDE) // 4)
+                if start + 3 * STRIDE < count:
+                    staged(directed, "job", PAGES_BYTES, (epoch, start))
+                if epoch == 1 and start == count // 3:
+                    assert "epochs 1 to 2 lie on SSD" in directed.job("job")["layout_why"]
+                    for index in sequence[-count // 4 :]:
+                        (mount.path / names[index]).read_bytes()
+            written.append(directed.mount()["log_written_bytes"])
+    assert written[2] - written[0] > 0.9 * written[0]
+    assert mount.value("integrity", "mismatches") == 0
 
 
 def assert_cells(found: list[list[str]], orders: list[list[int]]) -> None:

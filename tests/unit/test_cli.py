@@ -510,7 +510,8 @@ def test_warm(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
         ({"skipped": 45, "unfitting": 45}, "45 files do not fit in --ssd 300 MiB"),
         (
             {"skipped": 1, "unfitting": 0},
-            "1 file could not be stored: the SSD tier is full or failed; fusecache status /data/a",
+            "1 file could not be stored: the SSD tier is full, has failed, or its room is a log's; "
+            "fusecache status /data/a",
         ),
         ({"unmatched": ["no*", "x"]}, "no file matches no* x"),
     ],

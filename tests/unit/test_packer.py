@@ -23,7 +23,7 @@ from fusecache.packer import (
     Use,
     choose,
 )
-from fusecache.store.types import StoreSettings, Version
+from fusecache.store.types import BLOCK_BYTES, StoreSettings, Version
 
 CHUNKS, BUFFER_BYTES, SIZE_BYTES, SAMPLES = 4, 1 << 16, 40 << 20, 4 << 10
 SLACK_BYTES = packer.slack_bytes(CHUNKS, SIZE_BYTES, BUFFER_BYTES, SIZE_BYTES // CHUNKS)
@@ -48,6 +48,7 @@ class FakeLog:
         return got
 
     def room_bytes(self) -> int:
+        self.disk.now += self.disk.look_s
         return self.disk.room_bytes
 
     def finish(self, lengths: Iterable[tuple[int, int]]) -> None:
@@ -89,6 +90,7 @@ class Disk:
         self.flushes = 0
         self.logs: list[FakeLog] = []
         self.looks = 0
+        self.look_s = 0.0  # that looking for room takes
         self.now = 100.0
         self.error: OSError | None = None
         self.releasing: set[int] = set()
@@ -321,6 +323,10 @@ def payload(record_bytes: int) -> int:
     return record_bytes * (SIZE_BYTES // SAMPLES) // RECORD_BYTES
 
 
+def keeps_out(disk: Disk, ino: int, size_bytes: int = 10_000) -> bool:
+    return disk.packer.keeps_out(ino, size_bytes, min(size_bytes, BLOCK_BYTES))
+
+
 def test_the_room_beside_a_log(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the log was assigned, and half of the rest: a stray lies on SSD twice for a while. The
     slack is nobody's.
@@ -367,7 +373,7 @@ def test_a_stray_is_taken_where_there_is_room_for_it_twice(
     disk.room_bytes += packer.APPENDERS_MOST * len(data)
     disk.packer.begin(CHUNKS, SIZE_BYTES, SAMPLES, BUFFER_BYTES)
     assert not disk.packer.add(599, version, data)  # its chunk may not have been told yet
-    assert not disk.packer.keeps_out(599)
+    assert not keeps_out(disk, 599)
     disk.packer.assign(0, [100], np.arange(100, dtype=np.uint32))
     disk.packer.open()
     refused.add(500)
@@ -375,21 +381,20 @@ def test_a_stray_is_taken_where_there_is_room_for_it_twice(
     taken = [ino for ino in range(501, 600) if disk.packer.add(ino, version, data)]
     assert len(taken) == strays
     assert {chunk_of[ino] for ino in taken} == {CHUNKS - 1}
-    assert disk.packer.keeps_out(599)
+    assert keeps_out(disk, 599)
     assert not disk.packer.add(600, version, data)
-    assert not disk.packer.keeps_out(600)  # it is on SSD
+    assert not keeps_out(disk, 600)  # it is on SSD
     for ino in range(100):
         assert disk.packer.add(ino, version, data)
     assert disk.credit_bytes + disk.room_bytes >= SLACK_BYTES
     disk.packer.finish()
-    assert not disk.packer.keeps_out(599)
     disk.live = {STATIC: 90}
     disk.room_bytes = SLACK_BYTES + 3 * RECORD_BYTES + packer.APPENDERS_MOST * len(data)
     disk.begin(range(100))  # no first log: what is assigned leaves the slack, too
     assert [disk.packer.add(ino, version, data) for ino in range(90, 95)] == [True] * 3 + [
         False
     ] * 2
-    assert disk.packer.keeps_out(94)
+    assert keeps_out(disk, 94)
     assert location_of == {600: (STATIC, 0)}
 
 
@@ -412,6 +417,58 @@ def test_between_two_logs_the_slack_is_nobodys(disk: Disk, monkeypatch: pytest.M
     assert disk.packer.room_bytes() == (1 << 30) - payload(SLACK_BYTES)
     disk.packer.end()
     assert disk.packer.room_bytes() == 1 << 30
+
+
+def test_who_reads_beside_a_finished_log_leaves_the_slack_to_the_next(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location_of = {7: (STATIC, 0)}
+    monkeypatch.setattr(_native, "get_location", lambda ino, block: location_of.get(ino))
+    assert not disk.packer.has_logs
+    assert not keeps_out(disk, 1)
+    disk.begin()
+    disk.packer.finish()
+    assert disk.packer.has_logs
+    room_bytes = payload(SLACK_BYTES) + 25_000
+
+    def look() -> int:
+        disk.now += 1
+        return room_bytes
+
+    monkeypatch.setattr(disk, "room_bytes", look)
+    assert [keeps_out(disk, ino) for ino in range(1, 4)] == [False, False, True]
+    assert not keeps_out(disk, 7)  # it is on SSD
+    disk.now += packer.LOOK_SHARE
+    assert not keeps_out(disk, 3)  # what was stored before has not taken so much
+    room_bytes = 0
+    disk.packer.end()
+    assert not disk.packer.has_logs
+    assert not keeps_out(disk, 1)
+
+
+def test_a_large_file_takes_no_room_that_a_log_wants(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "log_assign", lambda inos, chunk: None)
+    monkeypatch.setattr(_native, "get_location", lambda ino, block: (STATIC, 0))
+    large, blocks = 3 * BLOCK_BYTES, 2
+    disk.room_bytes = SLACK_BYTES + 1000 * RECORD_BYTES + blocks * 5 * BLOCK_BYTES // 4
+    disk.look_s = 1.0
+    disk.begin(range(1000))
+    assert [keeps_out(disk, 5, large) for _ in range(blocks + 1)] == [False] * blocks + [True]
+
+
+def test_what_is_drawn_is_no_room_any_more(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as long as nobody looks for it."""
+    monkeypatch.setattr(_native, "log_assign", lambda inos, chunk: None)
+    disk.room_bytes = 2 * SLACK_BYTES
+    disk.look_s = 1.0
+    disk.begin(range(100))
+    disk.credit_bytes //= 2
+    before = disk.packer.room_bytes()
+    disk.packer.make_credit(4096)
+    assert disk.credit_bytes == SLACK_BYTES
+    assert disk.packer.room_bytes() == before
 
 
 def test_what_logs_that_were_cut_off_have_left_is_swept(disk: Disk) -> None:
