@@ -432,6 +432,9 @@ def log_add(
     wait for the disk.
     """
 
+def log_read(ino: int, version: tuple[int, int, int, int], offset: int, size: int) -> bytes | None:
+    """Bytes of a file that waits in the buffer of its chunk. None: it does not, in this version."""
+
 def log_credit(more_bytes: int) -> int:
     """Add to the bytes that may be appended; returns how many are left, 0 without a log."""
 

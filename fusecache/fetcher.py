@@ -263,8 +263,11 @@ class Fetcher:
         self, ino: int, version: Version, block: int | None, offset: int, length: int, tick: Tick
     ) -> tuple[bytes | bytearray, bool]:
         """(bytes, whether they came from the store), in a worker thread."""
-        if block is not None and self.locate(ino, version, block):
-            cached = _native.read_cached(ino, offset, length)
+        if block is not None:
+            if self.locate(ino, version, block):
+                cached = _native.read_cached(ino, offset, length)
+            else:
+                cached = _native.log_read(ino, version, offset, length)
             if cached is not None and len(cached) == length:
                 return cached, True
         return read_range(ino, version, offset, length, tick), False

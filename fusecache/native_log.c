@@ -676,6 +676,43 @@ int log_add(uint32_t ino, const struct version *of, const unsigned char *digest,
 	return err;
 }
 
+/* ---- what waits --------------------------------------------------------------------------- */
+static bool piece_read(const struct piece *piece, uint32_t ino, const struct version *of, uint64_t offset, void *to,
+		       size_t size)
+{
+	for (uint32_t i = 0; piece && i < piece->count; i++) {
+		const struct moved *record = &piece->records[i];
+		const struct location at = location_unpack(record->to);
+
+		if (record->ino != ino || !version_equal(record->of, *of))
+			continue;
+		if (offset > of->size || size > of->size - offset)
+			return false;
+		memcpy(to, piece->mem + (at.offset - piece->position) + at.header_len + offset, size);
+		return true;
+	}
+	return false;
+}
+
+bool log_read(uint32_t ino, const struct version *of, uint64_t offset, void *to, size_t size)
+{
+	struct chunk *chunk;
+	uint16_t number = 0;
+	bool found = false;
+
+	pthread_rwlock_rdlock(&the.gate);
+	if (atomic_load(&the.state) == OPEN && (ino = primary_of(ino)))
+		number = atomic_load(&chunk_of[ino]);
+	if (number & APPENDED) {
+		chunk = &the.chunks[(number & NUMBER) - 1];
+		pthread_mutex_lock(&chunk->lock);
+		found = piece_read(chunk->piece, ino, of, offset, to, size);
+		pthread_mutex_unlock(&chunk->lock);
+	}
+	pthread_rwlock_unlock(&the.gate);
+	return found;
+}
+
 /* ---- begin and end ------------------------------------------------------------------------ */
 static int chunks_begin(const struct log_settings *settings, const uint32_t *segnos, const int *fds)
 {

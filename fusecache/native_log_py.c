@@ -179,6 +179,33 @@ static PyObject *py_log_add(PyObject *module, PyObject *args, PyObject *kwargs)
 	return out;
 }
 
+static PyObject *py_log_read(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	PyObject *ino_arg, *version_arg, *out;
+	unsigned long long offset;
+	struct version version;
+	Py_ssize_t size;
+	uint64_t ino;
+	bool found = false;
+	void *to;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKn", KEYWORDS("ino", "version", "offset", "size"), &ino_arg,
+					 &version_arg, &offset, &size) ||
+	    !take_ino(ino_arg, &ino) || !convert_version(version_arg, &version))
+		return NULL;
+	out = PyBytes_FromStringAndSize(NULL, size);
+	if (!out)
+		return NULL;
+	to = PyBytes_AS_STRING(out);
+	if (ino <= table_count())
+		WITHOUT_GIL(found = log_read((uint32_t)ino, &version, offset, to, (size_t)size));
+	if (found)
+		return out;
+	Py_DECREF(out);
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_log_credit(PyObject *module, PyObject *arg)
 {
 	long long more = PyLong_AsLongLong(arg);
@@ -349,6 +376,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(log_wants),
     ONE_ARGUMENT(log_move),
     WITH_KEYWORDS(log_add),
+    WITH_KEYWORDS(log_read),
     ONE_ARGUMENT(log_credit),
     NO_ARGUMENT(log_flush),
     NO_ARGUMENT(log_end),

@@ -206,6 +206,18 @@ def test_what_was_fetched_is_written_when_nothing_more_comes(place: Place, begin
     eventually(job.check_all)
 
 
+@in_one_mode
+def test_a_file_that_waits_to_be_written_is_fetched_once(begin: Begin) -> None:
+    job = begin(store=False, count=60)
+    job.pack(job.chunks(1))
+    small = [ino for ino, name in job.names.items() if SIZES[int(name) % len(SIZES)] < 5000]
+    for number, ino in enumerate(small):  # they fill no buffer
+        job.check(ino)
+        job.mount.drop_pages()
+        job.check(small[max(0, number - 3)])
+    assert job.mount.value("origin", "files") == len(small)
+
+
 def test_a_killed_server_loses_no_file(place: Place, begin: Begin) -> None:
     job = begin()
     first, second = job.chunks(1), job.chunks(2)

@@ -419,6 +419,37 @@ def test_nothing_is_appended_without_credit(make: Making) -> None:
     assert tally["written_bytes"] == 8192 + 4096 + 8192
 
 
+def test_what_waits_in_a_buffer_can_be_read(make: Making) -> None:
+    files = make([5000, 100, 200 * KIB, 700])
+    small, tiny, large, stored = files.inos
+    files.store([stored])
+    (segno,) = files.begin(1)
+    _native.log_assign(u32(files.inos), 0)
+    _native.log_open()
+
+    def read(ino: int, offset: int = 0, size: int | None = None) -> bytes | None:
+        length = len(files.contents[ino]) - offset if size is None else size
+        return _native.log_read(ino, files.version(ino), offset, length)
+
+    assert read(small) is None
+    assert files.add(small)
+    assert files.add(tiny)
+    assert _native.log_move(stored) == 0
+    for ino in (small, tiny, stored):
+        assert read(ino) == files.contents[ino]
+    assert read(small, 4000, 10) == files.contents[small][4000:4010]
+    assert (read(small, 5000, 0), read(small, 5000, 1), read(small, 5001, 0)) == (b"", None, None)
+    version = files.version(small)._replace(mtime_ns=1)
+    assert _native.log_read(small, version, 0, 10) is None
+    assert _native.log_read(1 << 40, version, 0, 10) is None
+    assert files.add(large)  # closes the buffer
+    _native.log_flush()
+    assert {read(ino) for ino in files.inos} == {None}
+    assert files.segno_of(small) == segno
+    _native.log_end()
+    assert read(small) is None
+
+
 def test_attaching_forgets_the_log(make: Making) -> None:
     files = make([5000])
     static = files.store(files.inos)
