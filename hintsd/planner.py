@@ -79,7 +79,7 @@ class MountPlanner:
         self._placement = Placement(self._files)
         self._layout = Layout(self._files, self._jobs)
         self._clear = False
-        self._is_busy = True  # somebody is planned for or watched, or may come
+        self._is_busy = True  # somebody is planned for, or may come
         self._notices: list[tuple[str, str]] = []
         self.recording = 0
         """The mount's number of the recording that runs; 0: none."""
@@ -351,13 +351,15 @@ class MountPlanner:
         if not self._is_anybody_heeded(now):
             self._listen(inos, kinds & SEEN_MASK != SEEN_LOOKUP, whose, processes, now)
             return
-        # A reader moves on between two wires: only few of them are weighed at one position.
+        # A reader moves on between two wires: only few of them are weighed at one position. Where
+        # nobody is planned for, there is none.
+        is_placed = any(job.live for job in self._jobs.values())
         wires = np.cumsum(kinds & SEEN_MASK == SEEN_LOOKUP)
         start = 0
         while start < len(inos):
             passed = wires[start - 1] if start else 0
             stop = int(np.searchsorted(wires, passed + OBSERVED_WIRES, "right"))
-            stop = min(max(stop, start + 1), start + OBSERVED_MOST)
+            stop = min(max(stop, start + 1), start + OBSERVED_MOST) if is_placed else len(inos)
             part = {name: stands[start:stop] for name, stands in whose.items()}
             chosen = slice(start, stop)
             self._observe(inos[chosen], kinds[chosen], part, processes[chosen], now)
@@ -580,7 +582,7 @@ class MountPlanner:
     def patience_s(self) -> float:
         """How long the next decide() may wait: readers take so long for a small part of a window,
         or for half of what is staged when there is no more to stage. Of chunks: Layout.patience_s.
-        For ever, while nobody of those that there are is planned for or watched.
+        For ever, while nobody of those that there are is planned for.
         """
         if not self._is_busy:
             return math.inf
@@ -604,7 +606,7 @@ class MountPlanner:
         for job in self._jobs.values():
             if job.live:
                 self._follow(job)
-        self._is_busy = not self._jobs or self._is_anybody_heeded(now)
+        self._is_busy = not self._jobs or any(job.live for job in self._jobs.values())
         self._placement.place(self._jobs.values(), now)
         self._layout.review()
         self._balance()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hintsd import search
 from hintsd.planner import AWAITED_S, SEEN_LOOKUP, MountPlanner
 from hintsd.policies.belady import origin_bytes
+from hintsd.progress import Progress
 from hintsd.sequence import Inos
 from tests.planner_model import ModelMount, loader_order, loader_reads, make_planner, pages
 
@@ -453,20 +454,65 @@ def test_a_wrong_verdict_heals_when_somebody_follows() -> None:
     assert scene.planner.status("job")["state"] == "running"
 
 
-def test_while_a_hint_is_wrong_its_readers_are_seldom_watched() -> None:
+def test_where_nobody_is_planned_for_a_frame_is_weighed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a reader who follows after all is found where the frame ends."""
+    scene = Scene(same_sizes(6000), ram_bytes=600 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=6000, batch_size=8)
+    scene.settle()
+    wrong = scene.shuffled()[0]
+    read = 0
+    while scene.planner.status("job")["state"] != "wrong":
+        scene.read(wrong[read : read + 8].tolist())
+        read += 8
+    weighed: list[int] = []
+    take = Progress.take
+
+    def counted_take(self: Progress, inos: Inos, *rest: Any) -> None:
+        weighed.append(len(inos))
+        take(self, inos, *rest)
+
+    monkeypatch.setattr(Progress, "take", counted_take)
+    for reads in (wrong[read : read + 1000], orders[0][:1500]):
+        scene.now += 0.1
+        scene.planner.observe(reads, np.full(len(reads), 2, np.uint8), scene.now)
+    assert weighed == [1000, 1500]
+    status = scene.planner.status("job")
+    assert status["state"] == "running"
+    assert 1400 < status["index"] <= 1500
+
+
+def test_while_a_hint_is_wrong_its_readers_are_seldom_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else planning would take the cores from readers who get nothing for it."""
+    weighed: list[int] = []
+    take = Progress.take
+
+    def counted_take(self: Progress, inos: Inos, *rest: Any) -> None:
+        weighed.append(len(inos))
+        take(self, inos, *rest)
+
+    monkeypatch.setattr(Progress, "take", counted_take)
     count = 3000
     scene = Scene(same_sizes(count), ram_bytes=count // 10 * FILE_BYTES)
     scene.open("job", endless(1, count), samples=count, epochs=None, workers=2)
     scene.settle()
     wrong_s = watched_s = 0.0
+    waits_s = set()
     read = np.concatenate([endless(2, count)(epoch) for epoch in range(3)])
     for start in range(0, len(read), 8):
+        weighed.clear()
+        was_wrong = scene.planner.status("job")["state"] == "wrong"
         scene.read(read[start : start + 8].tolist(), turn_every=9)
-        if scene.planner.status("job")["state"] == "wrong":
+        if was_wrong:
             wrong_s += 0.01
-            watched_s += 0.01 * (scene.planner.patience_s() < math.inf)
+            watched_s += 0.01 * bool(weighed)
+            waits_s.add(scene.planner.patience_s())
     assert wrong_s > 8
+    assert waits_s == {math.inf}
     assert 1 < watched_s < 3  # the first second, and after 1, 2 and 4 s until 64 files are seen
 
 
