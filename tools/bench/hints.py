@@ -20,6 +20,7 @@ from typing import Any
 
 import hintsd
 from hintsd import orders
+from tools.bench.readers import PREFETCH_FACTOR
 from tools.bench.rows import FILE_BYTES, READER_COUNTS, Bench, Figure
 from tools.fusecache_command import FusecacheMount
 from tools.hintsd_command import HintsdCommand
@@ -82,7 +83,7 @@ def announced(root: Path, names: Sequence[str], seed: int, epochs: int) -> Itera
         world_size=1,
         rank=0,
         workers=READERS,
-        prefetch_factor=1,
+        prefetch_factor=PREFETCH_FACTOR,
         paths=names,
     )
     with job:

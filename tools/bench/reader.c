@@ -1,6 +1,8 @@
 /* The readers of the benchmarks: the same few system calls for every peer, nothing else timed.
  *
- * reader files LIST READERS [BATCH] open, fstat, read, close of each file in LIST (one path a line)
+ * reader files LIST READERS [BATCH AHEAD]
+ *                                  open, fstat, read, close of each file in LIST (one path a line); with AHEAD no
+ *                                  batch is begun before all are read that lie so many before it, as data loaders do
  * reader await LIST                 open, fstat, close of each, when all its pages are in the kernel's cache
  * reader list DIRECTORY             getdents of one directory
  * reader stat DIRECTORY             fstatat of each of its entries (listing them is not timed)
@@ -17,11 +19,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -67,7 +72,37 @@ static void load_paths(const char *list) {
     free(line);
 }
 
-static uint64_t read_files(size_t first, size_t step, size_t batch) {
+/* What the readers of a list share. */
+struct shared {
+    double begin[64], end[64];
+    uint64_t bytes[64];
+    volatile int ready, go;
+    size_t batches[64];  /* that each has read */
+    uint32_t batch_ends; /* counts them all: what is waited for */
+};
+
+/* Batches are dealt out in turn: whether all up to `last` have been read. */
+static int are_read(struct shared *s, size_t readers, size_t last) {
+    for (size_t r = 0; r < readers && r <= last; r++)
+        if (__atomic_load_n(&s->batches[r], __ATOMIC_SEQ_CST) < (last - r) / readers + 1) return 0;
+    return 1;
+}
+
+static void await_batch(struct shared *s, size_t readers, size_t last) {
+    for (;;) {
+        uint32_t seen = __atomic_load_n(&s->batch_ends, __ATOMIC_SEQ_CST);
+        if (are_read(s, readers, last)) return;
+        syscall(SYS_futex, &s->batch_ends, FUTEX_WAIT, seen, NULL, NULL, 0);
+    }
+}
+
+static void end_batch(struct shared *s, size_t reader) {
+    __atomic_add_fetch(&s->batches[reader], 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&s->batch_ends, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &s->batch_ends, FUTEX_WAKE, 64, NULL, NULL, 0);
+}
+
+static uint64_t read_files(struct shared *s, size_t first, size_t step, size_t batch, size_t ahead) {
     size_t room = 1 << 20;
     char *buffer = malloc(room);
     uint64_t total = 0;
@@ -75,6 +110,7 @@ static uint64_t read_files(size_t first, size_t step, size_t batch) {
     memset(buffer, 1, room); /* the page faults of the buffer are not the peer's */
     for (size_t i = first * batch; i < path_count; i += (i + 1) % batch ? 1 : 1 + (step - 1) * batch) {
         struct stat st;
+        if (ahead && i % batch == 0 && i / batch >= ahead) await_batch(s, step, i / batch - ahead);
         int fd = open(paths[i], O_RDONLY);
         if (fd < 0) die(paths[i]);
         if (fstat(fd, &st)) die(paths[i]);
@@ -94,13 +130,14 @@ static uint64_t read_files(size_t first, size_t step, size_t batch) {
         }
         total += got;
         close(fd);
+        if (ahead && (i + 1) % batch == 0) end_batch(s, first);
     }
     free(buffer);
     return total;
 }
 
-static void files(const char *list, int readers, size_t batch) {
-    struct shared { double begin[64], end[64]; uint64_t bytes[64]; volatile int ready, go; } *s;
+static void files(const char *list, int readers, size_t batch, size_t ahead) {
+    struct shared *s;
     load_paths(list);
     if (readers < 1 || readers > 64 || batch < 1) { errno = EINVAL; die("readers"); }
     s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -112,11 +149,12 @@ static void files(const char *list, int readers, size_t batch) {
         if (pid < 0) die("fork");
         if (pid == 0) {
             char byte;
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             close(gate[1]);
             __sync_fetch_and_add(&s->ready, 1);
             while (read(gate[0], &byte, 1) > 0) {} /* opens when the parent closes its end */
             s->begin[r] = now();
-            s->bytes[r] = read_files((size_t)r, (size_t)readers, batch);
+            s->bytes[r] = read_files(s, (size_t)r, (size_t)readers, batch, ahead);
             s->end[r] = now();
             _exit(0);
         }
@@ -125,9 +163,9 @@ static void files(const char *list, int readers, size_t batch) {
     usleep(2000);
     close(gate[0]);
     close(gate[1]);
-    int failed = 0, status;
-    while (wait(&status) > 0) failed |= status;
-    if (failed) exit(1);
+    int status;
+    while (wait(&status) > 0)
+        if (status) exit(1); /* the others go with us: they may wait for it */
     double begin = s->begin[0], end = s->end[0];
     uint64_t bytes = 0;
     for (int r = 0; r < readers; r++) {
@@ -347,8 +385,9 @@ static void fill(const char *directory, long count, uint64_t size, uint64_t seed
 
 int main(int argc, char **argv) {
     const char *what = argc > 2 ? argv[1] : "";
-    if ((argc == 4 || argc == 5) && !strcmp(what, "files"))
-        files(argv[2], atoi(argv[3]), argc == 5 ? (size_t)atol(argv[4]) : 1);
+    if (argc == 4 && !strcmp(what, "files")) files(argv[2], atoi(argv[3]), 1, 0);
+    else if (argc == 6 && !strcmp(what, "files"))
+        files(argv[2], atoi(argv[3]), (size_t)atol(argv[4]), (size_t)atol(argv[5]));
     else if (argc == 3 && !strcmp(what, "await")) await(argv[2]);
     else if (argc == 3 && !strcmp(what, "direct")) direct(argv[2]);
     else if (argc == 3 && !strcmp(what, "list")) list(argv[2]);

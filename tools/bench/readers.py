@@ -13,6 +13,7 @@ from pathlib import Path
 _SOURCE = Path(__file__).with_name("reader.c")
 _IN_PYTHON = Path(__file__).with_name("python_reader.py")
 _PASS_TIMEOUT_S = 900.0
+PREFETCH_FACTOR = 2  # torch's own default
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,13 @@ class Readers:
         return self._pass("files", str(listed), str(readers))
 
     def read_batches(self, paths: Iterable[str], readers: int, batch: int) -> Pass:
-        """The same in the given order, dealt out in batches as a data loader's workers get them."""
+        """The same in the given order, dealt out in batches as a data loader's workers get them: no
+        reader is further ahead of the others than PREFETCH_FACTOR allows.
+        """
+        ahead = str(readers * PREFETCH_FACTOR)
         listed = self._work / "order.txt"
         listed.write_text("".join(f"{path}\n" for path in paths))
-        return self._pass("files", str(listed), str(readers), str(batch))
+        return self._pass("files", str(listed), str(readers), str(batch), ahead)
 
     def await_files(self, paths: Iterable[str]) -> Pass:
         """Open each in the given order and wait until all its pages are there; read none of them.
