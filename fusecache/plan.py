@@ -41,7 +41,7 @@ PUBLISHED_WITHIN_S = 2.0  # else it goes to the next log, which another epoch re
 LISTINGS_MOST = 64
 LISTING_PAGE = 8192  # entries a frame: fits with the longest names
 ARMED_WAITING_MOST = 4096  # frames
-REPORT_EVERY_S = 0.01
+REPORT_EVERY_S = 0.02
 # What is seen while nothing that is read was wanted (a hint was wrong): frames cost readers' time.
 QUIET_AFTER_S, QUIET_EVERY_S = 1.0, 0.1
 # What is seen while nothing is to be moved: a plan's next decision waits for none of it.

@@ -387,6 +387,8 @@ def stall(bench: Bench) -> None:
             results = bench.results
             for _ in range(2):
                 results.add("stall", "later epochs", "stock", "seconds", first["stall_s"])
+            for epoch in load_epochs(source, names, **(options | {"epochs": 2})):  # all in RAM now
+                results.add("stall", "later epochs", "ceiling", "seconds", epoch["stall_s"])
             for peer in ("unhinted", "fusecache"):
                 with hinted_mount(daemon, source, work, ("--ram", str(ram))) as mount:
                     bench.drop()
