@@ -123,7 +123,7 @@ class Packer:
         self._is_first = False  # hardly anything was on SSD when it was begun
         self._coming = 0  # files that it was assigned, and that are not on SSD yet
         self._strays = 0  # that it has got: files in no chunk
-        self._limit_bytes = 0  # of the store, when it was begun
+        self._limit_bytes = 0  # of the store, when the last log was begun
         self._needed_bytes = 0  # more, for the log that was refused
         self._mean_bytes = self._record_bytes = 1  # of a file, and on SSD
         self._counters: dict[str, int] = {}  # of C, as they were when the log began
@@ -171,7 +171,6 @@ class Packer:
             chunk_bytes = math.ceil(size_bytes / chunks ** (1 / epochs))
             self._slack_bytes = slack_bytes(chunks, size_bytes, buffer_bytes, chunk_bytes)
             self._is_assigned, self._coming, self._strays = False, 0, 0
-            self._limit_bytes = self._store.settings.limit_bytes
             self._mean_bytes = -(-size_bytes // samples)
             self._record_bytes = -(-self._mean_bytes // ALIGNMENT) * ALIGNMENT
             self._packing = self._begin(chunks, buffer_bytes)
@@ -201,6 +200,7 @@ class Packer:
                 log.warning("cannot begin a log of %d chunks: %s", chunks, error)
             else:
                 self._log = opened
+                self._limit_bytes = self._store.settings.limit_bytes
                 self._begun, self._samples, self._moved_before = self._begun + 1, 0, _moved()
                 self._segments.update(opened.segnos)
                 self._can_empty.clear()
@@ -357,7 +357,7 @@ class Packer:
     async def run_forever(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         while True:
-            while self._log is not None or self._is_abandoned:
+            while self.has_logs or self._is_abandoned:
                 await trio.to_thread.run_sync(self._tick)
                 with trio.move_on_after(TICK_S):
                     await self._wake.wait()
@@ -374,8 +374,8 @@ class Packer:
         with self._lock:
             if self._is_abandoned:
                 self._end()
-            elif self._log is not None and self._store.settings.limit_bytes < self._limit_bytes:
-                self._end()  # what it has, and may write yet, was drawn from a larger cache
+            elif self.has_logs and self._store.settings.limit_bytes < self._limit_bytes:
+                self._end()  # what they have, and may write yet, was drawn from a larger cache
                 self._packing = NO_ROOM
             elif self._log is not None:
                 self._look_if_moved(self._log)

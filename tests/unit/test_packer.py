@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from fusecache import _native, packer
 from fusecache.packer import (
@@ -408,6 +409,30 @@ def test_a_log_ends_when_the_cache_becomes_smaller(disk: Disk) -> None:
     disk.begin()
     disk.tick({})
     assert disk.packing == OPEN
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_logs_that_are_only_read_end_then_too(disk: Disk, is_refused: bool) -> None:
+    """Else nobody could evict their segments."""
+    logs = [disk.begin(), disk.begin()]
+    disk.packer.finish()
+    disk.limit_bytes //= 2
+    if is_refused:  # a further one has no room in the smaller cache
+        disk.room_bytes = 0
+        disk.packer.begin(CHUNKS, SIZE_BYTES, SAMPLES, BUFFER_BYTES)
+
+    async def run() -> None:
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(disk.packer.run_forever)
+                while disk.packer.has_logs:
+                    await trio.sleep(0.001)
+                nursery.cancel_scope.cancel()
+
+    trio.run(run)
+    assert all(log.is_ended for log in logs)
+    assert disk.packing == NO_ROOM
+    assert disk.packer.state()["log_segments"] == 0
 
 
 def test_between_two_logs_the_slack_is_nobodys(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
