@@ -268,12 +268,13 @@ class Packer:
         self._packing = NONE
 
     def _finish(self) -> None:
-        opened, self._log = self._log, None
+        opened = self._log
         if opened is None:
             return
+        self._finished.append(opened)  # first: there are logs while it is written out, too
+        self._log = None
         self._free_until = 0.0
         opened.finish(_native.log_end())
-        self._finished.append(opened)
         self._release_empty(opened, self._survey())
         while len(self._finished) > LOGS_KEPT:
             oldest = self._finished.pop(0)

@@ -444,6 +444,23 @@ def test_between_two_logs_the_slack_is_nobodys(disk: Disk, monkeypatch: pytest.M
     assert disk.packer.room_bytes() == 1 << 30
 
 
+def test_a_first_log_that_is_written_out_keeps_its_slack(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = disk.begin()
+    disk.live = dict.fromkeys(log.segnos, 5)
+    monkeypatch.setattr(disk, "room_bytes", lambda: 1 << 30)
+    seen = []
+
+    def log_end() -> list[tuple[int, int, int]]:
+        seen.append((disk.packer.has_logs, disk.packer.room_bytes()))
+        return disk._log_end()
+
+    monkeypatch.setattr(_native, "log_end", log_end)
+    disk.packer.finish()
+    assert seen == [(True, (1 << 30) - payload(SLACK_BYTES))]
+
+
 def test_who_reads_beside_a_finished_log_leaves_the_slack_to_the_next(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
