@@ -519,11 +519,11 @@ class Packer:
 
     def room_bytes(self) -> int:
         """How many payload bytes can be stored without an eviction. Beside an open log that is what
-        it was assigned, and half of what its slack leaves: strays lie on SSD twice for a while. May
-        wait for the disk.
+        it was assigned, and half of what its slack leaves: strays lie on SSD twice for a while.
+        While it is being assigned, nobody knows yet what is one. May wait for the disk.
         """
         opened = self._log
-        if opened is None:
+        if opened is None or not self._is_assigned:
             return self.spare_bytes()
         coming, beyond = self._coming_bytes(), self._beyond_bytes(opened)
         room = coming + (beyond // 2 if beyond > 0 else beyond)

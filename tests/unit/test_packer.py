@@ -345,6 +345,21 @@ def test_the_room_beside_a_log(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> N
     assert disk.packer.room_bytes() == 0
 
 
+def test_the_room_for_a_first_log_does_not_change_while_it_is_assigned(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else those who are to be in it would have no place."""
+    monkeypatch.setattr(_native, "log_assign", lambda inos, chunk: None)
+    disk.room_bytes = SLACK_BYTES + 100 * RECORD_BYTES
+    disk.packer.begin(CHUNKS, SIZE_BYTES, SAMPLES, BUFFER_BYTES)
+    rooms = [disk.packer.room_bytes()]
+    disk.packer.assign(0, [100], np.arange(100, dtype=np.uint32))
+    rooms.append(disk.packer.room_bytes())
+    disk.packer.open()
+    rooms.append(disk.packer.room_bytes())
+    assert rooms == [payload(100 * RECORD_BYTES)] * 3
+
+
 def test_a_stray_is_taken_where_there_is_room_for_it_twice(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
