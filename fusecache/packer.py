@@ -300,14 +300,28 @@ class Packer:
             self.make_credit(len(payload))
         elif not self._has_room_beside_slack(opened, len(payload), is_stray):
             return False
-        if is_stray:  # into what is read last: it keeps no other segment alive
-            last = len(opened.segnos) - 1
-            _native.log_assign(np.array([ino], np.uint32).tobytes(), last)
+        if is_stray and not self._assign_stray(opened, ino):
+            return False
         name = digest.digest(opened.algorithm, payload)
         is_added = _native.log_add(ino, version, name, time.time_ns(), payload)
         self._strays += is_stray and is_added
         self._is_dirty |= is_added
         return is_added
+
+    def _assign_stray(self, opened: Log, ino: int) -> bool:
+        """To what is read last: there it keeps no other segment alive. False: not now, the log
+        ends, perhaps (then each of its files looks like a stray).
+        """
+        if not self._lock.acquire(blocking=False):  # ending may take seconds
+            return False
+        try:
+            if self._log is not opened:
+                return False
+            last = len(opened.segnos) - 1
+            _native.log_assign(np.array([ino], np.uint32).tobytes(), last)
+            return True
+        finally:
+            self._lock.release()
 
     def _has_room_beside_slack(self, opened: Log, size_bytes: int, is_stray: bool) -> bool:
         wanted = self._slack_bytes + APPENDERS_MOST * size_bytes

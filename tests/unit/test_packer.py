@@ -4,6 +4,8 @@ real mounts: mount/test_log.py.
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -412,6 +414,40 @@ def test_a_stray_is_taken_where_there_is_room_for_it_twice(
     ] * 2
     assert keeps_out(disk, 94)
     assert location_of == {600: (STATIC, 0)}
+
+
+def test_a_file_that_comes_while_the_log_ends_is_not_for_it(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C wants none any more, and takes no stray. Nobody waits until all is written out."""
+    is_ending, is_added = threading.Event(), threading.Event()
+    answers = list[bool]()
+
+    def assign(inos: bytes, chunk: int) -> None:
+        if is_ending.is_set():
+            raise OSError(errno.ENOENT, "no log is open")
+
+    def log_end() -> list[tuple[int, int, int]]:
+        is_ending.set()
+        answers.append(is_added.wait(10))
+        return disk._log_end()
+
+    def log_wants(ino: int) -> bool:  # `add` has seen the open log
+        ending.start()
+        is_ending.wait(10)
+        return False
+
+    ending = threading.Thread(target=disk.packer.finish)
+    monkeypatch.setattr(_native, "log_assign", assign)
+    monkeypatch.setattr(_native, "log_end", log_end)
+    monkeypatch.setattr(_native, "log_wants", log_wants)
+    monkeypatch.setattr(_native, "get_location", lambda ino, block: None)
+    disk.begin(range(100))
+    disk.packer.make_credit(SLACK_BYTES)  # room for strays needs no look
+    answers.append(disk.packer.add(5, Version(1, 10_000, 0, 0), bytes(10_000)))
+    is_added.set()
+    ending.join()
+    assert answers == [False, True]
 
 
 def test_a_log_ends_when_the_cache_becomes_smaller(disk: Disk) -> None:
