@@ -140,7 +140,9 @@ def set_location(
     """
 
 def get_location(ino: int, block: int) -> tuple[int, int, int] | None: ...
-def clear_location(ino: int, block: int) -> None: ...
+def clear_location(ino: int, block: int, only_if: tuple[int, int, int]) -> None:
+    """Forget where a block lies, if that (as `get_location` says it) is still the place."""
+
 def segment_add(segno: int, fd: int) -> None:
     """Give the front a descriptor to read segment `segno` with (it is opened anew with O_DIRECT, or
     dup'ed; buffered reads are the fallback). A known segment stays as it is. When the front holds

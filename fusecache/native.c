@@ -678,15 +678,18 @@ static PyObject *py_get_location(PyObject *module, PyObject *args, PyObject *kwa
 
 static PyObject *py_clear_location(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	unsigned long long block;
+	unsigned long long block, offset;
+	unsigned int segno, header_len;
 	PyObject *ino_arg;
-	uint64_t ino;
+	uint64_t ino, at;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OK", KEYWORDS("ino", "block"), &ino_arg, &block) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OK(IKI)", KEYWORDS("ino", "block", "only_if"), &ino_arg,
+					 &block, &segno, &offset, &header_len) ||
 	    !take_ino(ino_arg, &ino))
 		return NULL;
-	WITHOUT_GIL(table_clear_location(ino, block, 0));
+	at = location_pack((struct location){segno, header_len, offset});
+	WITHOUT_GIL(table_clear_location(ino, block, at));
 	Py_RETURN_NONE;
 }
 

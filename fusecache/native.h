@@ -174,7 +174,7 @@ char *table_path(uint32_t ino, size_t *len); /* malloc'ed */
 
 /* These lock by themselves. */
 int table_set_location(uint64_t ino, uint64_t block, struct location at, const struct version *of);
-void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if); /* 0: always */
+void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if);
 bool table_version(uint64_t ino, struct version *out);
 /* A record of a whole file of one block that was written anew. */
 struct moved {

@@ -1010,7 +1010,7 @@ void table_clear_location(uint64_t ino, uint64_t block, uint64_t only_if)
 	if (n) {
 		ino = node_primary((uint32_t)ino);
 		n = &table.nodes[ino];
-		if (!only_if || table_location((uint32_t)ino, block) == only_if) {
+		if (table_location((uint32_t)ino, block) == only_if) {
 			if (is_file(n) && n->size <= BLOCK_BYTES && !block)
 				n->location = 0;
 			else if (!(block >> 32))

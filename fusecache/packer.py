@@ -291,10 +291,11 @@ class Packer:
         One that is in no chunk is a stray: the next epoch reads it at any time, so its segment is
         empty only at the end of that epoch. Strays are taken where there is room for them twice.
         """
-        opened = self._log
-        if opened is None or not self._is_assigned or _is_on_ssd(ino):
+        opened, known = self._log, _native.get_location(ino, 0)
+        if opened is None or not self._is_assigned or _is_there(known):
             return False
-        _forget_lost(ino)
+        if known is not None:  # evicted by others; in its place nothing can be appended
+            _native.clear_location(ino, 0, known)
         is_stray = not _native.log_wants(ino)
         if self._is_first and not is_stray:
             self.make_credit(len(payload))
@@ -352,7 +353,7 @@ class Packer:
         if opened is not None and (not self._is_assigned or self._packing == WRITE_FAILED):
             return False
         is_small = size_bytes <= BLOCK_BYTES
-        if not self.has_logs or (is_small and _is_on_ssd(ino)):
+        if not self.has_logs or (is_small and _is_there(_native.get_location(ino, 0))):
             return False
         if opened is not None and is_small:
             return not (self._is_first and _native.log_wants(ino))
@@ -607,15 +608,6 @@ def _moved() -> int:
     return counters["moved"] + counters["added"]
 
 
-def _is_on_ssd(ino: int) -> bool:
-    """Whether its location leads to a segment that is there."""
-    location = _native.get_location(ino, 0)
+def _is_there(location: tuple[int, int, int] | None) -> bool:
+    """Whether it leads to a segment that is there."""
     return location is not None and _native.segment_known(location[0])
-
-
-def _forget_lost(ino: int) -> None:
-    """Of a file that is not on SSD: the location that others have evicted, in whose place nothing
-    can be appended.
-    """
-    if _native.get_location(ino, 0) is not None:
-        _native.clear_location(ino, 0)

@@ -162,7 +162,9 @@ def test_location_round_trip(large: Cached) -> None:
         )
     assert _native.get_location(large.ino, 3) is None
     assert _native.get_location(large.ino, 2**40) is None
-    _native.clear_location(large.ino, 1)
+    _native.clear_location(large.ino, 1, (large.segno, large.offsets[0], large.header_lens[0]))
+    assert _native.get_location(large.ino, 1) is not None
+    _native.clear_location(large.ino, 1, (large.segno, large.offsets[1], large.header_lens[1]))
     assert _native.get_location(large.ino, 1) is None
     assert large.read(0, 100) == large.data[:100]
     assert large.read(BLOCK, 1) is None
@@ -173,7 +175,7 @@ def test_location_round_trip(large: Cached) -> None:
 
 def test_location_is_only_for_the_version(small: Cached, tmp_path: Path) -> None:
     other = (small.version[0], small.version[1], small.version[2], small.version[3] + 1)
-    _native.clear_location(small.ino, 0)
+    _native.clear_location(small.ino, 0, (small.segno, small.offsets[0], small.header_lens[0]))
     assert not _native.set_location(small.ino, 0, small.segno, FIRST_RECORD, 80, other)
     assert not _native.set_location(small.ino, 1, small.segno, FIRST_RECORD, 80, small.version)
     assert not _native.set_location(ROOT, 0, small.segno, FIRST_RECORD, 80, _native.version(ROOT))

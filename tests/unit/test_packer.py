@@ -383,7 +383,7 @@ def test_a_stray_is_taken_where_there_is_room_for_it_twice(
     monkeypatch.setattr(_native, "log_wants", lambda ino: ino in chunk_of)
     location_of = {600: (STATIC, 0), 90: (999, 0)}  # the latter was evicted by others
     monkeypatch.setattr(_native, "get_location", lambda ino, block: location_of.get(ino))
-    monkeypatch.setattr(_native, "clear_location", lambda ino, block: location_of.pop(ino))
+    monkeypatch.setattr(_native, "clear_location", lambda ino, block, at: location_of.pop(ino))
     monkeypatch.setattr(_native, "log_add", add)
     version, data = Version(1, 10_000, 0, 0), bytes(10_000)
     strays = 20
@@ -448,6 +448,31 @@ def test_a_file_that_comes_while_the_log_ends_is_not_for_it(
     is_added.set()
     ending.join()
     assert answers == [False, True]
+
+
+def test_a_location_that_was_just_written_is_not_forgotten(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of one that others have evicted."""
+    lost, fresh = (999, 4096, 96), (STATIC, 8192, 96)
+    location_of = {5: lost}
+
+    def segment_known(segno: int) -> bool:
+        location_of[5] = fresh
+        return segno in disk.segments
+
+    def clear_location(ino: int, block: int, only_if: tuple[int, int, int]) -> None:
+        if location_of[ino] == only_if:
+            del location_of[ino]
+
+    monkeypatch.setattr(_native, "get_location", lambda ino, block: location_of.get(ino))
+    monkeypatch.setattr(_native, "clear_location", clear_location)
+    monkeypatch.setattr(_native, "log_wants", lambda ino: True)
+    monkeypatch.setattr(_native, "log_add", lambda ino, *_: ino not in location_of)
+    disk.begin()
+    monkeypatch.setattr(_native, "segment_known", segment_known)
+    assert not disk.packer.add(5, Version(1, 10_000, 0, 0), bytes(10_000))
+    assert location_of == {5: fresh}
 
 
 def test_a_log_ends_when_the_cache_becomes_smaller(disk: Disk) -> None:
