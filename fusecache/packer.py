@@ -357,10 +357,23 @@ class Packer:
             return False
         if opened is not None and is_small:
             return not (self._is_first and _native.log_wants(ino))
-        if self.spare_bytes() < length:
+        taken = self._taken_bytes(length)
+        if self.spare_bytes() < taken:
             return True
-        self._free -= length
+        self._free -= taken
         return False
+
+    def has_spare(self, length: int) -> bool:
+        """Whether a block of that length can be stored without an eviction, and in no log. May wait
+        for the disk.
+        """
+        return self.spare_bytes() >= self._taken_bytes(length)
+
+    def _taken_bytes(self, length: int) -> int:
+        """What the open log has less room by, when a block is stored; without one, what is reserved
+        for a new segment and not written is given back when the next log begins.
+        """
+        return length if self._log is None else self._store.taken_bytes(length)
 
     def flush(self) -> None:
         """Write out what was added."""

@@ -182,7 +182,6 @@ class Prefetcher:
         packer: Packer,
         kernel: Kernel,
         stats: Stats,
-        spare_bytes: Callable[[], int],
         mountpoint: bytes,
         depth_most: int,
         bytes_per_s: int | None,
@@ -193,7 +192,6 @@ class Prefetcher:
         self._packer = packer
         self._kernel = kernel
         self._stats = stats
-        self._spare_bytes = spare_bytes
         self._mountpoint = mountpoint
         self._depth_most = depth_most
         self._depth = Depth(depth_most)
@@ -848,7 +846,7 @@ class Prefetcher:
                 is_stored = (
                     is_stored
                     and store
-                    and await trio.to_thread.run_sync(self._spare_bytes) > BLOCK_BYTES
+                    and await trio.to_thread.run_sync(self._packer.has_spare, BLOCK_BYTES)
                     and await self._reader.ensure_cached(ino, block) is not None
                 )
             if not is_staged:

@@ -106,7 +106,6 @@ class Server:
             packer=self.packer,
             kernel=self.kernel,
             stats=self.stats,
-            spare_bytes=self.packer.spare_bytes,
             mountpoint=os.fsencode(config.mountpoint),
             depth_most=config.prefetch_depth,
             bytes_per_s=config.prefetch_bytes_per_s,

@@ -1040,6 +1040,16 @@ class Store:
         room -= min((segments + 1) * self._record_bytes_most, self._segment_bytes)
         return max(0, room * self._payload_bytes // self._record_bytes)
 
+    def taken_bytes(self, length: int) -> int:
+        """What is reserved, at most, for a block of that length: all of a new segment and of its
+        index rows, where the open one has no room for it. Any thread.
+        """
+        writer = self._writer
+        header_len = fmt.header_length(length, bytes(fmt.PATH_BYTES_MAX))
+        if writer is not None and writer.has_room(fmt.align(header_len + length)):
+            return length
+        return self._segment_bytes + self._segment_bytes // 8
+
     def verify(self, dataset: bytes | None) -> Iterator[tuple[int, int, int, RecordFault | None]]:
         """Read every record (that the dataset uses): (segno, offset, payload_len, its fault).
 

@@ -78,6 +78,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room_bytes = 1 << 40
+        self.segment_bytes = 0  # of the new one that the store needs for what comes; 0: none
         self.limit_bytes = 1 << 30
         self.segments = {STATIC}
         self.rows = {STATIC: 10}
@@ -120,6 +121,9 @@ class Disk:
         self.room_bytes -= credit
         self.logs.append(FakeLog(self, credit))
         return self.logs[-1]
+
+    def taken_bytes(self, length: int) -> int:
+        return self.segment_bytes or length
 
     def _release(self, store: Disk, directory: Disk, segnos: Sequence[int]) -> int:
         assert self.releasing == {*segnos}
@@ -574,6 +578,35 @@ def test_a_large_file_takes_no_room_that_a_log_wants(
     disk.look_s = 1.0
     disk.begin(range(1000))
     assert [keeps_out(disk, 5, large) for _ in range(blocks + 1)] == [False] * blocks + [True]
+
+
+def test_a_large_file_takes_no_segment_that_a_log_wants(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little of it is written then."""
+    monkeypatch.setattr(_native, "log_assign", lambda inos, chunk: None)
+    monkeypatch.setattr(_native, "get_location", lambda ino, block: None)
+    large, disk.segment_bytes = 3 * BLOCK_BYTES, 8 * BLOCK_BYTES
+    disk.room_bytes = SLACK_BYTES + 1000 * RECORD_BYTES + 2 * BLOCK_BYTES
+    disk.look_s = 1.0
+    disk.begin(range(1000))
+    assert keeps_out(disk, 5, large)
+    assert not disk.packer.has_spare(BLOCK_BYTES)
+    disk.room_bytes += 10 * BLOCK_BYTES
+    disk.now += packer.LOOK_SHARE
+    assert disk.packer.has_spare(BLOCK_BYTES)
+    assert not keeps_out(disk, 5, large)
+    disk.segment_bytes = 0  # it has room for the next ones; nobody looks at what is free meanwhile
+    assert [keeps_out(disk, 5, large) for _ in range(4)] == [False] * 3 + [True]
+
+
+def test_without_an_open_log_a_new_segment_takes_what_is_written_into_it(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.segment_bytes = 8 * BLOCK_BYTES
+    monkeypatch.setattr(disk, "room_bytes", lambda: BLOCK_BYTES)
+    assert disk.packer.has_spare(BLOCK_BYTES)
+    assert not disk.packer.has_spare(BLOCK_BYTES + 1)
 
 
 def test_what_is_drawn_is_no_room_any_more(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

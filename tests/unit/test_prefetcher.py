@@ -81,7 +81,6 @@ def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatc
         packer=stub,
         kernel=stub,
         stats=stub,
-        spare_bytes=lambda: 0,
         mountpoint=b"/nowhere",
         depth_most=1,
         bytes_per_s=None,

@@ -433,6 +433,19 @@ def test_room_is_what_can_still_be_stored(tmp_path: Path, size: int, policy: str
         check_invariants(store)
 
 
+def test_a_block_takes_a_segment_where_the_open_one_is_full(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
+        segments = 0
+        for n in range(20):
+            before, taken = store.store.usage().reserved_bytes, store.store.taken_bytes(3 * MIB)
+            assert store.put(b"f%d" % n, content(n, 3 * MIB)) is not None
+            more = store.store.usage().reserved_bytes - before
+            is_new = taken > 8 * MIB
+            assert more <= (taken if is_new else 0)
+            segments += is_new
+        assert segments == 10
+
+
 def test_room_is_shared_and_ends_with_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
