@@ -25,7 +25,9 @@ _BATCH_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class SegmentUse:
-    """`kind`: static, packed, or open: somebody writes it, and `alive_bytes` counts nothing."""
+    """`kind`: static, packed, or open: somebody writes it, `bytes` are what is written, and
+    `alive_bytes` counts nothing.
+    """
 
     segno: int
     kind: str
@@ -42,7 +44,8 @@ def survey(store: Store) -> list[SegmentUse]:
             for row in place.index.segments():
                 kind = "open" if not row.sealed else _kind(place, row.segno)
                 alive = place.index.alive_bytes(row.segno) if row.sealed else 0
-                found.append(SegmentUse(row.segno, kind, row.reserved, alive))
+                written = store.written_bytes(place.index, row)
+                found.append(SegmentUse(row.segno, kind, written, alive))
             return sorted(found, key=lambda use: use.segno)
     raise CacheFault("the cache directory cannot be used now")
 

@@ -982,7 +982,7 @@ class Store:
             begin = time.monotonic()
             if begin >= good_until:
                 count = index.count_blocks()
-                written = sum(self._written_bytes(index, row) for row in rows)
+                written = sum(self.written_bytes(index, row) for row in rows)
                 # Millions of rows, thousands of segments: not more than a tenth of the time.
                 cost = time.monotonic() - begin
                 if cost > 0.01:
@@ -994,7 +994,7 @@ class Store:
         own, reserved = index.size_bytes(), sum(row.reserved for row in rows)
         return Usage(written + own, reserved + own, limit, count, len(rows))
 
-    def _written_bytes(self, index: idx.Index, row: idx.SegmentRow) -> int:
+    def written_bytes(self, index: idx.Index, row: idx.SegmentRow) -> int:
         """Of what is reserved for the segment. Any thread."""
         if row.sealed:
             return row.reserved
@@ -1018,7 +1018,7 @@ class Store:
             with contextlib.suppress(*idx.ERRORS):
                 for row in index.read_segments():
                     path = directory.member_of(row.segno).path
-                    counts.setdefault(path, []).append(self._written_bytes(index, row))
+                    counts.setdefault(path, []).append(self.written_bytes(index, row))
         return [
             DirectoryState(
                 str(path), out.get(path, ""), sum(counts.get(path, [])), len(counts.get(path, []))

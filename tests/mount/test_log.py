@@ -411,6 +411,41 @@ def test_without_room_nothing_breaks(place: Place, begin: Begin) -> None:
 
 
 @in_one_mode
+def test_a_smaller_ssd_is_kept_while_a_log_is_only_read(
+    place: Place, begin: Begin, mounting: Mounting
+) -> None:
+    job = begin()
+    job.pack(job.chunks(1))
+    job.read(job.chunks(3))
+    job.client.send("pack", chunks=0, last=False)
+    job.client.settle()
+    limit_bytes = 16 << 20
+    assert job.mount.value("ssd", "reserved_bytes") > limit_bytes
+    source, mountpoint = place.base / "source-2", place.base / "mnt-2"
+    source.mkdir()
+    mountpoint.mkdir()
+    mounting("--ssd", "16M", source=source, mountpoint=mountpoint)
+    eventually(lambda: job.mount.value("ssd", "reserved_bytes") <= limit_bytes)
+    assert job.mount.value("layout", "log_segments") == 0
+    for ino in job.names:
+        job.check(ino)
+
+
+@in_one_mode
+def test_a_large_file_takes_no_segment_that_a_first_log_wants(place: Place, begin: Begin) -> None:
+    place.write("large", random_bytes("large", 5 << 20))
+    job = begin("--ssd", "36M", store=False)
+    job.pack(job.chunks(1))
+    job.client.settle()
+    assert job.bytes < job.client.state["ssd_room_bytes"] < job.bytes + (8 << 20)
+    (job.mount.path / "large").read_bytes()
+    eventually(lambda: job.mount.value("origin", "files") > 0)
+    job.client.settle()
+    assert job.client.state["ssd_room_bytes"] > job.bytes
+    assert job.client.fetch_all(list(job.names)) == {2: len(job.names)}
+
+
+@in_one_mode
 @pytest.mark.parametrize("changes", [
     {"lengths": b"\2\0\0\0"}, {"first": 2}, {"buffer": 1000}, {"chunks": 5000}, {"bytes": 0}
 ])  # fmt: skip
