@@ -18,10 +18,11 @@ from fusecache.operations import Operations
 from fusecache.reader import Reader
 from fusecache.store import Store
 from fusecache.store.format import segment_bytes
-from fusecache.store.types import RecordFault
+from fusecache.store.types import Location, RecordFault
 
 ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
+LOCATIONS_BATCH = 1 << 14
 LISTING_BATCH = 4096
 WARM_SHARE = 0.9  # of the limit: segments are not filled to the last byte, and the index needs room
 
@@ -171,23 +172,23 @@ class Maintenance:
                 _note_error(progress, ino, error)
 
     async def verify(self, request: Message, send: Send) -> Message:
-        """Read every record of the cache directory and check it against its digest; count, log and
-        quarantine what is bad. "faults": the first ERRORS_SHOWN lines of that.
+        """Read every record of the cache directory, and of this mount's logs, and check it against
+        its digest; count, log and quarantine what is bad. "faults": the first ERRORS_SHOWN lines of
+        that.
         """
         del request
-        counts = {
-            "blocks_done": 0, "blocks_total": self._store.usage().blocks, "bytes_done": 0, "bad": 0,
-        }  # fmt: skip
+        total = await trio.to_thread.run_sync(_count_records, self._store)
+        counts = {"blocks_done": 0, "blocks_total": total, "bytes_done": 0, "bad": 0}
         lines: list[str] = []
-        records = self._store.verify(None)
+        records = _check_records(self._store)
         next_report = 0.0
         while batch := await trio.to_thread.run_sync(_take, records, VERIFY_BATCH):
-            for segno, offset, length, fault in batch:
+            for at, fault in batch:
                 counts["blocks_done"] += 1
-                counts["bytes_done"] += length
+                counts["bytes_done"] += at.payload_len
                 if fault:
                     counts["bad"] += 1
-                    line = self._note_bad(fault, segno, offset, "found by verify")
+                    line = self._note_bad(fault, at.segno, at.offset, "found by verify")
                     if len(lines) < ERRORS_SHOWN:
                         lines.append(line)
             if trio.current_time() >= next_report:
@@ -230,6 +231,45 @@ def _entries(directory: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _take(
-    records: Iterator[tuple[int, int, int, RecordFault | None]], most: int
-) -> list[tuple[int, int, int, RecordFault | None]]:
+    records: Iterator[tuple[Location, RecordFault | None]], most: int
+) -> list[tuple[Location, RecordFault | None]]:
     return list(itertools.islice(records, most))
+
+
+def _count_records(store: Store) -> int:
+    segnos = store.log_segments()
+    in_logs = sum(files for segno, files, *_ in _native.log_survey() if segno in segnos)
+    return store.usage().blocks + in_logs
+
+
+def _check_records(store: Store) -> Iterator[tuple[Location, RecordFault | None]]:
+    """Each record, and its fault. To those of logs only the inode table leads; a bad one's location
+    is forgotten. Before and after the others: a log that ends meanwhile gets rows behind our back.
+    """
+    segnos = store.log_segments()
+    yield from store.verify(None)
+    segnos |= store.log_segments()
+    if not segnos:
+        return
+    for begin in range(1, _native.count() + 1, LOCATIONS_BATCH):
+        files = _files_in(segnos, range(begin, begin + LOCATIONS_BATCH))
+        for at, fault in store.check(sorted(files)):
+            ino = files[at]
+            if fault and _location_in(segnos, ino) != at:
+                continue  # moved or changed: the segment may have been released
+            if fault:
+                _native.clear_location(ino, 0)
+            yield at, fault
+
+
+def _files_in(segnos: set[int], inos: range) -> dict[Location, int]:
+    found = {_location_in(segnos, ino): ino for ino in inos}
+    return {at: ino for at, ino in found.items() if at is not None}
+
+
+def _location_in(segnos: set[int], ino: int) -> Location | None:
+    """Of a file of one block, if it is in these segments."""
+    at = _native.get_location(ino, 0)
+    if at is None or at[0] not in segnos or _native.is_dead(ino):
+        return None
+    return Location(*at, namespace.version(ino).size)

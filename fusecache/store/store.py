@@ -18,7 +18,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeGuard
@@ -1050,32 +1050,48 @@ class Store:
             return length
         return self._segment_bytes + self._segment_bytes // 8
 
-    def verify(self, dataset: bytes | None) -> Iterator[tuple[int, int, int, RecordFault | None]]:
-        """Read every record (that the dataset uses): (segno, offset, payload_len, its fault).
+    def verify(self, dataset: bytes | None) -> Iterator[tuple[Location, RecordFault | None]]:
+        """`check` every record in the index (that the dataset uses)."""
+        index = self._index
+        if index is None:
+            return
+        self.flush()
+        yield from self.check(index.records(dataset))
+
+    def check(self, locations: Iterable[Location]) -> Iterator[tuple[Location, RecordFault | None]]:
+        """Read each record: its fault. Those whose segment was evicted meanwhile are left out.
 
         Chunk sums are checked and the digest is computed anew. The caller quarantines.
         """
         index, directory = self._index, self._directory
         if index is None or directory is None:
             return
-        self.flush()
         reader = RecordReader()
         fd, opened = -1, -1
         try:
-            for location in index.records(dataset):
+            for location in locations:
                 if location.segno != opened:
                     if fd >= 0:
                         os.close(fd)
                     fd, opened = self._open_to_verify(location.segno), location.segno
                 fault = _record_fault(reader, fd, location, directory) if fd >= 0 else "read"
-                if fault and index.is_gone_now(location.segno):
-                    continue  # evicted while we read
-                yield location.segno, location.offset, location.payload_len, fault
+                if not fault or not index.is_gone_now(location.segno):
+                    yield location, fault
         except idx.ERRORS as error:
             self._index_error(index, error)
         finally:
             if fd >= 0:
                 os.close(fd)
+
+    def log_segments(self) -> set[int]:
+        """Segments of logs, of which the index has no rows yet. Any thread."""
+        index = self._index
+        if index is not None:
+            try:
+                return {row.segno for row in index.read_log_segments()}
+            except idx.ERRORS as error:
+                self._index_error(index, error)
+        return set()
 
     def _open_to_verify(self, segno: int) -> int:
         try:

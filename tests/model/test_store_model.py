@@ -173,10 +173,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(handle=handles)
     def verify(self, handle: int) -> None:
-        for segno, offset, _, fault in self.stores[handle].store.verify(None):
+        for at, fault in self.stores[handle].store.verify(None):
             if fault:
                 assert self.was_damaged
-                self.stores[handle].store.quarantine(segno, offset)
+                self.stores[handle].store.quarantine(at.segno, at.offset)
 
     # ---- what happens to them ----
     @rule(handle=handles)

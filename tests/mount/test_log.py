@@ -100,6 +100,19 @@ def names_in(path: Path) -> set[str]:
         os.close(fd)
 
 
+def spoil(path: Path) -> tuple[int, int]:
+    """The last byte of the last record's payload: segment, offset of the record."""
+    with open(path, "r+b") as file:
+        header = fmt.parse_segment_header(file.read(fmt.SEGMENT_HEADER_BYTES))
+        assert header is not None
+        *_, (at, record) = walk(file.fileno(), header.segno, header.uuid)
+        file.seek(at + record.header_len + record.payload_len - 1)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([last ^ 1]))
+    return header.segno, at
+
+
 Begin = Callable[..., Job]
 
 
@@ -280,6 +293,60 @@ def test_a_log_that_is_written_is_read_and_nothing_moves(place: Place, begin: Be
 
 
 @in_one_mode
+def test_verify_checks_what_lies_in_logs(place: Place, begin: Begin) -> None:
+    """In the one that is read and in the one that is written."""
+    job = begin(allow_log=("checksum",), count=100)
+    first, second = job.chunks(1), job.chunks(2)
+    job.pack(first)
+    job.read(job.chunks(3))
+    job.end_epoch(second)
+    for chunk in first[:3]:
+        job.client.stage_all(chunk, STORE | MOVE)
+    done = job.mount.run("verify", job.mount.path)
+    assert done.returncode == 0, done.stderr
+    records = int(done.stdout.split()[0])
+    assert records >= len(job.names)
+    spoilt = [spoil(path) for path in segments(place)[-10:] if names_in(path)]
+    assert len(spoilt) > 5
+    done = job.mount.run("verify", job.mount.path)
+    assert done.returncode == 1
+    live = [
+        place for place in spoilt if "byte {1} of segment {0} is bad".format(*place) in done.stderr
+    ]
+    assert f" {len(live)} bad, dropped; fetched again on use" in done.stdout
+    assert len(live) > 5
+    job.mount.drop_pages()
+    for ino in job.names:
+        job.check(ino)
+    assert job.mount.value("integrity", "mismatches") == len(live)
+    assert job.mount.run("verify", job.mount.path).returncode == 0
+
+
+@in_one_mode
+def test_verify_while_files_are_moved(place: Place, begin: Begin) -> None:
+    job = begin(count=100)
+    job.pack(job.chunks(0))
+    stop, checked = threading.Event(), list[int]()
+
+    def verify() -> None:
+        while not stop.is_set():
+            done = job.mount.run("verify", job.mount.path)
+            assert done.returncode == 0, done.stderr
+            checked.append(int(done.stdout.split()[0]))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(verify)
+        for seed in range(3):
+            job.read(job.chunks(seed + 20))
+            job.end_epoch(job.chunks(seed + 1))
+        stop.set()
+        running.result()
+    assert len(checked) > 2
+    assert job.mount.value("integrity", "mismatches") == 0
+    assert job.mount.value("integrity", "faults") == {}
+
+
+@in_one_mode
 def test_no_further_log(place: Place, begin: Begin) -> None:
     job = begin()
     job.pack(job.chunks(1))
@@ -378,7 +445,7 @@ def test_jobs_that_are_left_do_not_fill_the_disk(place: Place, begin: Begin) -> 
     job.client.stage_all(list(job.names), STORE | MOVE)
     job.client.send("pack", chunks=0)
     job.client.settle()
-    for seed in range(5):
+    for seed in range(3):
         with PlanClient(job.mount.path) as client:
             left = Job(place, job.mount, client)
             left.pack(left.chunks(seed, chunks))

@@ -354,7 +354,7 @@ def test_verify_finds_every_flipped_payload(tmp_path: Path) -> None:
             assert at is not None
             flip(store.segments()[0], (at.offset + at.header_len + at.payload_len - 1) * 8)
             flipped.add((at.segno, at.offset))
-        bad = [(segno, offset) for segno, offset, _, fault in store.store.verify(None) if fault]
+        bad = [at[:2] for at, fault in store.store.verify(None) if fault]
         assert set(bad) == flipped
         for place in bad:
             store.store.quarantine(*place)
