@@ -323,30 +323,6 @@ def test_verify_checks_what_lies_in_logs(place: Place, begin: Begin) -> None:
 
 
 @in_one_mode
-def test_verify_while_files_are_moved(place: Place, begin: Begin) -> None:
-    job = begin(count=100)
-    job.pack(job.chunks(0))
-    stop, checked = threading.Event(), list[int]()
-
-    def verify() -> None:
-        while not stop.is_set():
-            done = job.mount.run("verify", job.mount.path)
-            assert done.returncode == 0, done.stderr
-            checked.append(int(done.stdout.split()[0]))
-
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(verify)
-        for seed in range(3):
-            job.read(job.chunks(seed + 20))
-            job.end_epoch(job.chunks(seed + 1))
-        stop.set()
-        running.result()
-    assert len(checked) > 2
-    assert job.mount.value("integrity", "mismatches") == 0
-    assert job.mount.value("integrity", "faults") == {}
-
-
-@in_one_mode
 def test_no_further_log(place: Place, begin: Begin) -> None:
     job = begin()
     job.pack(job.chunks(1))

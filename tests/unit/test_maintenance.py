@@ -1,0 +1,87 @@
+"""Which records `verify` finds bad in logs. On real mounts: mount/test_log.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from fusecache import _native
+from fusecache.maintenance import _check_records
+from fusecache.store.types import Location, RecordFault
+
+SIZE = 1000
+BEFORE, LOG, NEXT_LOG = 4, 5, 6
+
+
+class Cache:
+    """The inode table, and a store in which every record is bad."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.places: dict[int, tuple[int, int, int]] = {}
+        self.dead: set[int] = set()
+        self.logs = {LOG}
+        self.moves: dict[int, tuple[int, int, int]] = {}  # made while records are read
+        self.checked: list[Location] = []
+        for name, function in {
+            "count": lambda: 40_000,
+            "get_location": lambda ino, block: self.places.get(ino),
+            "clear_location": lambda ino, block: self.places.pop(ino),
+            "is_dead": lambda ino: ino in self.dead,
+            "version": lambda ino: (ino, SIZE, 0, 0),
+        }.items():
+            monkeypatch.setattr(_native, name, function)
+
+    def log_segments(self) -> set[int]:
+        return set(self.logs)
+
+    def verify(self, dataset: None) -> Iterator[tuple[Location, RecordFault | None]]:
+        yield Location(BEFORE, 4096, 128, SIZE), None
+
+    def check(self, locations: Iterable[Location]) -> Iterator[tuple[Location, RecordFault]]:
+        for at in locations:
+            self.checked.append(at)
+            self.places.update(self.moves)
+            yield at, "read"
+
+    def bad(self) -> list[Location]:
+        store: Any = self
+        return [at for at, fault in _check_records(store) if fault]
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
+    return Cache(monkeypatch)
+
+
+def test_a_bad_record_of_a_log_is_forgotten(cache: Cache) -> None:
+    cache.places = {2: (LOG, 8192, 128), 3: (BEFORE, 4096, 128), 39_000: (LOG, 4096, 128)}
+    places = [Location(LOG, 8192, 128, SIZE), Location(LOG, 4096, 128, SIZE)]
+    assert cache.bad() == places
+    assert set(cache.places) == {3}
+
+
+def test_a_file_that_was_moved_meanwhile_is_not_bad(cache: Cache) -> None:
+    cache.places = {2: (LOG, 4096, 128)}
+    cache.moves = {2: (NEXT_LOG, 4096, 128)}
+    assert cache.bad() == []
+    assert len(cache.checked) == 1
+    assert cache.places == cache.moves
+
+
+def test_a_file_without_a_name_may_have_lost_its_segment(cache: Cache) -> None:
+    cache.places, cache.dead = {2: (LOG, 4096, 128)}, {2}
+    assert cache.bad() == []
+
+
+def test_a_log_that_begins_meanwhile_is_checked(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(dataset: None) -> Iterator[tuple[Location, RecordFault | None]]:
+        cache.logs = {NEXT_LOG}
+        return iter(())
+
+    monkeypatch.setattr(cache, "verify", verify)
+    cache.places = {2: (LOG, 4096, 128), 3: (NEXT_LOG, 4096, 128)}
+    assert [at.segno for at in cache.bad()] == [LOG, NEXT_LOG]
