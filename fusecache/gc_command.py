@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +52,7 @@ def gc(paths: tuple[str, ...], compact: bool, as_json: bool) -> None:
     Dead bytes are no loss: a mount evicts them in time. --compact gives them back now: segments
     that are less than half alive are rewritten. Meanwhile the directory may grow by one segment.
     """
-    directories = _directories(paths)
+    directories = _directories(_distinct(paths))
     freed_bytes = 0
     if compact:
         for directory in directories:
@@ -92,6 +93,16 @@ def gc(paths: tuple[str, ...], compact: bool, as_json: bool) -> None:
     command.console().print(table)
     if compact:
         command.console().print(f"{format_bytes(freed_bytes)} given back")
+
+
+def _distinct(paths: Sequence[str]) -> list[str]:
+    """Each place once, as it was named first."""
+    places: dict[str, str] = {}
+    for path in paths:
+        places.setdefault(os.path.realpath(path), path)
+    if len(places) < len(paths):
+        command.complain("fusecache", f"warning: the same twice: {' '.join(paths)}")
+    return list(places.values())
 
 
 def _directories(paths: Sequence[str]) -> list[Path]:

@@ -192,6 +192,20 @@ def test_directories_of_a_set_that_changed(tmp_path: Path) -> None:
     assert run(str(x), str(y)).exit_code == 0
 
 
+def test_a_directory_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    x, y = tmp_path / "x", tmp_path / "y"
+    with opened(x, further=[y]) as store:
+        put_all(store)
+        before = len(survey(store.store))
+    (tmp_path / "link").symlink_to(y)
+    named = [str(x), str(y), f"{x}/", str(tmp_path / "link")]
+    done = run(*named, "--json")
+    answer = json.loads(done.stdout)
+    assert answer["cache_dirs"] == [str(x), str(y)]
+    assert len(answer["segments"]) == before
+    assert done.stderr == f"fusecache: warning: the same twice: {' '.join(named)}\n"
+
+
 def test_a_cache_directory_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def is_file(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
