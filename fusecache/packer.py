@@ -511,6 +511,8 @@ class Packer:
             for segno, left in self._left.items()
             if segno not in live and segno not in self._segments and self._kept.get(segno) != left
         ]
+        if self._store.seal_in(static):  # it may have got more before: looked at again
+            return self._release_empty(newest, self._survey())
         rows = newest.rows_in(static)
         gone += [segno for segno, count in rows.items() if count <= self._left[segno]]
         self._kept.update({segno: self._left[segno] for segno in rows})
@@ -518,7 +520,7 @@ class Packer:
             return False
         self._release(newest, gone)
         for segno in gone:
-            if not _native.segment_known(segno):  # else the store still writes into it
+            if not _native.segment_known(segno):  # else it is there still
                 self._segments.discard(segno)
                 del self._left[segno]
                 self._kept.pop(segno, None)

@@ -18,7 +18,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeGuard
@@ -726,6 +726,14 @@ class Store:
             self.logs.append(log)
             return log
         return None
+
+    def seal_in(self, segnos: Collection[int]) -> bool:
+        """Whether the segment that is being written was among these: nothing is put there now."""
+        with self.sharing() as place:
+            if place is not None and self._writer is not None and self._writer.segno in segnos:
+                self._seal()
+                return True
+        return False
 
     @contextlib.contextmanager
     def sharing(self) -> Iterator[Place | None]:

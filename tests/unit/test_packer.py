@@ -82,7 +82,9 @@ class Disk:
         self.limit_bytes = 1 << 30
         self.segments = {STATIC}
         self.rows = {STATIC: 10}
-        self.in_use: set[int] = set()  # being written by the store
+        self.in_use: set[int] = set()  # being written by another store
+        self.own: int | None = None  # ... by this one
+        self.comes: dict[int, int] = {}  # files that are put there before it is sealed
         self.live: dict[int, int] = {}
         self.left: dict[int, int] = {}
         self.credit_bytes = 0
@@ -124,6 +126,13 @@ class Disk:
 
     def taken_bytes(self, length: int) -> int:
         return self.segment_bytes or length
+
+    def seal_in(self, segnos: Sequence[int]) -> bool:
+        if self.own not in segnos:
+            return False
+        self.own = None
+        self.live.update(self.comes)
+        return True
 
     def _release(self, store: Disk, directory: Disk, segnos: Sequence[int]) -> int:
         assert self.releasing == {*segnos}
@@ -216,6 +225,21 @@ def test_a_segment_that_is_still_written_stays(disk: Disk) -> None:
     disk.begin()
     disk.tick({STATIC: 10})
     assert STATIC in disk.segments
+
+
+@pytest.mark.parametrize("comes", [{}, {STATIC: 1}])
+def test_the_segment_that_the_store_writes_is_sealed_when_it_is_empty(
+    disk: Disk, comes: dict[int, int]
+) -> None:
+    disk.own, disk.comes = STATIC, comes
+    disk.begin()
+    disk.live = {STATIC: 4}
+    disk.tick({STATIC: 6})
+    assert disk.own == STATIC
+    disk.live = {}
+    disk.tick({STATIC: 4})
+    assert disk.own is None
+    assert (STATIC in disk.segments) == bool(comes)
 
 
 def test_with_little_room_segments_are_emptied_one_after_the_other(disk: Disk) -> None:
