@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from fusecache import command, control_client
-from fusecache.errors import EXIT_BUSY, CacheFault, UserError
+from fusecache.errors import EXIT_BUSY, EXIT_NOT_A_MOUNT, CacheFault, UserError
 from fusecache.units import format_bytes
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _directories(paths: Sequence[str]) -> list[Path]:
         return found
     if len(paths) > 1:
         other = next(path for path in paths if not _is_cache(Path(path)))
-        raise UserError(f"{other} is no cache directory")
+        raise UserError(f"{other} is no cache directory", EXIT_NOT_A_MOUNT)
     try:
         target = control_client.find(paths[0])
     except UserError as error:

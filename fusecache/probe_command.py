@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from fusecache import command, control_client, mounts, probe
-from fusecache.errors import UserError
+from fusecache.errors import EXIT_NOT_A_MOUNT, UserError
 from fusecache.units import format_bytes, format_duration
 
 _SAMPLES_BYTES: Final = (3000, 10_000, 30_000, 110_000)
@@ -76,12 +76,15 @@ def _probed(path: str) -> list[pathlib.Path]:
         used = [pathlib.Path(part["path"]) for part in parts if not part.get("why_out")]
         return used or [pathlib.Path(answer["cache_dir"])]
     directory = pathlib.Path(path)
+    why = None
     if not directory.exists():
-        raise UserError(f"{path} does not exist: make it (mkdir -p), or mount with it first")
-    if not directory.is_dir():
-        raise UserError(f"{path} is a file: give a cache directory, or a mount point")
-    if os.statvfs(directory).f_blocks == 0:
-        raise UserError(f"{path}: that file system stores nothing; give a directory on the SSD")
+        why = "does not exist: make it (mkdir -p), or mount with it first"
+    elif not directory.is_dir():
+        why = "is a file: give a cache directory, or a mount point"
+    elif os.statvfs(directory).f_blocks == 0:
+        why = "is on a file system that stores nothing; give a directory on the SSD"
+    if why is not None:
+        raise UserError(f"{path} {why}", EXIT_NOT_A_MOUNT)
     return [directory]
 
 

@@ -424,14 +424,14 @@ def test_the_command_says_what_it_found(
     [
         ("none", "does not exist: make it"),
         ("file", "is a file: give a cache directory, or a mount point"),
-        ("/proc", "that file system stores nothing; give a directory on the SSD"),
+        ("/proc", "is on a file system that stores nothing; give a directory on the SSD"),
     ],
 )
 def test_the_command_says_what_cannot_be_measured(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], place: str, part: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    assert run("probe", str(tmp_path / place)) == errors.EXIT_FAILED
+    assert run("probe", str(tmp_path / place)) == errors.EXIT_NOT_A_MOUNT
     assert part in capfd.readouterr().err
 
 
