@@ -21,6 +21,8 @@ _PACKING: Final = {
     5: "A WRITE TO THE LOG FAILED: see the log file",
     6: "a log is being written, as far as there is room on SSD",
 }
+_NO_JOB: Final = "no job has hints now"
+_NO_HINTSD: Final = "no hintsd is connected (hintsd serve starts one)"
 # What is reserved on SSD and not written is shown from this share of --ssd on.
 _RESERVED_SHOWN: Final = 0.01
 
@@ -88,13 +90,18 @@ def _ssd(answer: dict[str, Any]) -> str:
     )
 
 
-def _prefetch(part: dict[str, Any], staged_bytes: int) -> str:
+def _unhinted(answer: dict[str, Any]) -> str:
+    """Why a mount gets no hints now."""
+    return _NO_HINTSD if answer.get("no_hintsd_at") else _NO_JOB
+
+
+def _prefetch(part: dict[str, Any], staged_bytes: int, unhinted: str) -> str:
     done = (
         f"{part.get('files', 0):,} files, {format_bytes(part.get('bytes', 0))} from the origin; "
         f"{format_bytes(staged_bytes)} from SSD into RAM"
     )
     if not part.get("connected"):
-        return f"no job has hints now; until now {done}"
+        return f"{unhinted}; until now {done}"
     return (
         f"{part['queued_stage']:,} to stage and {part['queued_fetch']:,} to fetch, "
         f"{part['in_flight']:,} of {part['depth']:,} in flight; "
@@ -110,7 +117,7 @@ def _layout(answer: dict[str, Any]) -> str:
         why = f": {part['why']}" if part["why"] != f"--layout {setting}" else ""
         parts = [f"{chosen} (--layout {setting}, {part['job']}){why}"]
     elif setting != "static" and not (answer.get("prefetch") or {}).get("connected"):
-        parts.append("nothing is moved: no job has hints now")
+        parts.append(f"nothing is moved: {_unhinted(answer)}")
     if last := part.get("last"):
         parts.append(f"last: {last['chosen']} ({last['job']}): {last['why']}")
     if part.get("probe_fault"):
@@ -179,7 +186,12 @@ def _status_table(answer: dict[str, Any]) -> Table:
             f"{origin['files']:,} files, {format_bytes(origin['bytes'])}, "
             f"{origin['errors']:,} errors",
         ),
-        ("prefetch", _prefetch(answer.get("prefetch") or {}, reads.get("bytes_staged", 0))),
+        (
+            "prefetch",
+            _prefetch(
+                answer.get("prefetch") or {}, reads.get("bytes_staged", 0), _unhinted(answer)
+            ),
+        ),
         ("layout", _layout(answer)),
         ("integrity", f"{answer['integrity']['mismatches']:,} mismatches"),
     ]
@@ -228,3 +240,5 @@ def list_mounts(as_json: bool) -> None:
         table.add_row(*(printable("-" if value is None else value) for value in row.values()))
     if found:
         console().print(table)
+    else:
+        command.say("no mounts")

@@ -418,9 +418,14 @@ def test_status_says_that_no_hintsd_listens(
     chosen = str(tmp_path / "nobody") if is_set else "none"
     record = tmp_path / "run" / "0:99" / mounts.KEEPER_FILE
     record.write_text(json.dumps({"config": {"hintsd": chosen}}))
-    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS}])
+    layout = {"layout": {"setting": "auto"}}
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS | layout}])
     assert run("status", "/data/a") == 0
-    assert (f"NO HINTSD LISTENS at {chosen}" in capfd.readouterr().out) == is_set
+    shown = capfd.readouterr().out
+    assert (f"NO HINTSD LISTENS at {chosen}" in shown) == is_set
+    why = "no hintsd is connected (hintsd serve starts one)" if is_set else "no job has hints now"
+    assert f" {why}; until now" in shown
+    assert f"--layout auto; nothing is moved: {why}" in shown
 
 
 @pytest.mark.parametrize(
@@ -481,6 +486,21 @@ def test_list(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     assert (row["mountpoint"], row["source"]) == ("/data/a", "/s")
     assert run("list") == 0
     assert "/data/a" in capfd.readouterr().out
+
+
+def test_list_of_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mounts, "mounts", list)
+    assert run("list") == 0
+    assert capfd.readouterr() == ("no mounts\n", "")
+    assert run("list", "--json") == 0
+    assert json.loads(capfd.readouterr().out) == []
+
+
+@pytest.mark.parametrize("arguments", [["probe"], ["gc"], ["gc", "/none"], ["status"], ["verify"]])
+def test_a_path_that_is_not_there_has_one_exit_code(arguments: list[str]) -> None:
+    assert run(*arguments, "/nope") == errors.EXIT_NOT_A_MOUNT
 
 
 # ---- warm, verify -----------------------------------------------------------------
