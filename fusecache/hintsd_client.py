@@ -25,8 +25,8 @@ class Told(NamedTuple):
 
     layout: dict[str, Any]
     """How the samples of the mount's jobs lie on SSD: "chosen", "why" and "job", of the job that
-    the log follows, else of one that has epochs to come; "last", a map of the same three, when no
-    job has hints: of the one that has ended last. {}: nothing is said of it.
+    the log follows, else of one that has epochs to come; "last", a map of the same three, while no
+    job is read: of the one that has ended last. {}: nothing is said of it.
     """
     absent: str = ""
     """The socket where nobody listens, although the mount's hints are to come from there."""
@@ -59,14 +59,17 @@ def told(target: Target) -> Told:
 def _layout(status: dict[str, Any], mountpoint: str) -> dict[str, Any]:
     jobs = [job for job in status["jobs"] if job["mountpoint"] == mountpoint]
     said = [job for job in jobs if "layout" in job]
+    found: dict[str, Any] = {}
     if said:
-        return _verdict(min(said, key=lambda job: (job["layout"] == "static", _is_in_last(job))))
+        found = _verdict(min(said, key=lambda job: (job["layout"] == "static", _is_in_last(job))))
+    if any(job.get("state") != "waiting" for job in jobs):
+        return found
     before = [job for job in status.get("ended") or [] if job.get("mountpoint") == mountpoint]
     last = min(before, key=lambda job: float(job["ended_ago_s"]), default=None)
-    return {"last": _verdict(last)} if last and "layout" in last and not jobs else {}
+    return found | {"last": _verdict(last)} if last and "layout" in last else found
 
 
-def _verdict(job: dict[str, Any]) -> dict[str, str]:
+def _verdict(job: dict[str, Any]) -> dict[str, Any]:
     named = {"chosen": "layout", "why": "layout_why", "job": "name"}
     return {name: str(job[key]) for name, key in named.items()}
 

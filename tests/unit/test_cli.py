@@ -411,6 +411,18 @@ def test_status_keeps_what_was_said_of_the_last_job(
     )
 
 
+@pytest.mark.parametrize("state", ["waiting", "running"])
+def test_a_job_that_waits_does_not_hide_the_last_one(
+    play: Script, hintsd: Callable[[Message], None], capfd: pytest.CaptureFixture[str], state: str
+) -> None:
+    here = {"mountpoint": "/data/a", "layout": "static", "layout_why": "not decided yet"}
+    ended = [{**here, "name": "a-1", "ended_ago_s": 5.0, "layout": "reorder", "layout_why": "fast"}]
+    hintsd({"mounts": [], "jobs": [{**here, "name": "b-2", "state": state}], "ended": ended})
+    layout = shown_rows(play, capfd, layout=LAYOUT)["layout"]
+    assert layout.startswith("static (--layout auto, b-2): not decided yet")
+    assert ("; last: reorder (a-1): fast" in layout) == (state == "waiting")
+
+
 @pytest.mark.parametrize("is_set", [True, False])
 def test_status_says_that_no_hintsd_listens(
     play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str], is_set: bool
