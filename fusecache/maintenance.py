@@ -258,7 +258,7 @@ def _check_records(store: Store) -> Iterator[tuple[Location, RecordFault | None]
             if fault and _location_in(segnos, ino) != at:
                 continue  # moved or changed: the segment may have been released
             if fault:
-                _native.clear_location(ino, 0)
+                _native.clear_location(ino, 0, (at.segno, at.offset, at.header_len))
             yield at, fault
 
 
