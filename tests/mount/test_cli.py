@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -366,12 +368,22 @@ def test_mounted_over_the_source_itself(tmp_path: Path, zero_open: bool) -> None
         assert command("umount", source).returncode == OK
 
 
+@contextlib.contextmanager
+def unmounted(mountpoint: Path) -> Iterator[None]:
+    """Whatever happens: nothing is left mounted."""
+    try:
+        yield
+    finally:
+        while os.path.ismount(mountpoint):
+            subprocess.run(["umount", mountpoint], check=True, timeout=60)
+
+
 def test_mount_helper_and_fstab(place: Place) -> None:
     """mount(8) and an fstab line; what `tools/setup` installed is what is called."""
     make_files(place.source, 20, lambda index: 100 * index)
     options = f"ro,noatime,cache-dir={place.cache_dir},ssd=64M,revalidate=never,hintsd=none,x-any"
     mount_8 = ["mount", "-t", "fuse.fusecache"]
-    with watched(place.mountpoint):
+    with watched(place.mountpoint), unmounted(place.mountpoint):
         subprocess.run(
             [*mount_8, "-o", options, place.source, place.mountpoint], check=True, timeout=60
         )

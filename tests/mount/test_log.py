@@ -381,7 +381,11 @@ def is_adopted(place: Place) -> bool:
 
 
 def disk_bytes(place: Place) -> int:
-    return sum(path.stat().st_blocks * 512 for path in segments(place))
+    found = 0
+    for path in segments(place):
+        with contextlib.suppress(FileNotFoundError):  # released meanwhile
+            found += path.stat().st_blocks * 512
+    return found
 
 
 @in_one_mode

@@ -27,11 +27,14 @@ class Cache:
         for name, function in {
             "count": lambda: 40_000,
             "get_location": lambda ino, block: self.places.get(ino),
-            "clear_location": lambda ino, block: self.places.pop(ino),
+            "clear_location": self.clear_location,
             "is_dead": lambda ino: ino in self.dead,
             "version": lambda ino: (ino, SIZE, 0, 0),
         }.items():
             monkeypatch.setattr(_native, name, function)
+
+    def clear_location(self, ino: int, block: int, only_if: tuple[int, int, int]) -> None:
+        assert self.places.pop(ino) == only_if
 
     def log_segments(self) -> set[int]:
         return set(self.logs)
