@@ -454,6 +454,19 @@ def test_a_wrong_verdict_heals_when_somebody_follows() -> None:
     assert scene.planner.status("job")["state"] == "running"
 
 
+def count_weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many observations are weighed at once, from now on."""
+    weighed: list[int] = []
+    take = Progress.take
+
+    def counted_take(self: Progress, inos: Inos, *rest: Any) -> None:
+        weighed.append(len(inos))
+        take(self, inos, *rest)
+
+    monkeypatch.setattr(Progress, "take", counted_take)
+    return weighed
+
+
 def test_where_nobody_is_planned_for_a_frame_is_weighed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -467,14 +480,7 @@ def test_where_nobody_is_planned_for_a_frame_is_weighed_at_once(
     while scene.planner.status("job")["state"] != "wrong":
         scene.read(wrong[read : read + 8].tolist())
         read += 8
-    weighed: list[int] = []
-    take = Progress.take
-
-    def counted_take(self: Progress, inos: Inos, *rest: Any) -> None:
-        weighed.append(len(inos))
-        take(self, inos, *rest)
-
-    monkeypatch.setattr(Progress, "take", counted_take)
+    weighed = count_weighed(monkeypatch)
     for reads in (wrong[read : read + 1000], orders[0][:1500]):
         scene.now += 0.1
         scene.planner.observe(reads, np.full(len(reads), 2, np.uint8), scene.now)
@@ -488,14 +494,7 @@ def test_while_a_hint_is_wrong_its_readers_are_seldom_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else planning would take the cores from readers who get nothing for it."""
-    weighed: list[int] = []
-    take = Progress.take
-
-    def counted_take(self: Progress, inos: Inos, *rest: Any) -> None:
-        weighed.append(len(inos))
-        take(self, inos, *rest)
-
-    monkeypatch.setattr(Progress, "take", counted_take)
+    weighed = count_weighed(monkeypatch)
     count = 3000
     scene = Scene(same_sizes(count), ram_bytes=count // 10 * FILE_BYTES)
     scene.open("job", endless(1, count), samples=count, epochs=None, workers=2)
