@@ -76,7 +76,7 @@ static void load_paths(const char *list) {
 struct shared {
     double begin[64], end[64];
     uint64_t bytes[64];
-    volatile int ready, go;
+    volatile int ready;
     size_t batches[64];  /* that each has read */
     uint32_t batch_ends; /* counts them all: what is waited for */
 };
