@@ -35,6 +35,9 @@ COMPARED_SAMPLES = 1 << 16
 WHOLE_SHARE = 0.99  # of a log's samples were moved: it can serve more epochs than one
 FIRST_SHARE = 0.1  # of the bytes lie on SSD at most when an epoch counts as the first one
 WAITED_SHARE = 0.01  # of an epoch's samples that its reader found missing: he has waited
+# ... though he got less than this part of what the device gives at random: it was not the device.
+DEVICE_SHARE = 0.5
+CHEAP_BYTES = 5000  # larger samples cost no less of a processor when they lie in order
 
 STATIC, REORDER, AUTO = "static", "reorder", "auto"
 
@@ -85,8 +88,13 @@ class Verdict(NamedTuple):
 class Wanted(NamedTuple):
     """What a job's reader takes from SSD."""
 
-    bytes_per_s: float  # infinite if he has waited, for then he may want more than he got
+    bytes_per_s: float
     late_share: float = 0.0  # of his samples that he has waited for
+
+    @property
+    def has_waited(self) -> bool:
+        """He may want more than he got."""
+        return self.late_share > WAITED_SHARE
 
 
 class Chunks(NamedTuple):
@@ -180,10 +188,8 @@ class Log:
         samples = position - before
         if now <= since or samples <= 0 or not contents.samples:
             return None
-        late_share = (waited - waited_before) / samples
-        if late_share > WAITED_SHARE:
-            return Wanted(math.inf, late_share)
-        return Wanted(contents.size_bytes / contents.samples * samples / (now - since))
+        bytes_per_s = contents.size_bytes / contents.samples * samples / (now - since)
+        return Wanted(bytes_per_s, (waited - waited_before) / samples)
 
     def forget_before(self, epoch: int) -> None:
         for old in [known for known in self.chunks if known < epoch]:
@@ -333,9 +339,15 @@ def decide(
         return Verdict(False, "the device is not measured yet")
     if wanted is None:
         return Verdict(False, "how fast it reads is not known yet")
-    mean_bytes, most = contents.size_bytes // contents.samples, wanted.bytes_per_s
+    mean_bytes = contents.size_bytes // contents.samples
+    most = math.inf if wanted.has_waited else wanted.bytes_per_s
     random = min(probe.random_bytes_per_s(mean_bytes), most)
     mixed = probe.mixed_bytes_per_s
+    is_device_idle = wanted.has_waited and wanted.bytes_per_s < DEVICE_SHARE * random
+    if is_device_idle and mean_bytes > CHEAP_BYTES:
+        said = f"readers waited ({wanted.late_share:.1%} late), but not for the device: "
+        said += f"{format_bytes(wanted.bytes_per_s)}/s of {format_bytes(random)}/s at random"
+        return Verdict(False, f"{said}, samples of {format_bytes(mean_bytes)}")
     # one of the epochs is read while it is written, and the others are only read
     costs_s = [1 / min(mixed, most)]
     costs_s += [1 / min(probe.sequential_bytes_per_s, most)] * (epochs - 1)

@@ -171,7 +171,8 @@ STORED = Contents(samples=100, size_bytes=MIB, stored_bytes=MIB)
 FRESH = Contents(samples=100, size_bytes=MIB, stored_bytes=MIB // 20)
 FAST_LOG = FakeProbe(mixed_bytes_per_s=500e6, random=100e6)
 SLOW_LOG = FakeProbe(mixed_bytes_per_s=500e6, random=450e6)
-WAITED = Wanted(math.inf, 0.5)
+SMALL = Contents(samples=1000, size_bytes=3_000_000, stored_bytes=3_000_000)
+WAITED = Wanted(400e6, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -184,16 +185,25 @@ WAITED = Wanted(math.inf, 0.5)
         ("auto", None, FRESH, None, True),  # written once anyway
         ("auto", None, STORED, None, False),
         ("auto", FAST_LOG, STORED, None, False),  # who has read nothing yet may be slow
-        ("auto", FAST_LOG, STORED, math.inf, True),
-        ("auto", SLOW_LOG, STORED, math.inf, False),
-        ("auto", FAST_LOG, STORED, 124e6, False),  # the job wants no more than 1.25 times that
-        ("auto", FAST_LOG, STORED, 126e6, True),
+        ("auto", FAST_LOG, STORED, WAITED, True),
+        ("auto", SLOW_LOG, STORED, Wanted(450e6, 0.5), False),
+        ("auto", FAST_LOG, STORED, Wanted(124e6), False),  # no more than 1.25 times that
+        ("auto", FAST_LOG, STORED, Wanted(126e6), True),
+        ("auto", FAST_LOG, STORED, Wanted(49e6, 0.5), False),  # it was not the device
+        ("auto", FAST_LOG, STORED, Wanted(51e6, 0.5), True),
+        ("auto", FAST_LOG, SMALL, Wanted(1e6, 0.5), True),  # fewer requests cost less anywhere
+        ("auto", SLOW_LOG, SMALL, Wanted(1e6, 0.5), False),
+        ("auto", FAST_LOG, SMALL, Wanted(1e6), False),
     ],
 )
 def test_who_reorders(
-    layout: str, probe: FakeProbe | None, contents: Contents, wanted: float | None, is_packed: bool
+    layout: str,
+    probe: FakeProbe | None,
+    contents: Contents,
+    wanted: Wanted | None,
+    is_packed: bool,
 ) -> None:
-    verdict = packing.decide(layout, probe, contents, None if wanted is None else Wanted(wanted))
+    verdict = packing.decide(layout, probe, contents, wanted)
     assert verdict.is_packed == is_packed
     assert verdict.why
 
@@ -207,7 +217,7 @@ def test_a_log_that_is_read_twice_may_pay_where_one_that_is_read_once_does_not()
     assert "only in order" in packing.decide("auto", shared, STORED, WAITED, 2).why
 
 
-def test_a_rate_is_what_the_reader_took_unless_he_waited() -> None:
+def test_a_rate_is_what_the_reader_took() -> None:
     log = Log()
     assert log.wanted(STORED, 100, 0, 5.0) is None
     log.begun = 1.0, 50, 7  # in mid-epoch, after a restart
@@ -215,9 +225,10 @@ def test_a_rate_is_what_the_reader_took_unless_he_waited() -> None:
     assert log.wanted(STORED, 100, 7, 5.0) == Wanted(MIB / 8)
     assert log.wanted(STORED, 150, 8, 5.0) == Wanted(MIB / 4)
     waited = log.wanted(STORED, 150, 9, 5.0)
-    assert waited == Wanted(math.inf, 0.02)
-    why = packing.decide("auto", SLOW_LOG, STORED, waited).why
-    assert "readers waited: 2.0% late" in why
+    assert waited == Wanted(MIB / 4, 0.02)
+    assert "waited (2.0% late), but not" in packing.decide("auto", SLOW_LOG, STORED, waited).why
+    waited = log.wanted(STORED, 150, 9, 1.001)
+    assert "readers waited: 2.0% late" in packing.decide("auto", SLOW_LOG, STORED, waited).why
 
 
 @given(st.integers(0, 1000), st.integers(1, 400), st.integers(100, 20_000))
