@@ -299,7 +299,12 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
 @click.option("--start-epoch", type=click.IntRange(0), default=0, metavar="N")
 @click.option("--start-batch", type=click.IntRange(0), default=0, metavar="N")
 @click.option("--extensions", metavar="A,B", help="Of the files. [ImageFolder's: .jpg,.png,…]")
-@click.option("--pid", type=click.IntRange(1), metavar="PID", help="End when this process ends.")
+@click.option(
+    "--pid",
+    type=click.IntRange(1),
+    metavar="PID",
+    help="Of the reader, or of one that starts it: the hint is theirs, and ends with it.",
+)
 @click.option("--detach", is_flag=True, help="Return; see `hintsd status`, `hintsd end`.")
 @_socket_flag
 def hint(
@@ -439,10 +444,11 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     """Show the mounts that have jobs, the jobs, and the last jobs that have ended.
 
     \b
-    state     waiting: nothing of it was read yet; running; idle: nothing for a while;
-              wrong: the reader follows another order (the reason stands below), nothing is
-              planned; done: all epochs are read; ended: before that, or closed by a training that
-              did not say how many epochs it has (after whole ones, too); refused: it never began
+    state     waiting: nothing of it was read yet; running; idle: nothing for a while (other jobs
+              have its share of RAM until it is read); wrong: the reader follows another order (the
+              reason stands below), nothing is planned; done: all epochs are read; ended: before
+              that, or closed by a training that did not say how many epochs it has (after whole
+              ones, too); refused: it never began
     epoch, sample
               the furthest position that is known of the reader, counted from 0. It lags: by a
               few batches, at an epoch's end by what the workers hold

@@ -50,7 +50,7 @@ from hintsd.mount_link import (
 )
 from hintsd.orders import Order, OrderSpec, OrderUnknown, samples_per_epoch
 from hintsd.planner import MountPlanner
-from hintsd.readers import Readers
+from hintsd.readers import Hinted, Readers
 from hintsd.trail import Passed
 
 log = logging.getLogger(__name__)
@@ -469,7 +469,7 @@ class _Mount:
                     job.is_planned = False
                 job.order, job.known_from, job.epoch_samples = order, epoch, count
                 if job.is_planned:
-                    announce = functools.partial(self._planner.announce, name, epoch, inos)
+                    announce = functools.partial(self._planner.announce, name, epoch, inos, _now())
                     await trio.to_thread.run_sync(announce)
                 elif not job.fault:
                     if job.place[0] != epoch:
@@ -787,15 +787,14 @@ class _Mount:
             kinds = np.concatenate([event.kinds for event in seen])
             processes = np.concatenate([event.processes for event in seen])
             parents = np.concatenate([event.parents for event in seen])
-            whose = self._readers.whose(processes, parents, self._trainers(), now)
+            whose = self._readers.whose(processes, parents, self._hinted(), now)
             self._planner.observe(inos, kinds, now, whose, processes)
 
-    def _trainers(self) -> dict[str, int]:
-        """The process that each job is of, if process ids of the mount mean anything to us."""
+    def _hinted(self) -> dict[str, Hinted]:
+        """Whose its jobs are, if process ids of the mount mean anything to us."""
         if self.facts is None or self.facts.pid_namespace != _PID_NAMESPACE or not _PID_NAMESPACE:
             return {}
-        jobs = self.jobs.values()
-        return {job.name: job.request.pid for job in jobs if job.request.pid is not None}
+        return {job.name: Hinted(job.request.pid, job.root) for job in self.jobs.values()}
 
     def _decide(self, told: list[Told], is_up: bool) -> _Decided:
         """In a thread, `_planning` held."""

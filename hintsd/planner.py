@@ -40,7 +40,7 @@ from hintsd.layout import Layout
 from hintsd.placement import Placement
 from hintsd.policies import Integers, Mask
 from hintsd.progress import AT_END_S, Progress
-from hintsd.readers import OWN, STRANGER, Pids, Standings
+from hintsd.readers import ANOTHERS, OWN, STRANGER, Pids, Standings
 from hintsd.search import (
     ENOUGH,
     EPOCHS_LEAST,
@@ -187,14 +187,20 @@ class MountPlanner:
             wanted.append(epoch)
         return wanted
 
-    def announce(self, name: str, epoch: int, inos: Inos) -> None:
-        """As `supply`, by the trainer: a job that was taken for wrong begins there anew."""
+    def announce(self, name: str, epoch: int, inos: Inos, now: float) -> None:
+        """As `supply`, by the trainer, which is about to read it: a job that was taken for wrong
+        begins there anew, and one that nobody has read for a while has its share of RAM again.
+        """
         job = self._jobs[name]
         if job.state == "wrong":
-            job.progress.begin(epoch * job.sequence.samples_per_epoch, job.progress.confirmed_at)
+            job.progress.begin(epoch * job.sequence.samples_per_epoch, now)
             job.sequence.forget_before(epoch)
             job.restart()
             self._believe(job)
+        elif job.live:
+            job.progress.confirmed_at = now
+            if job.state == "idle":
+                job.state, job.reason = "running" if job.progress.begun else "waiting", ""
         self.supply(name, epoch, inos)
 
     def supply(self, name: str, epoch: int, inos: Inos) -> None:
@@ -341,8 +347,8 @@ class MountPlanner:
         whose: Mapping[str, Standings] | None = None,
         processes: Pids | None = None,
     ) -> None:
-        """`seen` frames (docs/WIRE.md). `whose`: for jobs whose process is known, who made each of
-        these observations (hintsd/readers.py); `processes`: which process did, 0: not known.
+        """`seen` frames (docs/WIRE.md). `whose`: for each job who made each of these observations
+        (hintsd/readers.py), where that can be told; `processes`: which process did, 0: not known.
         """
         processes = np.zeros(len(inos), np.uint32) if processes is None else processes
         known = (inos > 0) & (inos < len(self._files.flags))
@@ -463,9 +469,10 @@ class MountPlanner:
                 self._woken(job)
 
     def _strangers(self, job: Job, inos: Inos, stands: Standings | None, now: float) -> Mask:
-        """Which observations say nothing of the job: strangers', and, once its own process is seen
-        to read, those of processes that are unknown: all that it has started would be known. If it
-        is not seen to read for AWAITED_S, its readers may be processes that it has not started.
+        """Which observations say nothing of the job: those of another job's processes, strangers',
+        and, once its own process is seen to read, those of processes that are unknown: all that it
+        has started would be known. If it is not seen to read for AWAITED_S, its readers may be
+        processes that it has not started, but not those of another job.
         """
         if stands is None:
             return np.zeros(len(inos), np.bool_)
@@ -474,7 +481,7 @@ class MountPlanner:
             job.is_read = bool((job.sequence.locate(own, 0) >= 0).any())
             if not job.is_read:
                 is_awaited = now - job.opened_at < AWAITED_S
-                theirs: Mask = (stands == STRANGER) & is_awaited
+                theirs: Mask = (stands == ANOTHERS) | ((stands == STRANGER) & is_awaited)
                 job.is_swayed |= bool((~theirs & (stands != OWN)).any())
                 return theirs
             if job.is_swayed:
@@ -637,9 +644,16 @@ class MountPlanner:
         if job.total is not None and job.progress.finished(job.total, now):
             job.state = "done"
             self._retire(job)
-        elif job.state == "running" and job.progress.idle(now):
-            job.state, job.reason = "idle", "nothing has been read for a while"
-            self._notices.append((job.name, "idle: nothing has been read for a while"))
+        elif job.progress.idle(now) and (job.state == "running" or self._is_in_the_way(job)):
+            which = "has been read for a while" if job.progress.begun else "of it was read yet"
+            job.state, job.reason = "idle", f"nothing {which}"
+            self._notices.append((job.name, f"idle: {job.reason}"))
+
+    def _is_in_the_way(self, job: Job) -> bool:
+        """Whether it is not read yet, and another job is, which may have its share of RAM."""
+        return job.state == "waiting" and any(
+            other.state == "running" for other in self._jobs.values() if other is not job
+        )
 
     def _woken(self, job: Job) -> None:
         if job.live and job.progress.begun and job.state != "running":

@@ -363,7 +363,8 @@ class Progress:
         self._paced = (now, self.high)
 
     def idle(self, now: float) -> bool:
-        return self.begun and now - self.confirmed_at > IDLE_AFTER_S
+        """Nothing was read for a while, or nothing since it was announced."""
+        return now - self.confirmed_at > IDLE_AFTER_S
 
     def finished(self, total: int, now: float) -> bool:
         """Whether all `total` samples are read: the last one was seen (or, the wire having gone

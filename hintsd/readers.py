@@ -14,13 +14,13 @@ INVARIANT: a process is a STRANGER only if all its ancestors were seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-UNKNOWN, OWN, STRANGER = 0, 1, 2
+UNKNOWN, OWN, STRANGER, ANOTHERS = 0, 1, 2, 3
 LOOKED_UP_EVERY_S: Final = 1.0
 KEPT_S: Final = 5.0
 KNOWN_MOST: Final = 4096
@@ -44,6 +44,15 @@ def parent_of(pid: int) -> int | None:
     return int(status.partition(b"\nPPid:\t")[2].partition(b"\n")[0])
 
 
+class Hinted(NamedTuple):
+    """Of a job: what tells its readers from those of others."""
+
+    process: int | None
+    """That it is of; None: nobody knows."""
+    root: bytes
+    """The dataset's directory relative to its mount."""
+
+
 class _Known(NamedTuple):
     lineage: Lineage
     looked_up_at: float
@@ -57,20 +66,19 @@ class Readers:
         self._known: dict[int, _Known] = {}
 
     def whose(
-        self, processes: Pids, parents: Pids, jobs: Mapping[str, int], now: float
+        self, processes: Pids, parents: Pids, jobs: Mapping[str, Hinted], now: float
     ) -> dict[str, Standings]:
         """How each request, of a process that has (or had) a parent, shapes (n,), stands to each of
-        `jobs` (job → the process that it is of): OWN, STRANGER or UNKNOWN, shape (n,).
+        `jobs`: OWN, STRANGER, ANOTHERS or UNKNOWN, shape (n,).
         """
         pairs = processes.astype(np.uint64) << np.uint64(32) | parents
         different, which = np.unique(pairs, return_inverse=True)
-        lineages = [
-            self._lineage(pair >> 32, pair & 0xFFFF_FFFF, now) for pair in different.tolist()
+        standings = [
+            _standings(self._lineage(pair >> 32, pair & 0xFFFF_FFFF, now), jobs.values())
+            for pair in different.tolist()
         ]
-        return {
-            job: np.array([_standing(lineage, process) for lineage in lineages], np.uint8)[which]
-            for job, process in jobs.items()
-        }
+        table = np.array(standings, np.uint8).reshape(len(different), len(jobs))
+        return {job: table[which, column] for column, job in enumerate(jobs)}
 
     def _lineage(self, process: int, parent: int, now: float) -> Lineage:
         return (process, *self._ancestors(parent, now)) if process else ()
@@ -99,7 +107,21 @@ class Readers:
         return tuple(lineage)
 
 
-def _standing(lineage: Lineage, job_process: int) -> int:
-    if job_process in lineage:
+def _standings(lineage: Lineage, jobs: Collection[Hinted]) -> list[int]:
+    owners = [job for job in jobs if job.process in lineage]
+    return [_standing(lineage, job, owners) for job in jobs]
+
+
+def _standing(lineage: Lineage, job: Hinted, owners: list[Hinted]) -> int:
+    if job in owners:
         return OWN
-    return STRANGER if lineage and lineage[-1] == 0 else UNKNOWN
+    if any(_overlap(owner.root, job.root) for owner in owners):
+        return ANOTHERS
+    is_seen = lineage and lineage[-1] == 0
+    return STRANGER if is_seen and job.process is not None else UNKNOWN
+
+
+def _overlap(root: bytes, other: bytes) -> bool:
+    """Whether one of these directories is, or lies in, the other."""
+    first, second = (path and path + b"/" for path in (root, other))
+    return first.startswith(second) or second.startswith(first)

@@ -151,8 +151,16 @@ class DaemonProcess:
         self.process.wait()
 
     def jobs(self) -> list[str]:
+        return [job["name"] for job in self._jobs()]
+
+    def job(self, name: str) -> dict[str, Any]:
+        """What its status says of this job."""
+        return next(job for job in self._jobs() if job["name"] == name)
+
+    def _jobs(self) -> list[dict[str, Any]]:
         with contextlib.closing(Client(self.path)) as client:
-            return [job["name"] for job in client.ask("status")["jobs"]]
+            jobs: list[dict[str, Any]] = client.ask("status")["jobs"]
+            return jobs
 
 
 class Client:

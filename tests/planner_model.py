@@ -9,14 +9,14 @@ the log that is open has been written.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from hintsd.commands import Command
 from hintsd.planner import MountPlanner
-from hintsd.readers import OWN, STRANGER, UNKNOWN
+from hintsd.readers import ANOTHERS, OWN, STRANGER, UNKNOWN
 from hintsd.sequence import Inos
 
 PAGE_BYTES = 4096
@@ -229,8 +229,20 @@ class ModelMount:
             self.lookups += 1
             self._seen.append((ino, 1, reader, process))
 
-    def deliver(self, planner: MountPlanner, now: float, jobs: Iterable[str]) -> None:
-        """Hands over what the mount has to say."""
+    def deliver(
+        self,
+        planner: MountPlanner,
+        now: float,
+        jobs: Collection[str],
+        nobodys: Collection[str] = (),
+    ) -> None:
+        """Hands over what the mount has to say. `nobodys`: of the jobs, those without a process."""
+
+        def standing(of: str, job: str) -> int:
+            if of in jobs and of not in nobodys:
+                return OWN if of == job else ANOTHERS
+            return UNKNOWN if not of or job in nobodys else STRANGER
+
         done, self._done = self._done, []
         seen, self._seen = self._seen, []
         if done:
@@ -238,13 +250,7 @@ class ModelMount:
             planner.done(np.array(inos, np.uint32), np.array(results, np.uint8), now)
         if seen:
             inos, kinds, readers, processes = zip(*seen, strict=True)
-            whose = {
-                job: np.array(
-                    [UNKNOWN if not of else OWN if of == job else STRANGER for of in readers],
-                    np.uint8,
-                )
-                for job in jobs
-            }
+            whose = {job: np.array([standing(of, job) for of in readers], np.uint8) for job in jobs}
             planner.observe(
                 np.array(inos, np.uint32),
                 np.array(kinds, np.uint8),

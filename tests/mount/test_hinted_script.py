@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 import hintsd
 from hintsd import link
 from hintsd.orders import OrderSpec, access_sequence
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.hintsd_support import DaemonProcess
+from tests.mount.test_hinted import make_dataset, running
 from tests.mounted import eventually
 
 FILES = 2000  # many more than there are samples between a few wires
@@ -91,3 +95,47 @@ def test_the_directory_above_the_dataset(
         run(mount.path)
     assert len(caught) == 1
     run(mount.path / "train")  # another warning would be an error
+
+
+class Files(Dataset[int]):
+    """Samples, as torch reads them."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> int:
+        return len(self._paths[index].read_bytes())
+
+
+@pytest.mark.claim("P9")
+@in_one_mode
+def test_a_hint_that_nobody_reads_beside_a_training(
+    place: Place, mounting: Mounting, daemon: DaemonProcess
+) -> None:
+    names = make_dataset(place)
+    mount = mounting("--hintsd", daemon.path, "--ram", "16M")
+    paths = [mount.path / name for name in names]
+    loader = DataLoader(
+        Files(paths),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        generator=torch.Generator().manual_seed(5),
+    )
+    order = ("--seed", "6", "--batch-size", "4", "--detach", "--socket", daemon.path)
+    with hintsd.attach(loader, paths=paths) as job:
+        becomes(job, "hinted")
+        name = str(job.name)
+        with running(sys.executable, "-m", "hintsd", "hint", str(mount.path), *order) as hint:
+            assert hint.communicate()[0].startswith("hint-2: 2,000 samples")
+        for _ in range(3):
+            assert sum(len(batch) for batch in loader) == FILES
+        eventually(lambda: daemon.job(name)["epoch"] == 2)
+        read, unread = daemon.job(name), daemon.job("hint-2")
+    assert read["not_late"] > FILES
+    assert (unread["state"], unread["epoch"], unread["index"]) == ("waiting", 0, 0)
+    assert (unread["late"], unread["unplanned"], unread["not_late"]) == ({}, {}, 0)
+    mount.umount("--force")

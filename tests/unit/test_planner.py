@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hintsd import search
 from hintsd.planner import AWAITED_S, SEEN_LOOKUP, MountPlanner
 from hintsd.policies.belady import origin_bytes
-from hintsd.progress import Progress
+from hintsd.progress import IDLE_AFTER_S, Progress
 from hintsd.sequence import Inos
 from tests.planner_model import ModelMount, loader_order, loader_reads, make_planner, pages
 
@@ -33,6 +33,7 @@ class Scene:
         self.planner = make_planner(self.mount, ram_bytes)
         self.budget_bytes = ram_bytes
         self.orders: dict[str, Callable[[int], Inos | None]] = {}
+        self.nobodys: set[str] = set()
         self.now = 0.0
         self.exchanges: list[tuple[list[int], list[int]]] = []  # (dropped, staged) by one decide()
 
@@ -57,7 +58,11 @@ class Scene:
         batch_size: int = 16,
         workers: int = 1,
         is_lost: bool = False,
+        is_nobodys: bool = False,
     ) -> None:
+        """`is_nobodys`: the job is of no process."""
+        if is_nobodys:
+            self.nobodys.add(name)
         self.orders[name] = orders if callable(orders) else orders.__getitem__
         self.planner.open_job(
             name,
@@ -94,7 +99,7 @@ class Scene:
             self.exchanges.append((changes["drop"], changes["stage"]))
         self.planner.check_invariants()
         self.mount.work(work)
-        self.mount.deliver(self.planner, self.now, self.orders)
+        self.mount.deliver(self.planner, self.now, self.orders, self.nobodys)
         self.planner.check_invariants()
         assert self.mount.ram_bytes_most <= self.budget_bytes
 
@@ -735,7 +740,7 @@ def test_while_wrong_steps_tell_where_to_look_and_believe_nothing() -> None:
     scene.settle()
     assert scene.planner.status("job")["state"] == "wrong"
     assert not scene.mount.ram
-    scene.planner.announce("job", 9, order(9))
+    scene.planner.announce("job", 9, order(9), scene.now)
     scene.settle()
     assert scene.planner.status("job")["state"] == "waiting"
     assert set(order(9).tolist()) <= scene.mount.ram
@@ -954,6 +959,81 @@ def test_readers_that_the_jobs_process_has_not_started_are_believed() -> None:
     scene.turn(step_s=AWAITED_S)
     assert scene.read(orders[0][1000:1900].tolist(), reader="worker") < 50
     assert 1800 < scene.planner.status("job")["index"] <= 1900
+
+
+@pytest.mark.claim("P9")
+@pytest.mark.parametrize("is_nobodys", [True, False])
+@pytest.mark.parametrize("ram_share", [0.3, 1.2])
+def test_another_jobs_reader_says_nothing_of_a_hint_that_nobody_reads(
+    ram_share: float, is_nobodys: bool
+) -> None:
+    """Be it of no process, or of one that reads nothing itself."""
+    count = 1500
+    scene = Scene(same_sizes(count), ram_bytes=int(ram_share * count) * FILE_BYTES)
+    orders, read = scene.shuffled(), scene.shuffled()
+    scene.open("unread", orders, samples=count, is_nobodys=is_nobodys)
+    scene.open("job", read, samples=count, workers=2)
+    scene.turn(step_s=AWAITED_S)
+    scene.settle()
+    scene.mount.evicts = set(range(1, count, 7))
+    scene.read(np.concatenate(read[:2]).tolist(), reader="job")
+    unread, job = (scene.planner.status(name) for name in ("unread", "job"))
+    assert (unread["state"], unread["epoch"], unread["index"]) == ("waiting", 0, 0)
+    assert (unread["late"], unread["unplanned"], unread["not_late"]) == ({}, {}, 0)
+    assert (job["state"], job["late"].keys()) == ("running", {"evicted"})
+    assert job["epoch"] * count + job["index"] > 1.9 * count
+    scene.mount.evicts.clear()
+    scene.read(orders[0][:600].tolist())
+    assert (scene.planner.status("unread")["state"]) == "running"
+    assert 500 < scene.planner.status("unread")["index"] <= 600
+
+
+@pytest.mark.parametrize("is_nobodys", [True, False])
+def test_a_hint_that_nobody_reads_leaves_its_share_to_the_job_that_reads(is_nobodys: bool) -> None:
+    scene = Scene(same_sizes(2000), ram_bytes=400 * FILE_BYTES)
+    orders, read = scene.shuffled(), scene.shuffled()
+    scene.open("unread", orders, samples=2000, is_nobodys=is_nobodys)
+    scene.turn(step_s=3 * IDLE_AFTER_S)
+    scene.settle()
+    unread = scene.planner.status("unread")
+    assert (unread["state"], unread["window_bytes"]) == ("waiting", 400 * FILE_BYTES)
+    scene.open("job", read, samples=2000)
+    scene.read(read[0][:200].tolist(), reader="job")
+    unread, job = (scene.planner.status(name) for name in ("unread", "job"))
+    assert (unread["state"], unread["reason"]) == ("idle", "nothing of it was read yet")
+    assert ("unread", "idle: nothing of it was read yet") in scene.planner.notices()
+    assert (unread["window_bytes"], job["window_bytes"]) == (0, 400 * FILE_BYTES)
+    reader = "" if is_nobodys else "unread"
+    for at in range(0, 400, 8):
+        scene.read(orders[0][at : at + 8].tolist(), reader=reader)
+        scene.read(read[0][200 + at : 208 + at].tolist(), reader="job")
+    unread, job = (scene.planner.status(name) for name in ("unread", "job"))
+    assert (unread["state"], unread["reason"]) == ("running", "")
+    assert min(unread["window_bytes"], job["window_bytes"]) > 150 * FILE_BYTES
+
+
+def test_a_hint_of_late_keeps_its_share_for_a_while() -> None:
+    """Its trainer may need some time to begin."""
+    scene = Scene(same_sizes(2000), ram_bytes=400 * FILE_BYTES)
+    read, orders = scene.shuffled(), scene.shuffled()
+    scene.open("job", read, samples=2000)
+    scene.settle()
+    scene.read(read[0][:200].tolist(), reader="job")
+    scene.open("unread", orders, samples=2000, is_nobodys=True)
+    scene.read(read[0][200:1000].tolist(), reader="job")
+    unread = scene.planner.status("unread")
+    assert unread["state"] == "waiting"
+    assert unread["window_bytes"] > 150 * FILE_BYTES
+    scene.turn(step_s=IDLE_AFTER_S)
+    scene.read(read[0][1000:1100].tolist(), reader="job")
+    assert scene.planner.status("unread")["window_bytes"] == 0
+    for name, order, state in (("unread", orders[0], "waiting"), ("job", read[0], "running")):
+        scene.turn(step_s=2 * IDLE_AFTER_S)
+        assert scene.planner.status(name)["state"] == "idle"
+        scene.planner.announce(name, 0, order, scene.now)  # its trainer begins now
+        scene.settle()
+        assert scene.planner.status(name)["state"] == state
+        assert scene.planner.status(name)["window_bytes"] > 150 * FILE_BYTES
 
 
 # --- odd files

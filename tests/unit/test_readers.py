@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hintsd.readers import KEPT_S, KNOWN_MOST, OWN, STRANGER, UNKNOWN, Readers, parent_of
+from hintsd.readers import (
+    ANOTHERS,
+    KEPT_S,
+    KNOWN_MOST,
+    OWN,
+    STRANGER,
+    UNKNOWN,
+    Hinted,
+    Readers,
+    parent_of,
+)
 
 TRAINER = 100
 
@@ -40,7 +50,8 @@ def standings(
 ) -> list[int]:
     """Of requests of (process, parent)."""
     processes, parents = np.array(requests, np.uint32).T
-    return [int(stands) for stands in readers.whose(processes, parents, {"job": job}, now)["job"]]
+    jobs = {"job": Hinted(job, b"train")}
+    return [int(stands) for stands in readers.whose(processes, parents, jobs, now)["job"]]
 
 
 def test_own_are_the_process_and_all_below() -> None:
@@ -54,13 +65,45 @@ def test_own_are_the_process_and_all_below() -> None:
 def test_several_jobs_are_asked_at_once() -> None:
     readers = Readers(Processes().parent_of)
     processes, parents = np.array([201, 301], np.uint32), np.array([200, 300], np.uint32)
-    found = readers.whose(processes, parents, {"a": TRAINER, "b": 300, "c": 1}, 0.0)
+    pids = {"a": TRAINER, "b": 300, "c": 1}
+    jobs = {name: Hinted(pid, name.encode()) for name, pid in pids.items()}
+    found = readers.whose(processes, parents, jobs, 0.0)
     assert {job: stands.tolist() for job, stands in found.items()} == {
         "a": [OWN, STRANGER],
         "b": [STRANGER, OWN],
         "c": [OWN, OWN],
     }
     assert readers.whose(processes, parents, {}, 0.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("root", "told"),
+    [(b"train", True), (b"", True), (b"train/cat", True), (b"val", False), (b"tra", False)],
+)
+def test_another_jobs_processes_tell_of_its_dataset_alone(root: bytes, told: bool) -> None:
+    """Of a directory that it is in, or that is in it; and of a job without a process, too."""
+    readers = Readers(Processes().parent_of)
+    processes, parents = np.array([201, 301, 999], np.uint32), np.array([200, 300, 998], np.uint32)
+    jobs = {
+        "another": Hinted(TRAINER, b"train"),
+        "same": Hinted(TRAINER, root),
+        "of a shell": Hinted(300, root),
+        "nobody's": Hinted(None, root),
+    }
+    found = readers.whose(processes, parents, jobs, 0.0)
+    assert {job: stands.tolist() for job, stands in found.items()} == {
+        "another": [OWN, ANOTHERS if told else STRANGER, UNKNOWN],
+        "same": [OWN, ANOTHERS, UNKNOWN],
+        "of a shell": [ANOTHERS, OWN, UNKNOWN],
+        "nobody's": [ANOTHERS, ANOTHERS, UNKNOWN],
+    }
+
+
+def test_nobody_is_a_stranger_to_a_job_without_a_process() -> None:
+    readers = Readers(Processes().parent_of)
+    processes, parents = np.array([201, 301], np.uint32), np.array([200, 300], np.uint32)
+    jobs = {"nobody's": Hinted(None, b"train"), "elsewhere": Hinted(TRAINER, b"val")}
+    assert readers.whose(processes, parents, jobs, 0.0)["nobody's"].tolist() == [UNKNOWN, UNKNOWN]
 
 
 def test_who_has_ended_is_known_by_its_parent() -> None:
