@@ -140,6 +140,7 @@ class Plan:
 
     async def state(self) -> dict[str, int]:
         usage = await trio.to_thread.run_sync(self._store.usage)
+        full_disk_bytes = await trio.to_thread.run_sync(self._store.full_disk_bytes)
         room_bytes = await trio.to_thread.run_sync(self.packer.room_bytes, abandon_on_cancel=True)
         return {
             "ram_bytes": _native.ram_bytes(),
@@ -147,6 +148,7 @@ class Plan:
             "ssd_bytes": usage.bytes,
             "ssd_limit_bytes": usage.limit_bytes,
             "ssd_room_bytes": room_bytes,
+            "ssd_disk_full": int(full_disk_bytes is not None),
             "origin_bytes": self._stats["bytes_from_origin"],
             "origin_files": self._stats["origin_files"],
             "depth": self._prefetcher.depth,

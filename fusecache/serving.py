@@ -347,6 +347,7 @@ class Server:
         config, stats, front = self.config, self.stats, _native.counters()
         usage = await trio.to_thread.run_sync(self.store.usage)
         directories = await trio.to_thread.run_sync(self.store.directories)
+        full_disk_bytes = await trio.to_thread.run_sync(self.store.full_disk_bytes)
         packed = await trio.to_thread.run_sync(self.packer.progress)
         pushed_bytes = front["bytes_staged"] + stats["bytes_pushed"]
         replied_bytes = front["bytes_from_ssd"] + stats["bytes_replied"]
@@ -374,6 +375,8 @@ class Server:
                     "blocks": usage.blocks,
                     "segments": usage.segments,
                     "policy": config.policy,
+                    "full_disk_bytes": full_disk_bytes,
+                    "keep_free_bytes": self.store.settings.keep_free_bytes,
                     "directories": [asdict(directory) for directory in directories],
                 },
                 "layout": {

@@ -157,6 +157,18 @@ def _directories(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+def _full_disk(part: dict[str, Any]) -> str | None:
+    """That others have taken the room on the disk, if they have."""
+    free_bytes = part.get("full_disk_bytes")
+    if free_bytes is None:
+        return None
+    kept = f", of which --keep-free leaves {format_bytes(part['keep_free_bytes'])} to others"
+    return (
+        f"THE DISK OF THE CACHE IS FULL: {format_bytes(free_bytes)} free"
+        f"{kept if part['keep_free_bytes'] else ''}; the SSD tier gets no larger"
+    )
+
+
 def _status_table(answer: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -204,6 +216,8 @@ def _status_table(answer: dict[str, Any]) -> Table:
         )
     if answer.get("keeper_alive") is False:
         rows.append(("", "THE KEEPER IS GONE: umount and mount again at the next occasion"))
+    if line := _full_disk(answer["ssd"]):
+        rows.append(("", line))
     if path := answer.get("no_hintsd_at"):
         rows.append(("", f"NO HINTSD LISTENS at {path}: hints have no effect until one does"))
     faults = answer["integrity"].get("faults") or {}

@@ -78,6 +78,7 @@ SHORT_EPOCH: Final = 1 << 18  # samples; a longer one is not read in REPORT_EVER
 _PID_NAMESPACE: Final = wire.pid_namespace()
 _SHOWN_STATE: Final = (
     *("ram_bytes", "ram_limit_bytes", "ssd_bytes", "ssd_limit_bytes", "ssd_room_bytes"),
+    "ssd_disk_full",
     *("origin_bytes", "origin_files", "origin_bytes_per_s", "depth", "queued_stage"),
     *("queued_fetch", "in_flight", "changes_seen", "segments_lost"),
     *("packing", "log_written_bytes", "log_waiting_bytes", "log_segments"),

@@ -246,8 +246,9 @@ def _event(frame: Frame) -> Event:
         return Done(inos, results)
     if frame.type == "state":
         values = {name: fields.int(name, 0, COUNT_MOST) for name in _STATE_FIELDS}
-        # a server of an earlier version tells of no recording
-        values["recording"] = fields.optional_int("recording", 0, COUNT_MOST) or 0
+        # a server of an earlier version tells of no recording, and of no full disk
+        for name in ("recording", "ssd_disk_full"):
+            values[name] = fields.optional_int(name, 0, COUNT_MOST) or 0
         for name in _LOG_FIELDS:  # a server that knows no log does not tell them
             if (value := fields.optional_int(name, 0, COUNT_MOST)) is not None:
                 values[name] = value

@@ -28,6 +28,7 @@ ENDED_TITLES: Final = (
 # Columns of several words: these get narrower on a terminal that is too narrow for the table.
 _WRAPPED: Final = ("mount", "hintsd", "RAM tier", "SSD tier", "sample", "when")
 
+_FULL: Final = "THE DISK OF ITS CACHE IS FULL: the SSD tier gets no larger (fusecache status tells)"
 _EVICTED_SHARE: Final = 0.01
 _EVICTED: Final = "late (evicted): the kernel let go of files in RAM before they were read: "
 _SHORT: Final = (
@@ -47,6 +48,7 @@ def tables(status: Values) -> RenderableType:
     if status["mounts"]:
         parts += ["", _table(MOUNT_TITLES, [_mount(mount) for mount in status["mounts"]])]
         parts += [_log(mount) for mount in status["mounts"] if mount.get("log_segments")]
+        parts += [_full(mount) for mount in status["mounts"] if mount.get("ssd_disk_full")]
         parts += _reasons("mountpoint", status["mounts"])
     if status["jobs"]:
         parts += ["", _table(JOB_TITLES, [_job(job) for job in status["jobs"]])]
@@ -105,6 +107,10 @@ def _log(mount: Values) -> str:
     written = _bytes(mount, "log_written_bytes")
     segments = count(mount, "log_segments")
     return printable(f"{mount['mountpoint']}: log of {segments} segments, {written} written")
+
+
+def _full(mount: Values) -> str:
+    return printable(f"{mount['mountpoint']}: {_FULL}")
 
 
 def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:

@@ -154,6 +154,16 @@ def segments_to_come(
     return max(0, min(limit - used, free) + returned) // (segment_bytes + segment_bytes // 8)
 
 
+def full_disk_bytes(place: Place, segment_bytes: int) -> int | None:
+    """What is free on the disk that has most room, if the limit allows another segment and no disk
+    has room for it, others having taken it; else None. sqlite3.Error, OSError.
+    """
+    excess, short = pressure(place, place.index.read_segments(), segment_bytes)
+    if excess > 0 or short <= 0:
+        return None
+    return max(room for _, room in _rooms(place, [])) + place.settings.keep_free_bytes
+
+
 def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.SegmentRow | None:
     """The eviction policy: of the sealed segments, one in which nothing is in use, or else the one
     fetched longest ago.

@@ -31,6 +31,7 @@ from fusecache.store import recovery
 from fusecache.store.capacity import (
     Place,
     create,
+    full_disk_bytes,
     keep_limits,
     log_room_bytes,
     pressing,
@@ -1047,6 +1048,19 @@ class Store:
             room += writer.size - writer.position
         room -= min((segments + 1) * self._record_bytes_most, self._segment_bytes)
         return max(0, room * self._payload_bytes // self._record_bytes)
+
+    def full_disk_bytes(self) -> int | None:
+        """What is free on the disk, if that is why the cache gets no larger: its limit would allow
+        it, but others have taken the room. None: not so. Any thread.
+        """
+        index, directory = self._index, self._directory
+        if index is None or directory is None or self.room_bytes() > 0:
+            return None
+        try:
+            segment_bytes = self._bytes_of_next(directory, index)
+            return full_disk_bytes(self._place(directory, index), segment_bytes)
+        except (*idx.ERRORS, OSError):
+            return None  # whoever puts will say what is wrong
 
     def taken_bytes(self, length: int) -> int:
         """What is reserved, at most, for a block of that length: all of a new segment and of its

@@ -292,7 +292,9 @@ def test_a_full_disk(place: Place, small_disk: Path, mounting: Mounting) -> None
         mount.drop_pages()
     faults = [line for line in mount.log().splitlines() if "fault" in line]
     assert len(faults) <= 4, faults
+    assert "THE DISK OF THE CACHE IS FULL: 0 B free; " in mount.run("status", mount.path).stdout
     (small_disk / "other").unlink()
+    assert "FULL" not in mount.run("status", mount.path).stdout
     assert_same(place.source, mount.path)
     mount.kill_server()
     assert_same(place.source, mount.path)

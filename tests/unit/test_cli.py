@@ -320,6 +320,25 @@ def test_status_shows_what_is_stored_and_reserved(
     assert shown_rows(play, capfd, ssd=ssd)["SSD tier"] == said
 
 
+@pytest.mark.parametrize(
+    ("free", "kept", "said"),
+    [
+        (None, 1 << 20, ""),
+        (4096, 0, "4 KiB free; the SSD tier gets no larger"),
+        (3 << 20, 5 << 20, "3 MiB free, of which --keep-free leaves 5 MiB to others; the SSD tier"),
+    ],
+)
+def test_status_says_that_the_disk_is_full(
+    play: Script, capfd: pytest.CaptureFixture[str], free: int | None, kept: int, said: str
+) -> None:
+    ssd = STATUS["ssd"] | {"full_disk_bytes": free, "keep_free_bytes": kept}
+    line = shown_rows(play, capfd, ssd=ssd, origin=STATUS["origin"] | {"available": True}).get(
+        "", ""
+    )
+    assert line.startswith(f"THE DISK OF THE CACHE IS FULL: {said}" if said else "")
+    assert bool(line) == bool(said)
+
+
 @pytest.mark.parametrize("out", ["", "dead"])
 def test_probe_measures_each_directory_of_a_mount(
     play: Script, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str

@@ -35,6 +35,7 @@ FULL: dict[str, Any] = {
             "ram_limit_bytes": 4 << 30,
             "ssd_bytes": 0,
             "ssd_limit_bytes": 1 << 40,
+            "ssd_disk_full": 1,
             "origin_bytes_per_s": 100 << 20,
             "depth": 16,
             "packing": 1,
@@ -133,6 +134,8 @@ def test_status_for_machines_and_for_people(
         r"/data/\udcff connected 1 GiB of 4 GiB 0 B of 1 TiB 100 MiB/s 16 1,200 + 3",
         "/data/b NOT CONNECTED - of - - of - -/s - - + -",
         r"/data/\udcff: log of 128 segments, 5 GiB written",
+        r"/data/\udcff: THE DISK OF ITS CACHE IS FULL: the SSD tier gets no larger "
+        "(fusecache status tells)",
         "/data/b: is an older version",
         "",
         "job state epoch sample window not late late unplanned stall",

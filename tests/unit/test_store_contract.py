@@ -395,6 +395,7 @@ def test_what_must_not_evict_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path / "cache", limit_bytes=40 * MIB) as store:  # full, and no open segment
         count = len(store.segments())
         assert store.put_many([(b"x", content(100, MIB)), (b"y", b"y")], evict=False) == [None] * 2
+        assert store.store.full_disk_bytes() is None  # its own limit is why
         assert len(store.segments()) == count
         assert store.gone == []
         assert store.put(b"x", content(100, MIB)) is not None
@@ -456,7 +457,9 @@ def test_room_is_shared_and_ends_with_the_disk(
         full = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 0))
         monkeypatch.setattr(os, "statvfs", lambda _: full)
         assert two.store.room_bytes() == 0
+        assert two.store.full_disk_bytes() == 0
         assert 0 < one.store.room_bytes() < 8 * MIB  # the rest of its open segment
+        assert one.store.full_disk_bytes() is None
     assert one.store.room_bytes() == 0  # closed
 
 
