@@ -83,6 +83,11 @@ _SHOWN_STATE: Final = (
     *("queued_fetch", "in_flight", "changes_seen", "segments_lost"),
     *("packing", "log_written_bytes", "log_waiting_bytes", "log_segments"),
 )
+_UNPLANNED: Final = {
+    **{"state": "waiting", "reason": "", "window_bytes": 0, "ahead_bytes": 0},
+    **{"predicted_stall_s": 0.0, "samples_per_s": 0.0},
+}
+"""Of a job that was read before its mount went."""
 PACKING_REFUSED: Final = {
     2: "no room on SSD for a log",
     4: "too little room on SSD for a log",
@@ -301,6 +306,7 @@ class _Mount:
         self._woken = trio.Event()
         self._orders_wanted = trio.Event()
         self._changes_seen: int | None = None
+        self._is_gone = False  # not mounted any more
         self._lost = 0
         self._origin_bytes_per_s = 0.0
         self._report_at = -math.inf
@@ -657,6 +663,7 @@ class _Mount:
             elif isinstance(event, Down):
                 self._channel = None
             elif isinstance(event, Gone):
+                self._is_gone, self.state = True, {}
                 for name in self.jobs:
                     self._director.tell_notice(name, f"{self.mountpoint} is not mounted any more")
             elif isinstance(event, State):
@@ -673,7 +680,7 @@ class _Mount:
         """A server is there: what was sent to another one is void."""
         is_other = self.facts is not None and self.facts.identity != channel.facts.identity
         self.facts, self._changes_seen = channel.facts, None
-        self._channel = channel
+        self._channel, self._is_gone = channel, False
         if not is_other:
             self._told += [self._planner.disconnected, self._layout_of(channel.facts)]
             return
@@ -863,8 +870,12 @@ class _Mount:
         return [self._job_status(job) for job in self.jobs.values()]
 
     def _job_status(self, job: _Job) -> dict[str, Any]:
+        shown = job.status or {"state": "waiting"}
+        is_planned = job.is_planned and not self._is_gone
+        if not is_planned and shown["state"] in ("running", "idle"):
+            shown = {**shown, **_UNPLANNED}
         return {
-            **(job.status or {"state": "waiting"}),
+            **shown,
             "name": job.name,
             "path": os.fsdecode(job.request.path),
             "mountpoint": self.mountpoint,

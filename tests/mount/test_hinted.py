@@ -259,6 +259,29 @@ def test_server_killed(place: Place, mounting: Mounting) -> None:
         eventually(lambda: directed.job("job")["state"] == "running")
 
 
+def test_unmounted_while_it_is_read(place: Place, mounting: Mounting) -> None:
+    names, spec = make_dataset(place), shuffled()
+    mount = mounting("--ram", "64M")
+    reader = Reader(mount, names)
+    with Directed() as directed:
+        directed.open("job", request(mount.path, spec, epochs=3))
+        staged(directed, "job", TOTAL_BYTES)
+        reader.read(order(spec, 0)[:1000])
+        eventually(lambda: directed.job("job")["state"] == "running")
+        mount.umount()
+        eventually(lambda: directed.job("job")["state"] == "waiting")
+        assert directed.job("job")["window_bytes"] == 0
+        assert directed.job("job")["index"] > 0
+        assert directed.mount().keys().isdisjoint(("ram_bytes", "ssd_bytes"))
+        directed.step("job", 0, 250)
+        mount.start()
+        staged(directed, "job", TOTAL_BYTES // 4, (0, 1000))
+        assert directed.mount()["ram_limit_bytes"]
+        reader.read(order(spec, 0)[1000:])
+        eventually(lambda: directed.job("job")["state"] == "running")
+        directed.close("job")
+
+
 @pytest.mark.claim("P8", "P12")
 def test_two_jobs_share_and_leave_the_pages(place: Place, mounting: Mounting) -> None:
     make_dataset(place)
