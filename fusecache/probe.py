@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 FILE_NAME: Final = "probe"
 VERSION: Final = 2
 FILE_BYTES: Final = 256 << 20
+FILE_SHARE: Final = 8  # a file is an eighth of what is free at most, but SMALL_FILE_BYTES at least
+SMALL_FILE_BYTES: Final = 32 << 20
 FILE_BYTES_LEAST: Final = 4 << 20
 PASS_S: Final = 0.08
 PASSES: Final = 5  # of each figure
@@ -161,9 +163,9 @@ def is_kept_in(directory: Path) -> bool:
     return "format" in names or names <= {FILE_NAME, "lost+found"}
 
 
-def measure(directory: Path, file_bytes: int = FILE_BYTES, pass_s: float = PASS_S) -> Probe:
+def measure(directory: Path, file_bytes: int | None = None, pass_s: float = PASS_S) -> Probe:
     """Measure, and keep the result there if `is_kept_in`. Takes about 3 s, and room for
-    `file_bytes`.
+    `file_bytes`; None: for FILE_BYTES, or less where less is free.
 
     UserError: the directory is not there or not writable, has no room, or its file system takes no
     direct I/O.
@@ -171,6 +173,7 @@ def measure(directory: Path, file_bytes: int = FILE_BYTES, pass_s: float = PASS_
     from fusecache import _native  # hintsd reads results, and needs no more
 
     try:
+        file_bytes = file_bytes or _file_bytes(directory)
         # Without a name where the file system has that (O_TMPFILE), else unlinked at once.
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             fd = file.fileno()
@@ -226,9 +229,24 @@ def measure(directory: Path, file_bytes: int = FILE_BYTES, pass_s: float = PASS_
         if is_kept_in(directory):
             _keep(directory, found)
     except OSError as error:
-        room = f" (it takes {format_bytes(file_bytes)})" if error.errno == errno.ENOSPC else ""
+        room = ""
+        if error.errno == errno.ENOSPC and file_bytes:
+            room = f" (it takes {format_bytes(file_bytes)})"
         raise UserError(f"{directory} cannot be measured: {error.strerror}{room}") from None
     return found
+
+
+def _file_bytes(directory: Path) -> int:
+    """Of a file that leaves room for others. UserError: there is too little room."""
+    disk = os.statvfs(directory)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if free_bytes < SMALL_FILE_BYTES:
+        raise UserError(
+            f"{directory} cannot be measured: that takes {format_bytes(SMALL_FILE_BYTES)}, and "
+            f"{format_bytes(free_bytes)} are free on its disk"
+        )
+    share = free_bytes // FILE_SHARE // LARGE_BYTES * LARGE_BYTES
+    return min(FILE_BYTES, max(SMALL_FILE_BYTES, share))
 
 
 def together(parts: Sequence[Probe]) -> Probe:

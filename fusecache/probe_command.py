@@ -31,7 +31,8 @@ def probe_device(path: str, show: bool, as_json: bool) -> None:
     fusecache probe /data/imagenet                    each cache directory of that mount
     fusecache probe /var/cache/fusecache --show --json | jq .mixed_bytes_per_s
 
-    Takes some 3 s and, meanwhile, room for 256 MiB. Best while nobody uses the disk. A mount with
+    Takes some 3 s and, meanwhile, room for 256 MiB (an eighth of what is free if that is less, but
+    32 MiB at least). Best while nobody uses the disk. A mount with
     `--layout auto` that finds no result of the last 30 days measures by itself when the first
     training with hints comes. In another directory, unless it is empty, nothing is kept.
     Samples are worth reordering where the gain is well above 1; docs/TUNING.md says more.

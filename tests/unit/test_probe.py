@@ -195,6 +195,41 @@ def test_no_room_is_one_line_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("free", "takes"), [(8192, 256), (2047, 255), (1000, 125), (257, 32), (33, 32), (32, 32)]
+)
+def test_where_less_is_free_the_file_is_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, takes: int
+) -> None:
+    made: list[int] = []
+
+    def refuse(_fd: int, _offset: int, length: int) -> None:
+        made.append(length)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    disk = (4096, 4096, 0, 0, free * 256, 0, 0, 0, 0, 0)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(disk))
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(UserError, match="Read-only"):
+        probe.measure(tmp_path)
+    assert made == [takes * MIB]
+
+
+def test_a_disk_with_too_little_room_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = (4096, 4096, 0, 0, 31 * 256, 0, 0, 0, 0, 0)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(disk))
+    with pytest.raises(UserError, match=r"that takes 32 MiB, and 31 MiB are free on its disk$"):
+        probe.measure(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_smallest_file_is_large_enough(tmp_path: Path) -> None:
+    found = probe.measure(tmp_path, probe.SMALL_FILE_BYTES, 0.01)
+    assert probe.load(tmp_path) == found
+
+
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be measured: No such file"):
         probe.measure(tmp_path / "none", **SMALL)  # type: ignore[arg-type]
