@@ -42,7 +42,7 @@ def log_scene(
     return scene
 
 
-def begun(*, epochs: int = 8, index: int = 0, **more: Any) -> tuple[Scene, list[Inos]]:
+def begun(*, epochs: int | None = 8, index: int = 0, **more: Any) -> tuple[Scene, list[Inos]]:
     """A `log_scene` with a shuffled job "job" that is planned for, and its orders."""
     scene = log_scene(**more)
     orders = scene.shuffled()
@@ -95,6 +95,17 @@ def test_every_sample_is_moved_once_an_epoch_and_chunks_are_read_in_order() -> N
         )
     assert mount.packs == [per_epoch] * 4 + [0]
     assert late == 0
+
+
+@pytest.mark.parametrize("epochs", [None, 3])
+def test_where_nobody_says_which_epoch_is_the_last_one_log_too_many_is_written(
+    epochs: int | None,
+) -> None:
+    """As docs/TUNING.md says of `attach` without `epochs`."""
+    scene, orders = begun(epochs=epochs)
+    read_epochs(scene, orders, 0, 3)
+    moved = {epoch: len(inos) for epoch, inos in scene.mount.moved.items() if epoch <= 3}
+    assert moved == {1: COUNT, 2: COUNT} | ({3: COUNT} if epochs is None else {})
 
 
 def test_the_first_epoch_is_fetched_into_the_second_ones_chunks() -> None:
