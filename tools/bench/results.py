@@ -71,8 +71,11 @@ TARGETS = (
     Target("hinted", "110 KB, next epoch", "device", 0.85),
     Target("hinted", "10 KB, begun cold", "native", 1.2),
     Target("hinted", "10 KB, next epoch", "native", 1.2),
-    Target("hot-hinted", "1 reader", "native", 0.90),
-    Target("hot-hinted", "4 readers", "native", 0.90),
+    *(
+        Target("hot-hinted", f"{count} files, {readers}", "native", 0.90)
+        for count in ("5,000", "40,000")
+        for readers in ("1 reader", "4 readers")
+    ),
     *(
         Target("wrong", f"{size}, {state}", "unhinted", 0.95, peer=peer)
         for peer in ("another seed", "another revision", "half of it")
