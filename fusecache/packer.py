@@ -174,6 +174,9 @@ class Packer:
             self._mean_bytes = -(-size_bytes // samples)
             self._record_bytes = -(-self._mean_bytes // ALIGNMENT) * ALIGNMENT
             self._packing = self._begin(chunks, buffer_bytes)
+            # A dead server's log may have room reserved.
+            if self._packing in (NO_ROOM, NO_CREDIT) and self._store.adopt_orphans():
+                self._packing = self._begin(chunks, buffer_bytes)
         self._rouse()
 
     def _begin(self, chunks: int, buffer_bytes: int) -> int:

@@ -140,15 +140,15 @@ class Plan:
 
     async def state(self) -> dict[str, int]:
         usage = await trio.to_thread.run_sync(self._store.usage)
-        full_disk_bytes = await trio.to_thread.run_sync(self._store.full_disk_bytes)
         room_bytes = await trio.to_thread.run_sync(self.packer.room_bytes, abandon_on_cancel=True)
+        is_full = room_bytes == 0 and await self._is_disk_full()
         return {
             "ram_bytes": _native.ram_bytes(),
             "ram_limit_bytes": self._mount["ram_bytes"],
             "ssd_bytes": usage.bytes,
             "ssd_limit_bytes": usage.limit_bytes,
             "ssd_room_bytes": room_bytes,
-            "ssd_disk_full": int(full_disk_bytes is not None),
+            "ssd_disk_full": int(is_full),
             "origin_bytes": self._stats["bytes_from_origin"],
             "origin_files": self._stats["origin_files"],
             "depth": self._prefetcher.depth,
@@ -160,6 +160,9 @@ class Plan:
             "recording": self.passings.recording,
             **self.packer.state(),
         }
+
+    async def _is_disk_full(self) -> bool:
+        return await trio.to_thread.run_sync(self._store.full_disk_bytes) is not None
 
     @property
     def prefetcher(self) -> Prefetcher:

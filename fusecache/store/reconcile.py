@@ -136,8 +136,9 @@ def _is_locked(path: Path) -> bool:
         return False
 
 
-def adopt(place: Place, segno: int) -> None:
-    """Take over a segment whose writer died, or that the index does not know.
+def adopt(place: Place, segno: int) -> bool:
+    """Take over a segment whose writer died, or that the index does not know. False: its writer
+    lives, or is dying.
 
     sqlite3.Error, OSError: not done; nothing is worse than before.
     """
@@ -145,7 +146,7 @@ def adopt(place: Place, segno: int) -> None:
     try:
         with recovery.claimed(directory.segment_path(segno)) as (fd, live):
             if live:
-                return
+                return False
             found = recovery.scan(fd, segno, directory.uuid, live=False)
             if found.log is not None:
                 os.fsync(fd)  # before rows that lead to intact copies give way
@@ -155,7 +156,7 @@ def adopt(place: Place, segno: int) -> None:
                 rows = {row.segno: row for row in index.segments()}
                 row = rows.get(segno)
                 if os.fstat(fd).st_nlink == 0 or (row is not None and row.sealed):
-                    return  # another process was faster
+                    return True  # another process was faster
                 if row is not None and row.log is not None:
                     _settle(index, rows, row, 0 if found.empty else _taken_bytes(found))
                 if found.empty:
@@ -168,10 +169,11 @@ def adopt(place: Place, segno: int) -> None:
                     index.put_segments([idx.SegmentRow(segno, True, found.used, fetched_ns)])
     except OSError as error:
         if error.errno in _NOT_A_SEGMENT:
-            return
+            return True
         place.count_error(directory.member_of(segno), error)
         if len(directory.members) == 1:
             raise  # the other segments are on the same disk
+    return True
 
 
 def _taken_bytes(found: recovery.Scan) -> int:

@@ -64,6 +64,10 @@ from fusecache.store.types import (
 _PAUSE_SECONDS: Final = 1.0
 _REATTACH_SECONDS: Final = 5.0  # between attempts at a directory that cannot be used
 _RECONCILE_SECONDS: Final = 30.0
+# Who was killed before we began lets go of his segments so soon, or he lives.
+_DYING_SECONDS: Final = 10.0
+_DYING_PAUSE_SECONDS: Final = 1.0
+_ADOPTED_WITHIN_SECONDS: Final = 1.0
 _ADOPTION_PAUSE_SECONDS: Final = 0.001
 _REPAIR_SECONDS_MIN: Final = 1.0
 _REPAIR_SECONDS_MAX: Final = 300.0
@@ -144,6 +148,8 @@ class Store:
         self._payload_bytes, self._record_bytes = _SHARE_AT_FIRST
         self._record_bytes_most = 0
         self._reconcile_at = 0.0
+        self._others_write = False  # segments, or have not died yet
+        self._dying_until = time.monotonic() + _DYING_SECONDS
         self._repair_at = 0.0
         self._reattach_at = 0.0
         self._repair_seconds = _REPAIR_SECONDS_MIN
@@ -926,16 +932,31 @@ class Store:
             with self._lock:
                 place = self._sound_place()
                 segnos = unsealed(place, self._writer) if place is not None else []
+                ours = {segno for log in self.logs for segno in log.segnos}
+            self._others_write = False
             for segno in segnos:
                 with self._lock:
-                    if self._is_place(place):
-                        adopt(place, segno)
+                    if self._is_place(place) and not adopt(place, segno) and segno not in ours:
+                        self._others_write = True
                 time.sleep(_ADOPTION_PAUSE_SECONDS)  # a lock is not handed over
+            if self._others_write and time.monotonic() < self._dying_until:
+                self._reconcile_at = time.monotonic() + _DYING_PAUSE_SECONDS
             with self._lock:
                 if self._is_place(place):
                     tidy(place, self._writer)
                     numbers = place.directory.segment_numbers()
                     self.highest_segno = max(self.highest_segno, *numbers, 0)
+
+    def adopt_orphans(self) -> bool:
+        """Take over what dead writers have left; whether there is more room now. Waits a second for
+        those who seem to live: the threads of a process that was killed may be in the kernel still.
+        """
+        before, end = self.room_bytes(), time.monotonic() + _ADOPTED_WITHIN_SECONDS
+        self._reconcile()
+        while self._others_write and time.monotonic() < end:
+            time.sleep(_ADOPTED_WITHIN_SECONDS / 10)
+            self._reconcile()
+        return self.room_bytes() > before
 
     def _keep_limits(self) -> None:
         place = self._sound_place()

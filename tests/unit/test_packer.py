@@ -78,6 +78,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room_bytes = 1 << 40
+        self.orphans_bytes = 0  # that dead writers have reserved, and nobody has adopted yet
         self.segment_bytes = 0  # of the new one that the store needs for what comes; 0: none
         self.limit_bytes = 1 << 30
         self.segments = {STATIC}
@@ -123,6 +124,11 @@ class Disk:
         self.room_bytes -= credit
         self.logs.append(FakeLog(self, credit))
         return self.logs[-1]
+
+    def adopt_orphans(self) -> bool:
+        found, self.orphans_bytes = self.orphans_bytes, 0
+        self.room_bytes += found
+        return found > 0
 
     def taken_bytes(self, length: int) -> int:
         return self.segment_bytes or length
@@ -677,6 +683,14 @@ def test_no_room_for_a_log(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     disk.packer.open()
     monkeypatch.setattr(disk, "room_bytes", lambda: 1 << 30)
     assert disk.packer.room_bytes() == (1 << 30) - payload(SLACK_BYTES)  # the next log's
+
+
+@pytest.mark.parametrize("live", [0, 1000], ids=["no room", "no credit"])
+def test_what_a_dead_server_had_reserved_is_room_for_a_log(disk: Disk, live: int) -> None:
+    disk.live = {STATIC: live}
+    disk.room_bytes, disk.orphans_bytes = 0, 1 << 40
+    disk.begin()
+    assert disk.packing == OPEN
 
 
 def test_a_log_that_cannot_be_begun_leaves_nothing(disk: Disk) -> None:

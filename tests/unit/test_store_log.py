@@ -135,6 +135,46 @@ def test_credit_is_reserved_and_drawn_within_the_limit_and_never_by_eviction(
         log.end()
 
 
+def test_the_log_of_a_server_that_takes_time_to_die_is_adopted(tmp_path: Path) -> None:
+    """Its locks are let go of when its threads have left the kernel."""
+    with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
+        mover = filled(store, range(100), slack_bytes=40 * MIB)
+        with opened(tmp_path / "cache", limit_bytes=64 * MIB) as other:
+            assert other.store.begin_log(4, 40 * MIB) is not None
+            assert other.store.logs[0].credit_bytes < 30 * MIB
+            other.store.logs[0].finish([])
+            death = threading.Timer(0.2, mover.log.end)
+            death.start()
+            assert other.store.adopt_orphans()
+            death.join()
+            assert all(rows(other)[segno][0] for segno in mover.log.segnos)
+            log = begin(other, 4, 40 * MIB)
+            assert log.credit_bytes == 40 * MIB
+            assert not other.store.adopt_orphans()  # its own
+            log.end()
+
+
+def test_a_segment_of_a_dying_writer_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
+        mover = filled(store, range(100))
+        now = time.monotonic()
+        monkeypatch.setattr(
+            store_module.time,  # type: ignore[attr-defined]
+            "monotonic",
+            lambda: now,
+        )
+        with opened(tmp_path / "cache", limit_bytes=64 * MIB) as other:
+            mover.log.end()
+            now += 0.9
+            other.store.housekeeping()
+            assert not any(rows(other)[segno][0] for segno in mover.log.segnos)
+            now += 0.2
+            other.store.housekeeping()
+            assert all(rows(other)[segno][0] for segno in mover.log.segnos)
+
+
 def test_nothing_is_evicted_for_what_a_log_has_not_written(tmp_path: Path) -> None:
     """When another mount brings a smaller limit, the log ends, and what it was promised is free."""
     with opened(tmp_path / "cache", limit_bytes=128 * MIB) as store:
