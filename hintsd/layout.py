@@ -239,8 +239,12 @@ class Layout:
         else:
             log.why = self._begin_log(job, epoch, now)
             if log.is_announced and not log.is_open:
-                self._packs.append(Command("pack", NO_INOS, None, packing.END))
-                log.is_announced = False
+                # Where nothing wants its room it stays: at its end the mount enters each of its
+                # files into an index, which takes as long as reading them.
+                log.is_announced = self._is_stored(job, epoch)
+                if was_open or not log.is_announced:
+                    written = packing.WRITTEN if log.is_announced else packing.END
+                    self._packs.append(Command("pack", NO_INOS, None, written))
         log.decided, log.begun = epoch, (now, job.begin, job.waited)
         self._packer = job.name if epoch in log.chunks else None
 
@@ -306,6 +310,8 @@ class Layout:
             is_shared = packing.buffer_bytes(alone, self._files.limit_bytes, limits) > 0
             sharing = self._sharing(job) if is_shared else ""
             return f"--ram {-(-needed * 17 // (16 << 20))}M or more would be needed{sharing}"
+        for other in self._jobs.values():
+            other.log.is_announced = False  # the mount lets go of it when its samples have moved
         log.chunks[served.start - 1] = found.pop(served.start - 1)
         log.begin(served, list(found.values()), contents.samples)
         cells = packing.cells([orders[epoch] for epoch in served], list(found.values()))
@@ -331,6 +337,17 @@ class Layout:
         is_resident = (flags & (STORED | RESIDENT) != 0) & (flags & GONE == 0) & (inos != 0)
         found: Mask = is_resident & (sizes > 0) & (sizes <= packing.BLOCK_BYTES)
         return found
+
+    def _is_stored(self, job: Job, epoch: int) -> bool:
+        """Whether all that it reads is on SSD."""
+        order = job.sequence.orders.get(epoch)
+        if order is None:
+            return False
+        stored = sum(
+            int(np.count_nonzero(self._files.flags[order.inos[start : start + CHUNK]] & STORED))
+            for start in range(0, len(order.inos), CHUNK)
+        )
+        return stored >= packing.WHOLE_SHARE * len(order.inos)
 
     def _contents(self, order: Inos) -> Contents:
         samples = size_bytes = stored_bytes = 0

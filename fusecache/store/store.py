@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sqlite3
 import threading
@@ -69,6 +70,7 @@ _DYING_SECONDS: Final = 10.0
 _DYING_PAUSE_SECONDS: Final = 1.0
 _ADOPTED_WITHIN_SECONDS: Final = 1.0
 _ADOPTION_PAUSE_SECONDS: Final = 0.001
+_ADOPTION_SECONDS: Final = 0.5  # of each second of housekeeping: readers want the processors, too
 _REPAIR_SECONDS_MIN: Final = 1.0
 _REPAIR_SECONDS_MAX: Final = 300.0
 _DEDUPE_DESCRIPTORS: Final = 16
@@ -839,7 +841,7 @@ class Store:
                 if segno not in present:
                     self._gone(segno)
         if time.monotonic() >= self._reconcile_at:
-            self._reconcile()
+            self._reconcile(_ADOPTION_SECONDS)
         with self._lock, self._faults():
             self._keep_limits()
 
@@ -925,10 +927,13 @@ class Store:
             log.put_rows(place)
         self._reconcile_at = 0.0
 
-    def _reconcile(self) -> None:
-        """The lock is let go between the segments that are adopted: a log leaves many of them."""
+    def _reconcile(self, within_s: float = math.inf) -> None:
+        """The lock is let go between the segments that are adopted: a log leaves many of them. What
+        takes longer is left to the next call.
+        """
         with self._faults():
-            self._reconcile_at = time.monotonic() + _RECONCILE_SECONDS
+            begin = time.monotonic()
+            self._reconcile_at = begin + _RECONCILE_SECONDS
             with self._lock:
                 place = self._sound_place()
                 segnos = unsealed(place, self._writer) if place is not None else []
@@ -938,6 +943,9 @@ class Store:
                 with self._lock:
                     if self._is_place(place) and not adopt(place, segno) and segno not in ours:
                         self._others_write = True
+                if time.monotonic() - begin > within_s:
+                    self._reconcile_at = 0.0
+                    return
                 time.sleep(_ADOPTION_PAUSE_SECONDS)  # a lock is not handed over
             if self._others_write and time.monotonic() < self._dying_until:
                 self._reconcile_at = time.monotonic() + _DYING_PAUSE_SECONDS

@@ -93,7 +93,7 @@ def test_every_sample_is_moved_once_an_epoch_and_chunks_are_read_in_order() -> N
         assert_chunks_lie_together(
             mount, orders[epoch], frames[epoch * per_epoch : (epoch + 1) * per_epoch]
         )
-    assert mount.packs == [per_epoch] * 4 + [0]
+    assert mount.packs == [per_epoch] * 4 + [-1]
     assert late == 0
 
 
@@ -306,7 +306,7 @@ def test_one_log_serves_two_epochs() -> None:
         if epoch:
             log = (epoch - 1) // 2 * 2 + 1
             assert_cells_lie_together(mount, frames, log, epoch - log)
-    assert mount.packs == [cells, -1, cells, -1, cells, -1, 0]
+    assert mount.packs == [cells, -1, cells, -1, cells, -1]
     assert {epoch: sorted(inos) for epoch, inos in mount.moved.items()} == {
         epoch: list(range(1, COUNT + 1)) for epoch in (1, 3, 5)
     }
@@ -320,7 +320,7 @@ def test_one_log_serves_three_epochs() -> None:
     assert scene.planner.status("job")["layout"] == "log"
     assert "epochs 1 to 3 lie" in scene.planner.status("job")["layout_why"]
     assert read_epochs(scene, orders, 2, 8) == 0
-    assert mount.packs == [8**3, -1, 8**3, -1, 17, 0]  # one epoch is left in the end
+    assert mount.packs == [8**3, -1, 8**3, -1, 17, -1]  # one epoch is left in the end
     assert {epoch: sorted(inos) for epoch, inos in mount.moved.items()} == {
         epoch: list(range(1, COUNT + 1)) for epoch in (1, 4, 7)
     }
@@ -336,7 +336,7 @@ def test_a_log_serves_no_epoch_whose_order_is_unknown() -> None:
     assert "every" not in scene.planner.status("job")["layout_why"]
     scene.read(orders[0].tolist())
     assert sorted(scene.mount.moved[1]) == list(range(1, COUNT + 1))
-    assert -1 not in scene.mount.packs
+    assert -1 not in scene.mount.packs[:-1]
 
 
 @pytest.mark.usefixtures("small_cells")
@@ -397,7 +397,7 @@ def test_a_log_that_is_whole_outlives_its_server() -> None:
     read_epochs(scene, orders, 2, 5)
     assert len(mount.moved[1]) == COUNT
     assert sorted(mount.moved) == [1, 3]
-    assert mount.packs[packs:] == [mount.packs[0], -1, 0]
+    assert mount.packs[packs:] == [mount.packs[0], -1]
 
 
 @pytest.mark.usefixtures("small_cells")
@@ -570,6 +570,35 @@ def test_the_first_job_is_packed_and_then_the_other() -> None:
     scene.close("a")
     assert read_epochs(scene, b, 1, 3, reader="b") == 0
     assert scene.planner.status("b")["layout"] == "reorder"
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_log_that_is_not_followed_stays_while_its_job_reads(is_whole: bool) -> None:
+    """Where samples are not on SSD its slack is room for them."""
+    half = {"stored": False, "ssd_bytes": COUNT // 2 * FILE_BYTES}
+    scene, orders = begun(epochs=2, **({} if is_whole else half))
+    scene.read(orders[0].tolist())
+    assert scene.mount.packs[1:] == [-1 if is_whole else 0]
+    scene.close("job")
+    scene.settle()
+    assert scene.mount.packs[-1] == 0
+
+
+def test_the_log_of_one_job_does_not_end_with_another() -> None:
+    scene = log_scene(ram_files=300)
+    orders, b = scene.shuffled(), scene.shuffled()
+    scene.open("a", [orders[0], *[orders[1]] * 5], samples=COUNT, epochs=6)
+    scene.settle()
+    read_epochs(scene, orders, 0, 1, reader="a")
+    assert scene.mount.packs[1:] == [-1]  # all later epochs have one order
+    scene.open("b", b, samples=COUNT, epochs=6)
+    scene.read(orders[1].tolist(), reader="a")
+    read_epochs(scene, b, 0, 2, reader="b")
+    assert scene.planner.status("b")["layout"] == "reorder"
+    scene.close("a")
+    scene.settle()
+    assert 0 not in scene.mount.packs
+    assert read_epochs(scene, b, 2, 3, reader="b") == 0
 
 
 def test_a_second_job_makes_chunks_smaller() -> None:
