@@ -173,10 +173,14 @@ class Packer:
             self._is_assigned, self._coming, self._strays = False, 0, 0
             self._mean_bytes = -(-size_bytes // samples)
             self._record_bytes = -(-self._mean_bytes // ALIGNMENT) * ALIGNMENT
+            adopted = self._store.adopted
             self._packing = self._begin(chunks, buffer_bytes)
-            # A dead server's log may have room reserved.
-            if self._packing in (NO_ROOM, NO_CREDIT) and self._store.adopt_orphans():
-                self._packing = self._begin(chunks, buffer_bytes)
+            if self._packing in (NO_ROOM, NO_CREDIT):
+                # A dead server's log may have room reserved, and lead past what was moved to it.
+                self._store.adopt_orphans()
+                if self._store.adopted > adopted:
+                    self._sweep()
+                    self._packing = self._begin(chunks, buffer_bytes)
         self._rouse()
 
     def _begin(self, chunks: int, buffer_bytes: int) -> int:

@@ -802,7 +802,10 @@ class _Mount:
         """Whose its jobs are, if process ids of the mount mean anything to us."""
         if self.facts is None or self.facts.pid_namespace != _PID_NAMESPACE or not _PID_NAMESPACE:
             return {}
-        return {job.name: Hinted(job.request.pid, job.root) for job in self.jobs.values()}
+        return {
+            job.name: Hinted(job.request.pid, job.root, job.status.get("state") != "wrong")
+            for job in self.jobs.values()
+        }
 
     def _decide(self, told: list[Told], is_up: bool) -> _Decided:
         """In a thread, `_planning` held."""

@@ -48,6 +48,8 @@ class Job:
         self.opened_at = progress.confirmed_at
         self.state = "waiting"
         self.reason = ""
+        self.running_since = 0.0  # while `state` is running
+        self.yields = False  # its share of RAM is the others'
         self.unknown: set[int] = set()
         self.counted: set[int] = set()  # epochs whose uses are in the counts
         self.unplaced = False
@@ -128,9 +130,14 @@ class Job:
         return min(wide, max(DENSE_SPACING, in_turn // 8, -(-n // DENSE_WIRES)))
 
     @property
+    def mean_bytes(self) -> float:
+        """Of RAM, that a sample of its window takes."""
+        return self.window_bytes / max(1, self.end - self.begin)
+
+    @property
     def takes_share(self) -> bool:
         """Whether it has a share of the RAM for windows."""
-        return self.live and self.state != "idle"
+        return self.live and not self.yields
 
     @property
     def can_grow(self) -> bool:

@@ -22,7 +22,7 @@ from hintsd import packing
 from hintsd.commands import KEEP_ORDER_BIT, MOVE_BIT, SORT_BIT, Command
 from hintsd.files import FAILED, GONE, HELD, MOVING, RESIDENT, SENT, STAGED, STORED, Files
 from hintsd.job import Job
-from hintsd.packing import Chunks, Contents, Grain, Log
+from hintsd.packing import Chunks, Contents, Grain, Log, Wanted
 from hintsd.policies import Mask
 from hintsd.sequence import CHUNK, NO_INOS, EpochOrder, Inos
 
@@ -118,9 +118,7 @@ class Layout:
 
     def _sharing(self, job: Job) -> str:
         """Whose shares of RAM the job lacks; "": it has no others beside it."""
-        names = [
-            other.name for other in self._jobs.values() if other is not job and other.takes_share
-        ]
+        names = [other.name for other in self._beside(job) if other.takes_share]
         if not names:
             return ""
         which = names[0] if len(names) == 1 else "NAME"
@@ -246,11 +244,14 @@ class Layout:
                     written = packing.WRITTEN if log.is_announced else packing.END
                     self._packs.append(Command("pack", NO_INOS, None, written))
         log.decided, log.begun = epoch, (now, job.begin, job.waited)
+        log.others_begun = {
+            other.name: other.progress.passed_samples for other in self._beside(job)
+        }
         self._packer = job.name if epoch in log.chunks else None
 
     def _begin_log(self, job: Job, epoch: int, now: float) -> str:
         """A log for the epochs behind this one, if it pays; why, or why not."""
-        log, orders = job.log, job.sequence.orders
+        orders = job.sequence.orders
         present, coming = orders.get(epoch), orders.get(epoch + 1)
         if present is None or coming is None:
             is_last = job.epochs is not None and epoch + 1 >= job.epochs
@@ -265,7 +266,7 @@ class Layout:
         if refusal := packing.refusal(present, coming):
             return refusal
         contents = self._contents(coming.inos)
-        wanted = log.wanted(contents, job.begin, job.waited, now)
+        wanted = self._wanted(job, contents, now)
         coming_all = self._known_behind(job, epoch)
         for epochs in range(max(1, packing.following(present, coming_all)), 0, -1):
             served = range(epoch + 1, epoch + 1 + epochs)
@@ -276,6 +277,20 @@ class Layout:
             if not refusal:
                 return f"{why}; {_rhythm(served)}" if epochs > 1 else why
         return refusal
+
+    def _wanted(self, job: Job, contents: Contents, now: float) -> Wanted | None:
+        wanted = job.log.wanted(contents, job.begin, job.waited, now)
+        if wanted is None or job.log.begun is None:
+            return None
+        others_bytes = sum(
+            (other.progress.passed_samples - job.log.others_begun.get(other.name, 0))
+            * other.mean_bytes
+            for other in self._beside(job)
+        )
+        return wanted._replace(others_bytes_per_s=others_bytes / (now - job.log.begun[0]))
+
+    def _beside(self, job: Job) -> list[Job]:
+        return [other for other in self._jobs.values() if other is not job]
 
     def _known_behind(self, job: Job, epoch: int) -> list[EpochOrder]:
         """Orders of the epochs behind that one, of as many as one log may serve."""

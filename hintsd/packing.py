@@ -90,6 +90,7 @@ class Wanted(NamedTuple):
 
     bytes_per_s: float
     late_share: float = 0.0  # of his samples that he has waited for
+    others_bytes_per_s: float = 0.0  # what other jobs' readers took meanwhile
 
     @property
     def has_waited(self) -> bool:
@@ -144,6 +145,8 @@ class Log:
         self.begun: tuple[float, int, int] | None = None
         """When `decided` began to be staged, where the reader was then, and the reads that had
         waited."""
+        self.others_begun: Mapping[str, int] = {}
+        """The samples that other jobs' readers had passed then."""
 
     def keeps(self, epoch: int) -> bool:
         """Whether the log that this epoch reads serves the one behind it, too, and has all of it:
@@ -343,10 +346,11 @@ def decide(
     most = math.inf if wanted.has_waited else wanted.bytes_per_s
     random = min(probe.random_bytes_per_s(mean_bytes), most)
     mixed = probe.mixed_bytes_per_s
-    is_device_idle = wanted.has_waited and wanted.bytes_per_s < DEVICE_SHARE * random
+    taken = wanted.bytes_per_s + wanted.others_bytes_per_s
+    is_device_idle = wanted.has_waited and taken < DEVICE_SHARE * random
     if is_device_idle and mean_bytes > CHEAP_BYTES:
         said = f"readers waited ({wanted.late_share:.1%} late), but not for the device: "
-        said += f"{format_bytes(wanted.bytes_per_s)}/s of {format_bytes(random)}/s at random"
+        said += f"{format_bytes(taken)}/s of {format_bytes(random)}/s at random"
         return Verdict(False, f"{said}, samples of {format_bytes(mean_bytes)}")
     # one of the epochs is read while it is written, and the others are only read
     costs_s = [1 / min(mixed, most)]

@@ -39,7 +39,7 @@ from hintsd.job import SENTINELS_EVERY_S, Job
 from hintsd.layout import Layout
 from hintsd.placement import Placement
 from hintsd.policies import Integers, Mask
-from hintsd.progress import AT_END_S, Progress
+from hintsd.progress import AT_END_S, IDLE_AFTER_S, Progress
 from hintsd.readers import ANOTHERS, OWN, STRANGER, Pids, Standings
 from hintsd.search import (
     ENOUGH,
@@ -199,8 +199,10 @@ class MountPlanner:
             self._believe(job)
         elif job.live:
             job.progress.confirmed_at = now
-            if job.state == "idle":
-                job.state, job.reason = "running" if job.progress.begun else "waiting", ""
+            if job.state == "idle" and job.progress.begun:
+                self._woken(job, now)
+            elif job.state == "idle":
+                job.state, job.reason = "waiting", ""
         self.supply(name, epoch, inos)
 
     def supply(self, name: str, epoch: int, inos: Inos) -> None:
@@ -334,7 +336,7 @@ class MountPlanner:
         n = job.sequence.samples_per_epoch
         job.progress.step(epoch * n + min(batch * job.batch_size, n), now)
         if job.live:
-            self._woken(job)
+            self._woken(job, now)
         else:  # nothing is believed, but this is the epoch in which to look for the reader
             job.restart()
             job.sequence.forget_before(epoch)
@@ -466,7 +468,7 @@ class MountPlanner:
             if job.live and job.search and job.search.is_hopeless(job.sequence.orders.values()):
                 self._give_up(job, now)
             if (here >= 0).any():
-                self._woken(job)
+                self._woken(job, now)
 
     def _strangers(self, job: Job, inos: Inos, stands: Standings | None, now: float) -> Mask:
         """Which observations say nothing of the job: those of another job's processes, strangers',
@@ -611,6 +613,8 @@ class MountPlanner:
         for job in self._jobs.values():
             self._tick(job, now)
         for job in self._jobs.values():
+            job.yields = job.state == "idle" and (job.yields or self._may_yield(job, now))
+        for job in self._jobs.values():
             if job.live:
                 self._follow(job)
         self._is_busy = not self._jobs or any(job.live for job in self._jobs.values())
@@ -644,20 +648,31 @@ class MountPlanner:
         if job.total is not None and job.progress.finished(job.total, now):
             job.state = "done"
             self._retire(job)
-        elif job.progress.idle(now) and (job.state == "running" or self._is_in_the_way(job)):
+        elif job.progress.idle(now) and (
+            job.state == "running" or (job.state == "waiting" and self._is_in_the_way(job, now))
+        ):
             which = "has been read for a while" if job.progress.begun else "of it was read yet"
             job.state, job.reason = "idle", f"nothing {which}"
             self._notices.append((job.name, f"idle: {job.reason}"))
 
-    def _is_in_the_way(self, job: Job) -> bool:
-        """Whether it is not read yet, and another job is, which may have its share of RAM."""
-        return job.state == "waiting" and any(
-            other.state == "running" for other in self._jobs.values() if other is not job
+    def _is_in_the_way(self, job: Job, now: float) -> bool:
+        """Whether another job has been read for a while, which may have its share of RAM. Not one
+        that has just begun, or gone on: ranks do so together, and are not seen at one moment.
+        """
+        return any(
+            other.state == "running" and now - other.running_since > IDLE_AFTER_S
+            for other in self._jobs.values()
+            if other is not job
         )
 
-    def _woken(self, job: Job) -> None:
+    def _may_yield(self, job: Job, now: float) -> bool:
+        """Whether there is another one that its share is of more use to."""
+        is_awaited = any(other.state == "waiting" for other in self._jobs.values())
+        return is_awaited or self._is_in_the_way(job, now)
+
+    def _woken(self, job: Job, now: float) -> None:
         if job.live and job.progress.begun and job.state != "running":
-            job.state, job.reason = "running", ""
+            job.state, job.reason, job.running_since = "running", "", now
 
     def _follow(self, job: Job) -> None:
         """The window begins at `low`, but always reaches ahead of `high`: where it is small against
@@ -700,7 +715,7 @@ class MountPlanner:
             small = min(growing, key=_standing)
             others = [job for job in jobs if job is not small]
             share = self._files.budget_bytes
-            if others and (nearest := min(others, key=_standing)).state != "idle":
+            if others and not (nearest := min(others, key=_standing)).yields:
                 share = max(nearest.window_bytes - small.window_bytes, 0) + uneven_bytes
             taken = self._extend(small, share, min(work, CHUNK))
             work -= taken
@@ -709,9 +724,9 @@ class MountPlanner:
             large = max(others, key=_standing, default=None)
             excess = 0
             if large is not None and small.can_grow:
-                if large.state == "idle" != small.state:
+                if large.yields and not small.yields:
                     excess = 2 * large.window_bytes
-                elif large.state == "idle" or small.state != "idle":
+                elif large.yields or not small.yields:
                     excess = large.window_bytes - small.window_bytes
             if large is None or excess <= even_bytes or not self._shrink(large, excess // 2):
                 blocked.add(small.name)
@@ -862,7 +877,8 @@ class MountPlanner:
             self._layout.end(job)
         job.progress.move(job.last(place), now)
         job.progress.begun = True
-        job.state, job.reason = "running", ""
+        if job.state != "running":
+            job.state, job.reason, job.running_since = "running", "", now
         job.restart()
         job.search = job.search and Search(now, span=job.batch_size)
         job.is_lost = job.search is not None
@@ -1017,4 +1033,4 @@ def _give_to_nearest(jobs: list[Job], placed: list[Positions]) -> None:
 
 def _standing(job: Job) -> tuple[bool, int]:
     """Windows grow in this order, and shrink in the opposite one."""
-    return job.state == "idle", job.window_bytes
+    return job.yields, job.window_bytes

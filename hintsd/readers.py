@@ -14,7 +14,7 @@ INVARIANT: a process is a STRANGER only if all its ancestors were seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,6 +51,8 @@ class Hinted(NamedTuple):
     """That it is of; None: nobody knows."""
     root: bytes
     """The dataset's directory relative to its mount."""
+    is_followed: bool = True
+    """Not taken for wrong: else its readers may be those of another job."""
 
 
 class _Known(NamedTuple):
@@ -73,10 +75,15 @@ class Readers:
         """
         pairs = processes.astype(np.uint64) << np.uint64(32) | parents
         different, which = np.unique(pairs, return_inverse=True)
-        standings = [
-            _standings(self._lineage(pair >> 32, pair & 0xFFFF_FFFF, now), jobs.values())
-            for pair in different.tolist()
-        ]
+        told: dict[tuple[tuple[Hinted, ...], bool], list[int]] = {}
+        standings = []
+        for pair in different.tolist():
+            lineage = self._lineage(pair >> 32, pair & 0xFFFF_FFFF, now)
+            owners = tuple(job for job in jobs.values() if job.process in lineage)
+            is_seen = bool(lineage) and lineage[-1] == 0
+            if (owners, is_seen) not in told:  # all workers of a rank are alike
+                told[owners, is_seen] = [_standing(job, owners, is_seen) for job in jobs.values()]
+            standings.append(told[owners, is_seen])
         table = np.array(standings, np.uint8).reshape(len(different), len(jobs))
         return {job: table[which, column] for column, job in enumerate(jobs)}
 
@@ -107,17 +114,12 @@ class Readers:
         return tuple(lineage)
 
 
-def _standings(lineage: Lineage, jobs: Collection[Hinted]) -> list[int]:
-    owners = [job for job in jobs if job.process in lineage]
-    return [_standing(lineage, job, owners) for job in jobs]
-
-
-def _standing(lineage: Lineage, job: Hinted, owners: list[Hinted]) -> int:
+def _standing(job: Hinted, owners: tuple[Hinted, ...], is_seen: bool) -> int:
+    """Of a request of these jobs' process, to a job. `is_seen`: all its ancestors were."""
     if job in owners:
         return OWN
-    if any(_overlap(owner.root, job.root) for owner in owners):
+    if any(owner.is_followed and _overlap(owner.root, job.root) for owner in owners):
         return ANOTHERS
-    is_seen = lineage and lineage[-1] == 0
     return STRANGER if is_seen and job.process is not None else UNKNOWN
 
 

@@ -156,12 +156,14 @@ def segments_to_come(
 
 def full_disk_bytes(place: Place, segment_bytes: int) -> int | None:
     """What is free on the disk that has most room, if the limit allows another segment and no disk
-    has room for it, others having taken it; else None. sqlite3.Error, OSError.
+    has room for it, others having taken it (not a log, to which it was promised); else None.
+    sqlite3.Error, OSError.
     """
-    excess, short = pressure(place, place.index.read_segments(), segment_bytes)
-    if excess > 0 or short <= 0:
+    excess, _ = pressure(place, place.index.read_segments(), segment_bytes)
+    room = max(room for _, room in _rooms(place, []))
+    if excess > 0 or room >= segment_bytes:
         return None
-    return max(room for _, room in _rooms(place, [])) + place.settings.keep_free_bytes
+    return room + place.settings.keep_free_bytes
 
 
 def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.SegmentRow | None:

@@ -150,7 +150,7 @@ class Store:
         self._payload_bytes, self._record_bytes = _SHARE_AT_FIRST
         self._record_bytes_most = 0
         self._reconcile_at = 0.0
-        self._others_write = False  # segments, or have not died yet
+        self.adopted = 0  # segments of dead writers, since the start of this process
         self._dying_until = time.monotonic() + _DYING_SECONDS
         self._repair_at = 0.0
         self._reattach_at = 0.0
@@ -927,10 +927,12 @@ class Store:
             log.put_rows(place)
         self._reconcile_at = 0.0
 
-    def _reconcile(self, within_s: float = math.inf) -> None:
-        """The lock is let go between the segments that are adopted: a log leaves many of them. What
-        takes longer is left to the next call.
+    def _reconcile(self, within_s: float = math.inf) -> bool:
+        """Whether others write segments, or have not died yet. The lock is let go between the
+        segments that are adopted: a log leaves many of them. What takes longer is left to the next
+        call.
         """
+        others_write = False
         with self._faults():
             begin = time.monotonic()
             self._reconcile_at = begin + _RECONCILE_SECONDS
@@ -938,33 +940,33 @@ class Store:
                 place = self._sound_place()
                 segnos = unsealed(place, self._writer) if place is not None else []
                 ours = {segno for log in self.logs for segno in log.segnos}
-            self._others_write = False
             for segno in segnos:
                 with self._lock:
-                    if self._is_place(place) and not adopt(place, segno) and segno not in ours:
-                        self._others_write = True
+                    if self._is_place(place):
+                        if adopt(place, segno):
+                            self.adopted += 1
+                        else:
+                            others_write |= segno not in ours
                 if time.monotonic() - begin > within_s:
                     self._reconcile_at = 0.0
-                    return
+                    return others_write
                 time.sleep(_ADOPTION_PAUSE_SECONDS)  # a lock is not handed over
-            if self._others_write and time.monotonic() < self._dying_until:
+            if others_write and time.monotonic() < self._dying_until:
                 self._reconcile_at = time.monotonic() + _DYING_PAUSE_SECONDS
             with self._lock:
                 if self._is_place(place):
                     tidy(place, self._writer)
                     numbers = place.directory.segment_numbers()
                     self.highest_segno = max(self.highest_segno, *numbers, 0)
+        return others_write
 
-    def adopt_orphans(self) -> bool:
-        """Take over what dead writers have left; whether there is more room now. Waits a second for
+    def adopt_orphans(self) -> None:
+        """Take over what dead writers have left. For a while after our start it waits a second for
         those who seem to live: the threads of a process that was killed may be in the kernel still.
         """
-        before, end = self.room_bytes(), time.monotonic() + _ADOPTED_WITHIN_SECONDS
-        self._reconcile()
-        while self._others_write and time.monotonic() < end:
+        end = min(time.monotonic() + _ADOPTED_WITHIN_SECONDS, self._dying_until)
+        while self._reconcile() and time.monotonic() < end:
             time.sleep(_ADOPTED_WITHIN_SECONDS / 10)
-            self._reconcile()
-        return self.room_bytes() > before
 
     def _keep_limits(self) -> None:
         place = self._sound_place()

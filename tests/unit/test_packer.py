@@ -78,6 +78,8 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room_bytes = 1 << 40
+        self.adopted = 0
+        self.orphaned: list[int] = []  # to which nothing leads once that is done
         self.orphans_bytes = 0  # that dead writers have reserved, and nobody has adopted yet
         self.segment_bytes = 0  # of the new one that the store needs for what comes; 0: none
         self.limit_bytes = 1 << 30
@@ -125,10 +127,11 @@ class Disk:
         self.logs.append(FakeLog(self, credit))
         return self.logs[-1]
 
-    def adopt_orphans(self) -> bool:
+    def adopt_orphans(self) -> None:
         found, self.orphans_bytes = self.orphans_bytes, 0
         self.room_bytes += found
-        return found > 0
+        self.adopted += found > 0
+        self.unused += self.orphaned
 
     def taken_bytes(self, length: int) -> int:
         return self.segment_bytes or length
@@ -691,6 +694,19 @@ def test_what_a_dead_server_had_reserved_is_room_for_a_log(disk: Disk, live: int
     disk.room_bytes, disk.orphans_bytes = 0, 1 << 40
     disk.begin()
     assert disk.packing == OPEN
+
+
+def test_where_nobody_died_a_log_is_not_tried_again(disk: Disk) -> None:
+    disk.live, disk.room_bytes = {STATIC: 1000}, 900
+    disk.begin()
+    assert disk.packing == NO_CREDIT
+    assert len(disk.logs) == 1
+
+
+def test_what_is_dead_once_a_dead_servers_log_is_known_goes_first(disk: Disk) -> None:
+    disk.room_bytes, disk.orphans_bytes, disk.orphaned = 0, 1 << 40, [STATIC]
+    disk.begin()
+    assert STATIC not in disk.segments
 
 
 def test_a_log_that_cannot_be_begun_leaves_nothing(disk: Disk) -> None:

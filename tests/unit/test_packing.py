@@ -191,6 +191,7 @@ WAITED = Wanted(400e6, 0.5)
         ("auto", FAST_LOG, STORED, Wanted(126e6), True),
         ("auto", FAST_LOG, STORED, Wanted(49e6, 0.5), False),  # it was not the device
         ("auto", FAST_LOG, STORED, Wanted(51e6, 0.5), True),
+        ("auto", FAST_LOG, STORED, Wanted(30e6, 0.5, 21e6), True),  # it was: others use it, too
         ("auto", FAST_LOG, SMALL, Wanted(1e6, 0.5), True),  # fewer requests cost less anywhere
         ("auto", SLOW_LOG, SMALL, Wanted(1e6, 0.5), False),
         ("auto", FAST_LOG, SMALL, Wanted(1e6), False),
@@ -223,7 +224,7 @@ def test_a_rate_is_what_the_reader_took() -> None:
     log.begun = 1.0, 50, 7  # in mid-epoch, after a restart
     assert log.wanted(STORED, 50, 7, 5.0) is None
     assert log.wanted(STORED, 100, 7, 5.0) == Wanted(MIB / 8)
-    assert log.wanted(STORED, 150, 8, 5.0) == Wanted(MIB / 4)
+    assert log.wanted(STORED, 150, 8, 5.0) == Wanted(MIB / 4, 0.01)
     waited = log.wanted(STORED, 150, 9, 5.0)
     assert waited == Wanted(MIB / 4, 0.02)
     assert "waited (2.0% late), but not" in packing.decide("auto", SLOW_LOG, STORED, waited).why

@@ -998,7 +998,12 @@ def test_a_hint_that_nobody_reads_leaves_its_share_to_the_job_that_reads(is_nobo
     unread = scene.planner.status("unread")
     assert (unread["state"], unread["window_bytes"]) == ("waiting", 400 * FILE_BYTES)
     scene.open("job", read, samples=2000)
-    scene.read(read[0][:200].tolist(), reader="job")
+    scene.read(read[0][:100].tolist(), reader="job")
+    assert scene.planner.status("unread")["state"] == "waiting"  # it may begin together with that
+    scene.turn(step_s=IDLE_AFTER_S - 1)
+    scene.read(read[0][100:200].tolist(), reader="job")
+    scene.turn(step_s=1.0)
+    scene.settle()
     unread, job = (scene.planner.status(name) for name in ("unread", "job"))
     assert (unread["state"], unread["reason"]) == ("idle", "nothing of it was read yet")
     assert ("unread", "idle: nothing of it was read yet") in scene.planner.notices()
@@ -1024,8 +1029,9 @@ def test_a_hint_of_late_keeps_its_share_for_a_while() -> None:
     unread = scene.planner.status("unread")
     assert unread["state"] == "waiting"
     assert unread["window_bytes"] > 150 * FILE_BYTES
-    scene.turn(step_s=IDLE_AFTER_S)
-    scene.read(read[0][1000:1100].tolist(), reader="job")
+    for at in (1000, 1050):
+        scene.turn(step_s=IDLE_AFTER_S / 2)
+        scene.read(read[0][at : at + 50].tolist(), reader="job")
     assert scene.planner.status("unread")["window_bytes"] == 0
     for name, order, state in (("unread", orders[0], "waiting"), ("job", read[0], "running")):
         scene.turn(step_s=2 * IDLE_AFTER_S)
@@ -1034,6 +1040,29 @@ def test_a_hint_of_late_keeps_its_share_for_a_while() -> None:
         scene.settle()
         assert scene.planner.status(name)["state"] == state
         assert scene.planner.status(name)["window_bytes"] > 150 * FILE_BYTES
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["begin", "go on"])
+def test_who_reads_a_moment_later_than_another_keeps_his_share(is_begun: bool) -> None:
+    """Ranks that begin together, long after they were announced, or go on after a pause."""
+    scene = Scene(same_sizes(4000), ram_bytes=400 * FILE_BYTES)
+    names = ("a", "b")
+    orders = {name: scene.shuffled(2000)[0] for name in names}
+    for name in names:
+        scene.open(name, [orders[name]], samples=2000, epochs=1)
+    scene.settle()
+    begin = 400 if is_begun else 0
+    for at in range(0, begin, 8):
+        for name in names:
+            scene.read(orders[name][at : at + 8].tolist(), reader=name)
+    scene.turn(step_s=2 * IDLE_AFTER_S)
+    scene.settle()
+    scene.read(orders["a"][begin : begin + 64].tolist(), reader="a")
+    assert scene.planner.status("a")["state"] == "running"
+    assert scene.planner.status("b")["state"] == ("idle" if is_begun else "waiting")
+    assert scene.planner.status("b")["window_bytes"] > 150 * FILE_BYTES
+    assert scene.read(orders["b"][begin : begin + 150].tolist(), reader="b") <= 15
+    assert scene.planner.status("b")["state"] == "running"
 
 
 # --- odd files

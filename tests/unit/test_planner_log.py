@@ -443,6 +443,22 @@ def test_auto_follows_the_probe(random: float, is_packed: bool) -> None:
     assert "at random" in scene.planner.status("job")["layout_why"]
 
 
+def test_auto_counts_what_other_jobs_take_of_the_device() -> None:
+    """Ranks wait for it together: each of them gets a part of what it gives at random."""
+    scene = log_scene(layout="auto", ram_files=300)
+    orders = {name: scene.shuffled() for name in ("a", "b")}
+    scene.planner.set_layout("auto", FakeProbe(500e6, 4e6))
+    for name in orders:
+        scene.open(name, orders[name], samples=COUNT, epochs=8)
+    scene.settle()
+    for epoch in range(3):
+        for at in range(0, COUNT, 8):
+            for name in orders:
+                scene.read(orders[name][epoch][at : at + 8].tolist(), reader=name, work=1)
+    assert scene.mount.packs
+    assert "readers waited: " in scene.planner.status("a")["layout_why"]
+
+
 def test_auto_leaves_a_reader_alone_who_does_not_need_it() -> None:
     """He takes 600 files of 8 KiB in some 0.8 s: no faster than random reads bring them."""
     scene = log_scene(layout="auto")

@@ -102,7 +102,11 @@ def test_another_jobs_processes_tell_of_its_dataset_alone(root: bytes, told: boo
 def test_nobody_is_a_stranger_to_a_job_without_a_process() -> None:
     readers = Readers(Processes().parent_of)
     processes, parents = np.array([201, 301], np.uint32), np.array([200, 300], np.uint32)
-    jobs = {"nobody's": Hinted(None, b"train"), "elsewhere": Hinted(TRAINER, b"val")}
+    jobs = {
+        "nobody's": Hinted(None, b"train"),
+        "elsewhere": Hinted(TRAINER, b"val"),
+        "wrong": Hinted(TRAINER, b"train", is_followed=False),
+    }
     assert readers.whose(processes, parents, jobs, 0.0)["nobody's"].tolist() == [UNKNOWN, UNKNOWN]
 
 

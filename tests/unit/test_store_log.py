@@ -145,13 +145,50 @@ def test_the_log_of_a_server_that_takes_time_to_die_is_adopted(tmp_path: Path) -
             other.store.logs[0].finish([])
             death = threading.Timer(0.2, mover.log.end)
             death.start()
-            assert other.store.adopt_orphans()
+            other.store.adopt_orphans()
             death.join()
+            assert other.store.adopted == 3
             assert all(rows(other)[segno][0] for segno in mover.log.segnos)
             log = begin(other, 4, 40 * MIB)
             assert log.credit_bytes == 40 * MIB
-            assert not other.store.adopt_orphans()  # its own
+            other.store.adopt_orphans()
+            assert other.store.adopted == 3  # its own is not dead
             log.end()
+
+
+def test_a_disk_whose_room_was_promised_to_a_log_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = os.statvfs_result((4096, 4096, 0, 0, 200 * MIB // 4096, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    with opened(tmp_path / "cache", limit_bytes=1024 * MIB) as store:
+        log = begin(store, 2, 300 * MIB)
+        assert 100 * MIB < log.credit_bytes < 200 * MIB
+        assert store.store.room_bytes() == 0
+        assert store.store.full_disk_bytes() is None
+        log.finish([])
+        log.end()
+
+
+def test_a_log_does_not_wait_for_the_death_of_who_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long after the start, another mount's segments are no dead server's."""
+    with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
+        mover = filled(store, range(100), slack_bytes=40 * MIB)
+        with opened(tmp_path / "cache", limit_bytes=64 * MIB) as other:
+            looks: list[bool] = []
+            reconcile = other.store._reconcile
+
+            def look() -> bool:
+                looks.append(reconcile())
+                return looks[-1]
+
+            monkeypatch.setattr(other.store, "_reconcile", look)
+            other.store._dying_until = time.monotonic()
+            other.store.adopt_orphans()
+            assert looks == [True]
+        mover.log.end()
 
 
 def test_a_segment_of_a_dying_writer_is_looked_at_again(
