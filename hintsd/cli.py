@@ -352,6 +352,7 @@ def hint(
         "name": "hint",
         "detached": detach,
         "pid": pid,
+        "of_others": True,
     }
     name = None
     while True:

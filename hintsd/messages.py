@@ -205,6 +205,11 @@ def job_request(message: Mapping[str, Any], uid: int, pid: int | None) -> JobReq
     )
 
 
+def is_of_others(fields: Fields) -> bool:
+    """Field `of_others` of a `job` message. WireError."""
+    return fields.raw().get("of_others") is not None and fields.bool("of_others")
+
+
 def trainer_pid(fields: Fields) -> int | None:
     """Field `pid` of a `job` message. WireError."""
     return fields.optional_int("pid", 1, PID_MOST)

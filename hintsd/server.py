@@ -402,7 +402,7 @@ class Server:
         """The process whose end is to end the job. Refusal."""
         pid = messages.trainer_pid(fields)
         if pid is None:
-            if fields.bool("detached"):
+            if fields.bool("detached") or messages.is_of_others(fields):
                 return None
             pid = peer.pid
             if pid == 0:

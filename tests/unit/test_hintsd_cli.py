@@ -317,6 +317,7 @@ def test_interrupted_hint_ends_its_job(daemon: Daemon, tmp_path: Path) -> None:
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hint-1: 100 samples an epoch\n"
+        assert daemon.director.requests["hint-1"].pid is None  # it reads nothing itself
         process.send_signal(signal.SIGINT)
         assert process.wait(ANSWER_TIMEOUT_S) == 130
     assert daemon.director.next("closed") == ("hint-1",)
