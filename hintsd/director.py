@@ -291,6 +291,7 @@ class _Mount:
     def __init__(self, director: Director, mountpoint: str) -> None:
         self.mountpoint = mountpoint
         self.jobs: dict[str, _Job] = {}
+        self._opening: dict[str, Hinted] = {}  # jobs to be, whose processes may read already
         self.users = 0  # that open jobs
         self.facts: MountFacts | None = None
         self.state: dict[str, int] = {}
@@ -349,6 +350,15 @@ class _Mount:
     # ---- jobs ------------------------------------------------------------------------------------
 
     async def open_job(
+        self, name: str, request: JobRequest, root: bytes, resume_at: tuple[int, int] | None
+    ) -> JobInfo:
+        self._opening[name] = Hinted(request.pid, root)
+        try:
+            return await self._open_job(name, request, root, resume_at)
+        finally:
+            del self._opening[name]
+
+    async def _open_job(
         self, name: str, request: JobRequest, root: bytes, resume_at: tuple[int, int] | None
     ) -> JobInfo:
         while True:
@@ -802,7 +812,7 @@ class _Mount:
         """Whose its jobs are, if process ids of the mount mean anything to us."""
         if self.facts is None or self.facts.pid_namespace != _PID_NAMESPACE or not _PID_NAMESPACE:
             return {}
-        return {
+        return self._opening | {
             job.name: Hinted(job.request.pid, job.root, job.status.get("state") != "wrong")
             for job in self.jobs.values()
         }

@@ -23,6 +23,7 @@ import numpy.typing as npt
 UNKNOWN, OWN, STRANGER, ANOTHERS = 0, 1, 2, 3
 LOOKED_UP_EVERY_S: Final = 1.0
 KEPT_S: Final = 5.0
+LEFT_S: Final = 5.0  # what a job's process has read before it closed the job is told later
 KNOWN_MOST: Final = 4096
 ANCESTORS_MOST: Final = 256
 
@@ -66,6 +67,7 @@ class Readers:
     def __init__(self, parent_of: Callable[[int], int | None] = parent_of) -> None:
         self._parent_of = parent_of
         self._known: dict[int, _Known] = {}
+        self._jobs: dict[Hinted, float] = {}  # those that there were lately: when
 
     def whose(
         self, processes: Pids, parents: Pids, jobs: Mapping[str, Hinted], now: float
@@ -73,19 +75,31 @@ class Readers:
         """How each request, of a process that has (or had) a parent, shapes (n,), stands to each of
         `jobs`: OWN, STRANGER, ANOTHERS or UNKNOWN, shape (n,).
         """
+        trainers = self._trainers(jobs, now)
         pairs = processes.astype(np.uint64) << np.uint64(32) | parents
         different, which = np.unique(pairs, return_inverse=True)
         told: dict[tuple[tuple[Hinted, ...], bool], list[int]] = {}
         standings = []
         for pair in different.tolist():
             lineage = self._lineage(pair >> 32, pair & 0xFFFF_FFFF, now)
-            owners = tuple(job for job in jobs.values() if job.process in lineage)
+            owners = tuple(job for job in trainers if job.process in lineage)
             is_seen = bool(lineage) and lineage[-1] == 0
             if (owners, is_seen) not in told:  # all workers of a rank are alike
                 told[owners, is_seen] = [_standing(job, owners, is_seen) for job in jobs.values()]
             standings.append(told[owners, is_seen])
         table = np.array(standings, np.uint8).reshape(len(different), len(jobs))
         return {job: table[which, column] for column, job in enumerate(jobs)}
+
+    def _trainers(self, jobs: Mapping[str, Hinted], now: float) -> list[Hinted]:
+        """Jobs of a process: these, and those that were closed a moment ago."""
+        places = {(job.process, job.root) for job in jobs.values()}
+        self._jobs = {
+            job: last
+            for job, last in self._jobs.items()
+            if now - last < LEFT_S and (job.process, job.root) not in places
+        }
+        self._jobs |= {job: now for job in jobs.values() if job.process is not None}
+        return list(self._jobs)
 
     def _lineage(self, process: int, parent: int, now: float) -> Lineage:
         return (process, *self._ancestors(parent, now)) if process else ()

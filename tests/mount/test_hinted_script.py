@@ -138,4 +138,7 @@ def test_a_hint_that_nobody_reads_beside_a_training(
     assert read["not_late"] > FILES
     assert (unread["state"], unread["epoch"], unread["index"]) == ("waiting", 0, 0)
     assert (unread["late"], unread["unplanned"], unread["not_late"]) == ({}, {}, 0)
+    eventually(lambda: daemon.jobs() == ["hint-2"])
+    unread = daemon.job("hint-2")  # nor is what came last anybody's who reads it
+    assert (unread["state"], unread["not_late"], unread["unplanned"]) == ("waiting", 0, {})
     mount.umount("--force")

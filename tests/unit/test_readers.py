@@ -110,6 +110,19 @@ def test_nobody_is_a_stranger_to_a_job_without_a_process() -> None:
     assert readers.whose(processes, parents, jobs, 0.0)["nobody's"].tolist() == [UNKNOWN, UNKNOWN]
 
 
+def test_what_is_told_after_a_job_was_closed_is_that_jobs_still() -> None:
+    readers = Readers(Processes().parent_of)
+    processes, parents = np.array([201], np.uint32), np.array([200], np.uint32)
+    left = {"nobody's": Hinted(None, b"train")}
+    both = left | {"read": Hinted(TRAINER, b"train")}
+    assert readers.whose(processes, parents, both, 0.0)["nobody's"].tolist() == [ANOTHERS]
+    assert readers.whose(processes, parents, left, 4.9)["nobody's"].tolist() == [ANOTHERS]
+    assert readers.whose(processes, parents, left, 5.0)["nobody's"].tolist() == [UNKNOWN]
+    wrong = left | {"read": Hinted(TRAINER, b"train", is_followed=False)}
+    readers.whose(processes, parents, both, 6.0)
+    assert readers.whose(processes, parents, wrong, 6.1)["nobody's"].tolist() == [UNKNOWN]
+
+
 def test_who_has_ended_is_known_by_its_parent() -> None:
     readers = Readers(Processes().parent_of)
     assert standings(readers, (999, 300), (998, 201), (997, TRAINER)) == [STRANGER, OWN, OWN]
