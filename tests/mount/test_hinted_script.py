@@ -142,3 +142,25 @@ def test_a_hint_that_nobody_reads_beside_a_training(
     unread = daemon.job("hint-2")  # nor is what came last anybody's who reads it
     assert (unread["state"], unread["not_late"], unread["unplanned"]) == ("waiting", 0, {})
     mount.umount("--force")
+
+
+@in_one_mode
+def test_a_hint_for_a_reader_that_knows_nothing_of_it(
+    place: Place, mounting: Mounting, daemon: DaemonProcess
+) -> None:
+    """The command that gives it waits beside him, and reads nothing."""
+    names = make_dataset(place)
+    mount = mounting("--hintsd", daemon.path, "--ram", "16M")
+    loader = DataLoader(
+        Files([mount.path / name for name in names]),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        generator=torch.Generator().manual_seed(5),
+    )
+    order = ("--seed", "5", "--epochs", "1", "--batch-size", "4", "--workers", "2")
+    arguments = ("hint", str(mount.path), *order, "--socket", daemon.path)
+    with running(sys.executable, "-m", "hintsd", *arguments) as hint:
+        eventually(lambda: daemon.jobs() == ["hint-1"])
+        assert sum(len(batch) for batch in loader) == FILES
+        assert "hint-1: done" in hint.communicate(timeout=60)[0]
