@@ -929,13 +929,12 @@ class Store:
 
     def _reconcile(self, within_s: float = math.inf) -> bool:
         """Whether others write segments, or have not died yet. The lock is let go between the
-        segments that are adopted: a log leaves many of them. What takes longer is left to the next
-        call.
+        segments that are adopted: a log leaves many of them. If that takes longer, the rest is left
+        to the next call.
         """
-        others_write = False
+        others_write, took_s = False, 0.0
         with self._faults():
-            begin = time.monotonic()
-            self._reconcile_at = begin + _RECONCILE_SECONDS
+            self._reconcile_at = time.monotonic() + _RECONCILE_SECONDS
             with self._lock:
                 place = self._sound_place()
                 segnos = unsealed(place, self._writer) if place is not None else []
@@ -943,11 +942,13 @@ class Store:
             for segno in segnos:
                 with self._lock:
                     if self._is_place(place):
+                        begin = time.monotonic()
                         if adopt(place, segno):
                             self.adopted += 1
-                        else:
+                            took_s += time.monotonic() - begin
+                        else:  # it stays, however often it is looked at
                             others_write |= segno not in ours
-                if time.monotonic() - begin > within_s:
+                if took_s > within_s:
                     self._reconcile_at = 0.0
                     return others_write
                 time.sleep(_ADOPTION_PAUSE_SECONDS)  # a lock is not handed over

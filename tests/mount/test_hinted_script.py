@@ -110,6 +110,17 @@ class Files(Dataset[int]):
         return len(self._paths[index].read_bytes())
 
 
+def shuffled(paths: list[Path]) -> DataLoader[int]:
+    """As `hintsd hint --seed 5 --batch-size 4` describes it."""
+    return DataLoader(
+        Files(paths),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        generator=torch.Generator().manual_seed(5),
+    )
+
+
 @pytest.mark.claim("P9")
 @in_one_mode
 def test_a_hint_that_nobody_reads_beside_a_training(
@@ -118,13 +129,7 @@ def test_a_hint_that_nobody_reads_beside_a_training(
     names = make_dataset(place)
     mount = mounting("--hintsd", daemon.path, "--ram", "16M")
     paths = [mount.path / name for name in names]
-    loader = DataLoader(
-        Files(paths),
-        batch_size=4,
-        shuffle=True,
-        num_workers=2,
-        generator=torch.Generator().manual_seed(5),
-    )
+    loader = shuffled(paths)
     order = ("--seed", "6", "--batch-size", "4", "--detach", "--socket", daemon.path)
     with hintsd.attach(loader, paths=paths) as job:
         becomes(job, "hinted")
@@ -151,13 +156,7 @@ def test_a_hint_for_a_reader_that_knows_nothing_of_it(
     """The command that gives it waits beside him, and reads nothing."""
     names = make_dataset(place)
     mount = mounting("--hintsd", daemon.path, "--ram", "16M")
-    loader = DataLoader(
-        Files([mount.path / name for name in names]),
-        batch_size=4,
-        shuffle=True,
-        num_workers=2,
-        generator=torch.Generator().manual_seed(5),
-    )
+    loader = shuffled([mount.path / name for name in names])
     order = ("--seed", "5", "--epochs", "1", "--batch-size", "4", "--workers", "2")
     arguments = ("hint", str(mount.path), *order, "--socket", daemon.path)
     with running(sys.executable, "-m", "hintsd", *arguments) as hint:

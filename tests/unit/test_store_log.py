@@ -191,6 +191,23 @@ def test_a_log_does_not_wait_for_the_death_of_who_lives(
         mover.log.end()
 
 
+def test_orphans_behind_the_log_of_one_who_lives_are_adopted_in_little_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_ADOPTION_SECONDS", 0.0)
+    with opened(tmp_path / "cache") as store:
+        alive = begin(store, 20, MIB)
+        dead = filled(store, range(100)).log
+        with opened(tmp_path / "cache") as other:
+            dead.end()
+            other.store._reconcile_at = 0.0
+            for _ in dead.segnos:
+                other.store.housekeeping()
+            assert all(rows(other)[segno][0] for segno in dead.segnos)
+            assert not any(rows(other)[segno][0] for segno in alive.segnos)
+        alive.end()
+
+
 def test_a_segment_of_a_dying_writer_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
