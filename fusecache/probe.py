@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fusecache.errors import UserError
+from fusecache.errors import EXIT_USAGE, UserError
 from fusecache.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -155,24 +155,30 @@ def load(directory: Path) -> Probe | None:
         return None
 
 
-def is_kept_in(directory: Path) -> bool:
-    """Whether a result is kept there: in cache directories, and in empty ones, which may become
-    such; nothing is written among other people's files.
+def _check_is_cache(directory: Path) -> None:
+    """Or empty, so that it may become one: nothing is written among other people's files, which
+    may lie on quite another disk. UserError.
     """
     names = set(os.listdir(directory))
-    return "format" in names or names <= {FILE_NAME, "lost+found"}
+    if not names & {"format", "segments"} and not names <= {FILE_NAME, "lost+found"}:
+        raise UserError(
+            f"{directory} holds other files and is no cache directory: give one, a mount point, "
+            "or an empty directory on the disk that is meant",
+            EXIT_USAGE,
+        )
 
 
 def measure(directory: Path, file_bytes: int | None = None, pass_s: float = PASS_S) -> Probe:
-    """Measure, and keep the result there if `is_kept_in`. Takes about 3 s, and room for
-    `file_bytes`; None: for FILE_BYTES, or less where less is free.
+    """Measure, and keep the result there. Takes about 3 s, and room for `file_bytes`; None: for
+    FILE_BYTES, or less where less is free.
 
-    UserError: the directory is not there or not writable, has no room, or its file system takes no
-    direct I/O.
+    UserError: the directory is not there or not writable, holds others' files, has no room, or its
+    file system takes no direct I/O.
     """
     from fusecache import _native  # hintsd reads results, and needs no more
 
     try:
+        _check_is_cache(directory)
         file_bytes = file_bytes or _file_bytes(directory)
         # Without a name where the file system has that (O_TMPFILE), else unlinked at once.
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -226,8 +232,7 @@ def measure(directory: Path, file_bytes: int | None = None, pass_s: float = PASS
                 "spread": spread,
             }
         )
-        if is_kept_in(directory):
-            _keep(directory, found)
+        _keep(directory, found)
     except OSError as error:
         room = ""
         if error.errno == errno.ENOSPC and file_bytes:

@@ -34,7 +34,7 @@ def probe_device(path: str, show: bool, as_json: bool) -> None:
     Takes some 3 s and, meanwhile, room for 256 MiB (an eighth of what is free if that is less, but
     32 MiB at least). Best while nobody uses the disk. A mount with
     `--layout auto` that finds no result of the last 30 days measures by itself when the first
-    training with hints comes. In another directory, unless it is empty, nothing is kept.
+    training with hints comes. A directory that holds other files than a cache's is refused.
     Samples are worth reordering where the gain is well above 1; docs/TUNING.md says more.
     """
     directories = _probed(path)
@@ -58,10 +58,6 @@ def probe_device(path: str, show: bool, as_json: bool) -> None:
             )
             if directory is not directories[-1]:
                 command.show("")
-        if not show and not probe.is_kept_in(directory):
-            command.complain(
-                "fusecache", f"{directory} is no cache directory: the result is not kept"
-            )
     if as_json:
         by_path = {str(path): one for path, one in zip(directories, maps, strict=True)}
         command.say(json.dumps(maps[0] if len(maps) == 1 else by_path, indent=2))

@@ -361,7 +361,6 @@ def test_probe_measures_each_directory_of_a_mount(
         return found
 
     monkeypatch.setattr(probe, "measure", measure)
-    monkeypatch.setattr(probe, "is_kept_in", lambda directory: True)
     expected = ["/ssd1"] if out else ["/ssd1", "/ssd2"]
     play(mounts.CONTROL_SOCKET, [answer], [answer])
     assert run("probe", "/data/a") == 0

@@ -165,11 +165,18 @@ def test_a_slow_disk_is_measured_in_fewer_passes(
     assert (found.sequential_bytes_per_s, found.spread) == (100, 0)
 
 
-def test_nothing_is_left_among_the_files_of_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_a_cache", ["format", "segments"])
+def test_nothing_is_measured_among_the_files_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_cache: str
+) -> None:
     (tmp_path / "mine").write_bytes(b"")
-    probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.delattr(os, "posix_fallocate")
+        with pytest.raises(UserError, match="holds other files and is no cache") as caught:
+            probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
+    assert caught.value.exit_code == errors.EXIT_USAGE
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    (tmp_path / "format").write_bytes(b"")
+    (tmp_path / of_a_cache).mkdir()
     probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
     assert probe.load(tmp_path) is not None
 
@@ -445,9 +452,6 @@ def test_the_command_says_what_it_found(
     told = capfd.readouterr()
     assert Probe.from_map(json.loads(told.out)) == made()
     assert told.err == ""
-    (tmp_path / "file").write_bytes(b"")
-    assert run("probe", str(tmp_path), "--json") == errors.EXIT_OK
-    assert "is no cache directory: the result is not kept" in capfd.readouterr().err
     shaky = made(spread=0.7)
     monkeypatch.setattr(probe, "measure", lambda directory: shaky)
     assert run("probe", str(tmp_path)) == errors.EXIT_OK
