@@ -605,10 +605,18 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str, others: int =
         if os.path.isdir(cache_dir):
             _check_is_cache(cache_dir, os.listdir(cache_dir))
         else:
-            os.makedirs(os.path.dirname(cache_dir), exist_ok=True)
+            if _is_default(cache_dir):
+                os.makedirs(os.path.dirname(cache_dir), exist_ok=True)
             os.mkdir(cache_dir, 0o700)
         with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=_PROBE_PREFIX):
             pass
+    except FileNotFoundError:
+        parent = os.path.dirname(cache_dir)
+        raise UserError(
+            f"cache directory {cache_dir} is not made: {parent} does not exist; mistyped, or a "
+            f"disk that is not mounted? else make it (mkdir -p {shlex.quote(parent)})",
+            EXIT_USAGE,
+        ) from None
     except (FileExistsError, NotADirectoryError):
         raise UserError(
             f"cache directory {cache_dir} is, or lies below, a file: "
@@ -620,6 +628,13 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str, others: int =
             raise UserError(
                 f"cache directory {cache_dir} is not writable: {error.strerror}"
             ) from None
+
+
+def _is_default(cache_dir: str) -> bool:
+    try:
+        return cache_dir == os.path.realpath(default_cache_dir())
+    except ConfigError:
+        return False
 
 
 # What the disk says of a directory that must not keep the others from being used.

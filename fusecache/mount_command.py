@@ -37,7 +37,7 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
         click.option("--config", "config_file", metavar="FILE", help="TOML with these same names."),
         flag(
             "--cache-dir",
-            "Where the SSD tier lies; several, on several disks.",
+            "Where the SSD tier lies, made if its parent exists; several, on several disks.",
             "/var/cache/fusecache",
             metavar="DIR",
             multiple=True,

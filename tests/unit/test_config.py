@@ -377,6 +377,22 @@ def test_a_place_that_cannot_be_is_named(
     assert part.format(tmp_path) in line_of(lambda: config.check_places(made))
 
 
+def test_of_a_cache_directory_only_the_last_component_is_made(
+    tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistyped = tmp_path / "sdd" / "my cache" / "fusecache"
+    made = config.build({**places, "cache_dir": str(mistyped)})
+    line = line_of(lambda: config.check_places(made))
+    assert f"cache directory {mistyped} is not made: {mistyped.parent} does not exist" in line
+    assert line.endswith(f"(mkdir -p '{mistyped.parent}')")
+    both = config.build({**places, "cache_dir": (places["cache_dir"], str(mistyped))})
+    assert "is not made" in line_of(lambda: config.check_places(both))
+    assert not (tmp_path / "sdd").exists()
+    monkeypatch.setattr(config, "default_cache_dir", lambda: str(mistyped))
+    config.check_places(made)
+    assert mistyped.is_dir(), "of the default all is made"
+
+
 def test_what_is_odd_is_said(
     tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
