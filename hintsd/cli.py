@@ -267,7 +267,8 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
     type=int,
     default=0,
     show_default=True,
-    help="Of the sampler's generator (torch counts negative ones from 2^64 down).",
+    help="Random, distributed: of the sampler's generator (torch counts negative ones from 2^64 "
+    "down).",
 )
 @click.option("--epochs", type=click.IntRange(1), metavar="N", help="In all. [until it is ended]")
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, metavar="N")

@@ -285,6 +285,8 @@ def stock_order(
     for name, is_given in (("num_samples", num_samples is not None), ("replacement", replacement)):
         if is_given and sampler != "random":
             raise ValueError(f"{name} is for the random sampler")
+    if seed and sampler == "sequential":
+        raise ValueError("seed is for the random and the distributed sampler")
     spec = OrderSpec(
         sampler=sampler,
         length=LENGTH_MOST,  # until hintsd has listed the files

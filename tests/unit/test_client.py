@@ -160,6 +160,7 @@ def test_many_paths_travel_in_pieces(daemon: FakeHintsd) -> None:
         {"start_batch": -1},
         {"seed": 2**64},
         {"sampler": "sequential", "replacement": True},
+        {"sampler": "sequential", "seed": 3},
         {"paths": []},
     ],
 )

@@ -356,6 +356,11 @@ def test_hint_goes_on_with_the_next_daemon(tmp_path: Path) -> None:
             2,
             "--num-samples is for the random sampler",
         ),
+        (
+            ["hint", "/", "--sampler", "sequential", "--seed", "3"],
+            2,
+            "--seed is for the random and the distributed sampler",
+        ),
         (["hint", "/", "--seed", "x"], 2, "Invalid value for '--seed'"),
         (["hint", "/", "--seed", f"{1 << 65}"], 2, "--seed must lie in"),
         (["hint", "/", "--epochs", "0"], 2, "Invalid value for '--epochs'"),
