@@ -260,9 +260,18 @@ def read_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
-    return dict(
-        parse_setting(name, value, f"--config {path}: {name}") for name, value in table.items()
-    )
+    settings: dict[str, Any] = {}
+    for name, value in table.items():
+        shown = f"--config {path}: {name}"
+        canonical, parsed = parse_setting(name, value, shown)
+        # TOML has types; a flag and -o have not. A size has a unit, so it may be text.
+        if isinstance(value, str) and _PARSERS[canonical] not in (_size, _bandwidth):
+            if isinstance(parsed, bool):
+                raise ConfigError(f"{shown}: {value!r} is text: write true or false, unquoted")
+            if isinstance(parsed, (int, float)):
+                raise ConfigError(f"{shown}: {value!r} is text: write {value}, unquoted")
+        settings[canonical] = parsed
+    return settings
 
 
 def read_options(texts: Iterable[str]) -> dict[str, Any]:

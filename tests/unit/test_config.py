@@ -106,6 +106,7 @@ def test_file_has_the_names_of_the_flags(tmp_path: Path) -> None:
     file.write_text(
         'ssd = "2G"\nram = 1073741824\nkeep-free = "1%"\nallow_other = true\nno-zero-open = true\n'
         'revalidate = "never"\norigin-timeout = 2.5\nsource = "/s"\nmountpoint = "/m"\n'
+        'prefetch-bandwidth = "100M"\n'
     )
     assert config.read_file(str(file)) == {
         "ssd": 2 * GIB,
@@ -117,6 +118,7 @@ def test_file_has_the_names_of_the_flags(tmp_path: Path) -> None:
         "origin_timeout": 2.5,
         "source": "/s",
         "mountpoint": "/m",
+        "prefetch_bandwidth": 100 << 20,
     }
 
 
@@ -127,6 +129,18 @@ def test_file_has_the_names_of_the_flags(tmp_path: Path) -> None:
         ("no-ssd = true", "no-ssd: unknown setting"),
         ("ssd =", "Invalid value"),
         ('allow-other = "perhaps"', "allow-other: 'perhaps' is neither true nor false"),
+        ('allow-other = "yes"', "allow-other: 'yes' is text: write true or false, unquoted"),
+        ('allow-other = ""', "allow-other: '' is text: write true or false, unquoted"),
+        ('no-zero-open = "false"', "no-zero-open: 'false' is text: write true or false, unquoted"),
+        ("allow-other = 1", "allow-other: 1 is neither true nor false"),
+        ('revalidate = "60"', "revalidate: '60' is text: write 60, unquoted"),
+        ('origin-timeout = "2.5"', "origin-timeout: '2.5' is text: write 2.5, unquoted"),
+        ('origin-threads = "8"', "origin-threads: '8' is text: write 8, unquoted"),
+        ("origin-threads = true", "origin-threads: True is not a number"),
+        ('prefetch-depth = ["8"]', "prefetch-depth: ['8'] is not a number"),
+        ("policy = 1", "policy: 1 is not one of lrf, keep"),
+        ("ssd = 1.5", "ssd: 1.5 is not a size"),
+        ("keep-free = 0.05", "keep-free: 0.05 is not a size"),
         ("ssd = true", "ssd: True is not a size"),
         ("source = 7", "source: 7 is not a path"),
         ("[mount]\nssd = 1", "mount: unknown setting"),
