@@ -89,7 +89,7 @@ class Plan:
         self._lock = trio.Lock()
         self._scope: trio.CancelScope | None = None
         self.is_connected = False
-        self.late_reads = 0  # READs of files that were to be in the page cache
+        self.overtaking_reads = 0  # READs of files that are being staged, or were
 
     async def serve(self, request: Message, send: Send, stream: trio.SocketStream) -> None:
         """Speak with one hintsd until it goes, misbehaves, or another one comes."""
@@ -342,7 +342,7 @@ class _Channel:
                 array = np.frombuffer(kinds, np.uint8)
                 is_wanted = array & _native.PLAN_WANTED != 0
                 is_late = (array & WHAT != _native.SEEN_LOOKUP) & is_wanted
-                self._plan.late_reads += int(np.count_nonzero(is_late))
+                self._plan.overtaking_reads += int(np.count_nonzero(is_late))
                 if is_wanted.any():
                     wanted_at = trio.current_time()
                 await self._frames.send(

@@ -410,7 +410,7 @@ class Server:
                     "in_flight": self.prefetcher.in_flight,
                     "files": stats["prefetched_files"],
                     "bytes": stats["prefetched_bytes"],
-                    "late_reads": self.plan.late_reads,
+                    "overtaking_reads": self.plan.overtaking_reads,
                 },
                 "integrity": {
                     "mismatches": stats["mismatches"],

@@ -46,7 +46,9 @@ def status(path: str, as_json: bool) -> None:
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
-              what they brought; late: reads of files that were to be in RAM, and were not
+              what they brought. Reads overtook it: they came for a file that was on its way into
+              RAM, or that the kernel had let go of, since the server began. What `hintsd status`
+              calls late is more: what a job was to find in RAM, though its turn had not come
     layout    how hinted samples lie on SSD, and why; last: of the job that has ended last
               (`hintsd status --help`, docs/TUNING.md)
     integrity
@@ -105,7 +107,7 @@ def _prefetch(part: dict[str, Any], staged_bytes: int, unhinted: str) -> str:
     return (
         f"{part['queued_stage']:,} to stage and {part['queued_fetch']:,} to fetch, "
         f"{part['in_flight']:,} of {part['depth']:,} in flight; "
-        f"{done}; {part['late_reads']:,} late reads"
+        f"{done}; {part['overtaking_reads']:,} reads overtook it"
     )
 
 

@@ -458,11 +458,11 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               twice, in two epochs, is counted once
     not late  samples that the position has passed without a read that reached the mount: they
               were in RAM, or nobody read them (an epoch left early, time without a daemon)
-    late      reads of files in the window that were not in RAM (below, for each reason). queued:
-              their turn had not come; fetching: under way; failed: the origin gave an error;
-              evicted: they were in RAM, and the kernel let go of them (for want of memory, or
-              because the host pages out what it believes cold: where it counts, a line below says
-              which)
+    late      reads, by the job's own readers, of files in the window that were not in RAM (below,
+              for each reason). queued: their turn had not come; fetching: under way; failed: the
+              origin gave an error; evicted: they were in RAM, and the kernel let go of them (for
+              want of memory, or because the host pages out what it believes cold: where it counts,
+              a line below says which). fusecache status counts less: see there, prefetch
     unplanned other reads that were not answered from RAM. not in window: files of the dataset
               elsewhere in the order, so the reader is not where it is thought to be, or there
               is another one; not in dataset: other files of the mount

@@ -274,7 +274,7 @@ def test_reads_are_seen_with_how_the_file_stood(place: Place, begin: Begin) -> N
     mount.drop_pages()
     check(place, mount, names[1:2])
     client.until(lambda: (inos[1], READ_SSD | WANTED | STAGED) in client.seen)
-    assert eventually(lambda: mount.value("prefetch", "late_reads") == 1)
+    assert eventually(lambda: mount.value("prefetch", "overtaking_reads") == 1)
     del client.seen[:]
     client.command("drop", inos[1:2])
     client.settle()

@@ -395,6 +395,18 @@ def test_status_for_machines_has_what_hintsd_says(
     assert told == LAYOUT | {"chosen": "reorder", "why": "900 MiB/s", "job": "a-4"}
 
 
+def test_status_calls_late_only_what_hintsd_calls_so(
+    play: Script, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prefetch = {
+        **{"connected": True, "queued_stage": 0, "queued_fetch": 0, "in_flight": 0, "depth": 1},
+        **{"files": 0, "bytes": 0, "overtaking_reads": 1234},
+    }
+    shown = shown_rows(play, capfd, prefetch=prefetch)["prefetch"]
+    assert shown.endswith("; 1,234 reads overtook it")
+    assert "late" not in shown
+
+
 def test_status_teaches_its_rows(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     shown = set(shown_rows(play, capfd)) - {"mount point", "source", "up", "processes"}
     assert run("status", "--help") == 0
