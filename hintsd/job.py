@@ -73,6 +73,7 @@ class Job:
         self.check_at = 0.0  # when he is looked for next, in a short epoch
         self.rest_s = REST_FIRST_S  # of a search, once more taken for wrong
         self.log = Log()
+        self.laid_out: dict[str, str] = {}  # of a job that is done: `Layout.status` before
         self.order_bytes: int | None = None  # of RAM, that an epoch would take as a whole
         # a chunk at this position needs so much room in the windows
         self.lacking: tuple[int, int] | None = None

@@ -32,6 +32,7 @@ HOLD_S = 1.0  # a job waits so long for the next epoch's order before it is stag
 BARRIER_S = 1.0
 PACK_FRAMES_MOST = 4  # in one decide()
 SHARING_SHOWN = 3  # names of jobs, in a reason
+NO_EPOCH = "no epoch follows"
 REFUSED_AFTER_S = 1.0  # what the mount said before that may be of the log before
 
 
@@ -226,7 +227,7 @@ class Layout:
             log.samples = min(log.samples, contents.samples)
 
     def _decide_log(self, job: Job, epoch: int, now: float) -> None:
-        log = job.log
+        log, before = job.log, self.status(job)
         was_open, log.is_open = log.is_open, False
         self._moving_seen = -1
         if log.keeps(epoch):
@@ -235,7 +236,9 @@ class Layout:
             if was_open:
                 self._packs.append(Command("pack", NO_INOS, None, packing.WRITTEN))
         else:
-            log.why = self._begin_log(job, epoch, now)
+            known, log.why = log.why, self._begin_log(job, epoch, now)
+            if known and log.why == NO_EPOCH:  # which alone says nothing of the training
+                log.why += f"; until then {before['layout']}: {known}"
             if log.is_announced and not log.is_open:
                 # Where nothing wants its room it stays: at its end the mount enters each of its
                 # files into an index, which takes as long as reading them.
@@ -256,7 +259,7 @@ class Layout:
         if present is None or coming is None:
             is_last = job.epochs is not None and epoch + 1 >= job.epochs
             if is_last:
-                return "no epoch follows"
+                return NO_EPOCH
             if epoch + 1 in job.unknown:
                 return (
                     "the next epoch's order is known only when it begins: give the DataLoader a "
@@ -426,6 +429,10 @@ class Layout:
         """How its samples lie on SSD, and why; {}: the mount is told to leave them."""
         if self._setting == packing.STATIC:
             return {}
+        if job.state == "done" and job.laid_out:
+            return job.laid_out
+        if job.state == "wrong":
+            return {"layout": "static", "layout_why": "nothing is moved for a hint that is wrong"}
         if self._packer not in (None, job.name):
             return {"layout": "static", "layout_why": f"{self._packer} is packed on this mount"}
         if job.order_bytes is not None and job.order_bytes <= self._files.budget_bytes:

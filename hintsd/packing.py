@@ -217,6 +217,7 @@ class Log:
         if self.decided >= 0 and not self.keeps(self.decided):
             self._forget_ahead()
         self.decided = -1
+        self.why = ""
         self.is_open = self.is_announced = False
         self.pieces = None
         self.waits_since = None

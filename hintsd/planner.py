@@ -646,6 +646,7 @@ class MountPlanner:
             return
         job.progress.pace(now)
         if job.total is not None and job.progress.finished(job.total, now):
+            job.laid_out = self._layout.status(job)
             job.state = "done"
             self._retire(job)
         elif job.progress.idle(now) and (

@@ -13,7 +13,8 @@ from tools.demo_lib.training import Epoch
 def test_a_pipe_gets_whole_columns_and_what_each_epoch_is_read_from() -> None:
     epoch = Epoch(1000, 13.6, 12.1, (2.76,), 0.1875, "")
     rows = [report.Row("hinted", number, "RAM", epoch, 109_200_000, 201) for number in (1, 2)]
-    layouts = [report.Layout("reorder", "first epoch"), report.Layout("log", "no epoch follows")]
+    last = "no epoch follows; until then reorder: first epoch"
+    layouts = [report.Layout("reorder", "first epoch"), report.Layout("log", last)]
     out = io.StringIO()
     console = Console(file=out, width=report.WIDTH)
     report.print_table(console, rows, report.Log("reorder", layouts, 1.0), [])

@@ -547,12 +547,34 @@ def test_a_wrong_hint_ends_the_log_and_one_that_is_followed_again_begins_one() -
     scene.settle()
     assert scene.mount.log_is_open
     scene.read(scene.rng.permutation(count)[:2000].tolist()[1:])
-    assert scene.planner.status("job")["state"] == "wrong"
+    status = scene.planner.status("job")
+    assert (status["state"], status["layout"]) == ("wrong", "static")
+    assert status["layout_why"] == "nothing is moved for a hint that is wrong"
     assert not scene.mount.log_is_open
     scene.read(orders[0][1000:2400].tolist())
     scene.settle()
     assert scene.planner.status("job")["state"] == "running"
     assert scene.mount.log_is_open
+
+
+def test_of_a_job_that_is_over_it_is_known_what_was_done() -> None:
+    scene, orders = begun(epochs=2)
+    read_epochs(scene, orders, 0, 1)
+    scene.read(orders[1][:200].tolist())
+    kept = {"layout": "log", "layout_why": "no epoch follows; until then reorder: --layout reorder"}
+    assert scene.planner.status("job").items() >= kept.items()
+    scene.read(orders[1][200:].tolist())
+    scene.now += 60
+    scene.turn()
+    assert scene.planner.status("job")["state"] == "done"
+    assert scene.planner.status("job").items() >= kept.items()
+
+
+def test_what_was_decided_is_not_said_of_a_server_that_does_not_know_it() -> None:
+    scene, _ = begun(epochs=3)
+    assert scene.planner.status("job")["layout_why"] == "--layout reorder"
+    scene.planner.disconnected()
+    assert scene.planner.status("job")["layout_why"] == "not decided yet"
 
 
 def test_a_mount_that_has_no_room_is_not_asked_to_move() -> None:

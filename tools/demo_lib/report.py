@@ -90,7 +90,7 @@ def print_table(console: Console, rows: list[Row], log: Log, checks: list[Check]
 
 
 def _said(layout: Layout, last: int) -> str:
-    if (layout.name, layout.why) == ("log", "no epoch follows"):
+    if layout.name == "log" and layout.why.startswith("no epoch follows"):
         return f"epoch {last} is read from the log; none comes after it: nothing is written"
     return f"{layout.name}, because: {layout.why}"
 
