@@ -57,7 +57,7 @@ HELPER_DIRECTORY = "/sbin"
 EXIT_CODES = f"""\b
 Exit codes:
   {EXIT_OK}    done
-  {EXIT_FAILED}    failed; verify: bad blocks were found
+  {EXIT_FAILED}    failed; verify: bad blocks were found; warm: not all is in the cache
   {EXIT_USAGE}    a flag or a setting cannot be used
   {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
   {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
@@ -111,6 +111,9 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
     PATH; `**` crosses directories; a directory means all below it.
     Interrupt it any time: running it again goes on where it was.
 
+    What was fetched longest ago makes room (mount --policy lrf). What does not fit into --ssd even
+    so is left out: then, and where a file could not be read or stored, the exit code is 1.
+
     \b
     fusecache warm /data/imagenet
     fusecache warm /data/imagenet/train
@@ -156,15 +159,18 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
         command.complain("fusecache", f"warning: no file matches {' '.join(unmatched)}")
     unfitting = result.get("unfitting", 0)
     if unfitting:
-        limit = format_bytes(result["limit_bytes"])
-        command.complain(
-            "fusecache", f"{format_count(unfitting, 'file')} do not fit in --ssd {limit}"
-        )
-    if skipped > unfitting:
+        left, limit = format_bytes(result["unfitting_bytes"]), format_bytes(result["limit_bytes"])
         command.complain(
             "fusecache",
-            f"{format_count(skipped - unfitting, 'file')} could not be stored: the SSD tier is "
-            "full, has failed, or its room is a log's; "
+            f"{format_count(unfitting, 'file')} ({left}) do not fit in --ssd {limit}; "
+            f"--ssd {-(-result['needed_bytes'] >> 20)}M would hold all that was asked for",
+        )
+    if skipped > unfitting:
+        left = format_bytes(result["skipped_bytes"] - result["unfitting_bytes"])
+        command.complain(
+            "fusecache",
+            f"{format_count(skipped - unfitting, 'file')} ({left}) could not be stored: the SSD "
+            "tier is full, has failed, or its room is a log's; "
             f"fusecache status {target.mountpoint} says which",
         )
     if errors or unmatched or skipped:

@@ -8,6 +8,7 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Final
 
 import trio
 
@@ -17,14 +18,15 @@ from fusecache.errors import OriginError
 from fusecache.operations import Operations
 from fusecache.reader import Reader
 from fusecache.store import Store
-from fusecache.store.format import segment_bytes
-from fusecache.store.types import Location, RecordFault
+from fusecache.store.format import align, header_length, segment_bytes
+from fusecache.store.types import BLOCK_BYTES, Location, RecordFault
 
 ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
 LOCATIONS_BATCH = 1 << 14
 LISTING_BATCH = 4096
 WARM_SHARE = 0.9  # of the limit: segments are not filled to the last byte, and the index needs room
+_PATH: Final = bytes(64)  # of a record: some length
 
 
 @dataclass
@@ -39,9 +41,12 @@ class WarmProgress:
     bytes_done: int = 0
     bytes_total: int = 0
     bytes_stored: int = 0  # of whole files
+    room_bytes: int = 0  # on SSD, that all of them take
     already: int = 0
     skipped: int = 0
+    skipped_bytes: int = 0
     unfitting: int = 0
+    unfitting_bytes: int = 0
     errors: int = 0
     messages: list[str] = field(default_factory=list)
 
@@ -69,7 +74,8 @@ class Maintenance:
         prefix, and is not cached.
 
         Ends early when the store cannot take more ("skipped" counts the rest): with a full cache it
-        would only replace what it has just fetched.
+        would only replace what it has just fetched. "needed_bytes": the limit of the store with
+        which all would fit.
         """
         globs = request.get("globs") or []
         if not all(isinstance(glob, str) for glob in globs):
@@ -93,13 +99,17 @@ class Maintenance:
                     workers.start_soon(self._warm_some, receive_file.clone(), progress)
                 receive_file.close()
                 async with send_file:
-                    fetched = 0
+                    stored = tried_bytes = 0
                     for index, ino in enumerate(files):
-                        fetched += namespace.version(ino).size
-                        if fetched > budget:
+                        size = namespace.version(ino).size
+                        stored += _stored_bytes(size)
+                        if stored > budget:
                             progress.unfitting = len(files) - index
+                            progress.unfitting_bytes = progress.bytes_total - tried_bytes
                             progress.skipped += progress.unfitting
+                            progress.skipped_bytes += progress.unfitting_bytes
                             break
+                        tried_bytes += size
                         await send_file.send(ino)
             nursery.cancel_scope.cancel()
         return {
@@ -108,8 +118,11 @@ class Maintenance:
                 "bytes": progress.bytes_stored,
                 "already": progress.already,
                 "skipped": progress.skipped,
+                "skipped_bytes": progress.skipped_bytes,
                 "unfitting": progress.unfitting,
+                "unfitting_bytes": progress.unfitting_bytes,
                 "limit_bytes": limit,
+                "needed_bytes": _limit_for(progress.room_bytes),
                 "unmatched": list(unmatched),
                 "errors": progress.messages,
                 "error_count": progress.errors,
@@ -146,7 +159,9 @@ class Maintenance:
                     for glob in [glob for glob in unmatched if single[glob](relative)]:
                         del unmatched[glob]
                     files.append(ino)
-                    progress.bytes_total += namespace.version(ino).size
+                    size = namespace.version(ino).size
+                    progress.bytes_total += size
+                    progress.room_bytes += _stored_bytes(size)
         progress.files_total = len(files)
         return files
 
@@ -161,6 +176,7 @@ class Maintenance:
                     cached = await self._reader.ensure_cached(ino, block)
                     if cached is None:
                         progress.skipped += 1
+                        progress.skipped_bytes += size
                         break
                     already = already and cached
                     progress.bytes_done += namespace.block_span(size, block)[1]
@@ -210,6 +226,22 @@ async def _report(progress: WarmProgress, send: Send) -> None:
         fields = asdict(progress)
         del fields["messages"]
         await send({"progress": fields})
+
+
+def _stored_bytes(size: int) -> int:
+    """What a file of this size takes on SSD."""
+    blocks, rest = divmod(size, BLOCK_BYTES)
+    return blocks * _record_bytes(BLOCK_BYTES) + (_record_bytes(rest) if rest else 0)
+
+
+def _record_bytes(length: int) -> int:
+    return align(header_length(length, _PATH) + length)
+
+
+def _limit_for(stored_bytes: int) -> int:
+    """The least limit, or a little more, with which `warm` tries so much."""
+    most = int(stored_bytes / (WARM_SHARE - 1 / 16)) + 1  # segments are a sixteenth of it at most
+    return int((stored_bytes + segment_bytes(most)) / WARM_SHARE) + 1
 
 
 def _is_below(path: bytes, directory: bytes) -> bool:

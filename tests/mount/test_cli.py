@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -198,6 +199,28 @@ def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
     done = mount.run("verify", mount.path)
     assert done.returncode == OK
     assert "123" in done.stdout
+
+
+@in_one_mode
+def test_warm_says_what_does_not_fit_and_with_which_ssd_it_would(
+    place: Place, mounting: Mounting
+) -> None:
+    make_files(place.source, 6000, lambda index: 4000)  # of two pages each, with its header
+    mount = mounting("--ssd", "48M")
+    done = mount.run("warm", mount.path)
+    assert done.returncode == FAILED
+    said = re.fullmatch(
+        r"fusecache: ([\d,]+) files \(.* MiB\) do not fit in --ssd 48 MiB; "
+        r"--ssd (\d+M) would hold all that was asked for\n",
+        done.stderr,
+    )
+    assert said is not None, done.stderr
+    fitting = 6000 - int(said[1].replace(",", ""))
+    assert mount.value("ssd", "blocks") == fitting > 3000, "none made room for another"
+    assert mount.run("restart", mount.path, "--ssd", said[2]).returncode == OK
+    done = mount.run("warm", mount.path)
+    assert done.returncode == OK, done.stderr
+    assert mount.value("ssd", "blocks") == 6000
 
 
 @in_one_mode

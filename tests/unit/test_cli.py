@@ -569,11 +569,14 @@ def test_warm(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("extra", "line"),
     [
-        ({"skipped": 45, "unfitting": 45}, "45 files do not fit in --ssd 300 MiB"),
+        (
+            {"skipped": 45, "unfitting": 45},
+            "45 files (20 MiB) do not fit in --ssd 300 MiB; --ssd 360M would hold all",
+        ),
         (
             {"skipped": 1, "unfitting": 0},
-            "1 file could not be stored: the SSD tier is full, has failed, or its room is a log's; "
-            "fusecache status /data/a",
+            "1 file (5 MiB) could not be stored: the SSD tier is full, has failed, or its room is "
+            "a log's; fusecache status /data/a",
         ),
         ({"unmatched": ["no*", "x"]}, "no file matches no* x"),
     ],
@@ -581,7 +584,11 @@ def test_warm(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
 def test_warm_that_left_something_out_fails(
     play: Script, capfd: pytest.CaptureFixture[str], extra: Message, line: str
 ) -> None:
-    result = {"files": 1, "bytes": 1, "already": 0, "errors": [], "limit_bytes": 300 << 20}
+    result = {
+        **{"files": 1, "bytes": 1, "already": 0, "errors": [], "limit_bytes": 300 << 20},
+        **{"skipped_bytes": 25 << 20, "unfitting_bytes": 20 << 20},
+        "needed_bytes": (360 << 20) - 5,
+    }
     play(mounts.CONTROL_SOCKET, [{"ok": True, "result": {**result, **extra}}])
     assert run("warm", "/data/a") == errors.EXIT_FAILED
     assert line in capfd.readouterr().err
