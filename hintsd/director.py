@@ -244,7 +244,7 @@ class Director:
 
     def budgets(self, mount: _Mount) -> tuple[int, int]:
         """Bytes of RAM for a mount's jobs, and of SSD beyond what is stored."""
-        peers = [peer for peer in self._mounts.values() if peer.facts is not None and peer.jobs]
+        peers = [peer for peer in self._mounts.values() if peer.takes_share]
         if mount not in peers:
             peers.append(mount)
         assert mount.facts is not None
@@ -314,6 +314,11 @@ class _Mount:
         self._left_at: float | None = None
         self._has_failed = False
         self._nursery: trio.Nursery  # set by `run`
+
+    @property
+    def takes_share(self) -> bool:
+        """Whether its jobs have a part of what all mounts share."""
+        return self.facts is not None and bool(self.jobs) and not self._is_gone
 
     async def run(self) -> None:
         """Until there are no jobs any more, or cancelled."""

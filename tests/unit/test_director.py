@@ -46,3 +46,5 @@ def test_budgets_are_shared() -> None:
     ]  # fmt: skip
     third.jobs.clear()  # without jobs it needs nothing
     assert owner.budgets(first) == (400, 450)
+    second._is_gone = True  # its job waits for it to be mounted again
+    assert owner.budgets(first) == (800, 900)
