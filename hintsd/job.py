@@ -9,6 +9,7 @@ INVARIANT: begin ≤ sent ≤ end; a job that is not live has an empty window.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ class Job:
         self.misses = 0
         self.waited = 0  # of them, for the disk or the origin: were not in RAM already
         self.late: Counter[str] = Counter()
+        self.late_at = -math.inf  # when one was, last
         self.unplanned: Counter[str] = Counter()
 
     @property

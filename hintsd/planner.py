@@ -433,7 +433,7 @@ class MountPlanner:
         in_none = reads & (self._files.sizes[inos] > 0)
         for used in used_in:
             in_none &= ~used
-        self._count_reads(jobs, candidates, placed, used_in, strange, kinds, reads)
+        self._count_reads(jobs, candidates, placed, used_in, strange, kinds, reads, now)
         for job, where, here, first, mine, theirs in zip(
             jobs, candidates, placed, unfired, in_order_of, strange, strict=True
         ):
@@ -504,6 +504,7 @@ class MountPlanner:
         strange: list[Mask],
         kinds: npt.NDArray[np.uint8],
         reads: Mask,
+        now: float,
     ) -> None:
         """Late and unplanned READs (docs/HINTS.md rule 7). One that is late for a job is not
         unplanned for another. `used_in`: whether each is in a job's order, whoever reads it.
@@ -528,11 +529,13 @@ class MountPlanner:
             missed = reads & (placed[index] >= 0)
             job.misses += int(np.count_nonzero(missed))
             job.waited += int(np.count_nonzero(missed & (kinds & _EVICTED == 0)))
+            if late.any():
+                job.late_at = now
             left = late.copy()
             for bit, reason in _LATE:
-                now = left & (kinds & bit != 0)
-                job.late[reason] += int(np.count_nonzero(now))
-                left &= ~now
+                found = left & (kinds & bit != 0)
+                job.late[reason] += int(np.count_nonzero(found))
+                left &= ~found
             job.late["queued"] += int(np.count_nonzero(left))
             mine = (candidates[index] >= 0).any(axis=0)
             job.unplanned["not in window"] += int(np.count_nonzero(reads & mine & ~planned))

@@ -18,6 +18,8 @@ from hintsd.job import Job
 
 READY_MOST = 1 << 14
 STALL_SAMPLES_MOST = 1 << 16
+STALL_S_LEAST = 0.05  # less is shown as none
+LATE_LATELY_S = 5.0
 
 
 class Rates(NamedTuple):
@@ -88,8 +90,11 @@ def _ahead_bytes(job: Job, files: Files) -> int:
     return total
 
 
-def _predicted_stall_s(job: Job, files: Files, rates: Rates) -> float:
-    """Of the rest of this epoch (hintsd/stall.py); of many samples every m-th stands for m."""
+def _predicted_stall_s(job: Job, files: Files, rates: Rates) -> float | None:
+    """Of the rest of this epoch (hintsd/stall.py); of many samples every m-th stands for m. None:
+    there would be none, but reads were late just now: for reasons that the model does not know (a
+    rate that is not known, processors, hintsd itself).
+    """
     start = job.progress.high
     n = job.sequence.samples_per_epoch
     stop = min((start // n + 1) * n, job.sequence.known_until(start))
@@ -103,4 +108,6 @@ def _predicted_stall_s(job: Job, files: Files, rates: Rates) -> float:
     speeds = np.where(flags & STORED != 0, rates.ssd_bytes_per_s, rates.origin_bytes_per_s)
     speeds[flags & STAGED != 0] = np.inf
     consumer = float(sizes.mean()) / every * speed
-    return float(stall.stall_seconds(sizes, speeds, consumer))
+    seconds = float(stall.stall_seconds(sizes, speeds, consumer))
+    is_late = job.progress.confirmed_at - job.late_at < LATE_LATELY_S
+    return None if is_late and seconds < STALL_S_LEAST else seconds

@@ -425,6 +425,24 @@ def test_a_reader_that_jumps_is_followed(place: int) -> None:
     assert scene.planner.status("job")["state"] == "running"
 
 
+def test_no_stall_is_not_predicted_while_reads_are_late() -> None:
+    scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
+    scene.mount.ssd = set(range(1, 3001))
+    (order, *_) = orders = scene.shuffled()
+    scene.open("job", orders, samples=3000)
+    scene.settle()
+    scene.read(order[:600].tolist())
+    assert scene.planner.status("job")["predicted_stall_s"] == 0.0
+    scene.mount.evicts = set(order[600:900].tolist())
+    scene.read(order[600:900].tolist())
+    status = scene.planner.status("job")
+    assert status["late"]["evicted"] > 200
+    assert status["predicted_stall_s"] is None
+    scene.turn(step_s=6.0)
+    scene.read(order[900:1500].tolist())
+    assert scene.planner.status("job")["predicted_stall_s"] == 0.0
+
+
 def test_no_more_are_not_late_than_the_job_has() -> None:
     """A reader who begins again passes the same samples."""
     scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
