@@ -58,10 +58,8 @@ class Job:
         self.begin = self.end = self.sent = self.fetched = progress.low
         self.window_bytes = self.sent_bytes = 0
         self.spare: deque[Inos] = deque()
-        self.sentinels_at = -SENTINELS_EVERY_S
         self.sentinel_epoch = -1
-        self.wired = progress.high  # wires are laid up to here
-        self.wires = NO_POSITIONS  # those laid from `low` on, sorted
+        self.unwire()
         # wires from `low` on that fired in order: not laid again
         self.fired: dict[int, Fired] = {}
         # wires from `low` on that a stranger has fired: its reader may have passed meanwhile
@@ -104,15 +102,20 @@ class Job:
         """`position`, or the job's end if that comes first."""
         return position if self.total is None else min(position, self.total)
 
+    def unwire(self) -> None:
+        """No wires are laid."""
+        self.wired = self.progress.high  # they are laid up to here
+        self.wires = NO_POSITIONS  # those laid from `low` on, sorted
+        self.wired_from: int | None = None  # where they begin; from there on there is no gap
+        self.sentinels_at = -SENTINELS_EVERY_S
+
     def restart(self) -> None:
         """The window begins anew at the present position."""
         self.begin = self.end = self.sent = self.fetched = self.last(self.progress.low)
         self.window_bytes = self.sent_bytes = 0
-        self.wired = self.progress.high
-        self.wires = NO_POSITIONS
+        self.unwire()
         self.fired.clear()
         self.stolen.clear()
-        self.sentinels_at = -SENTINELS_EVERY_S
         self.log.keeps_order = True
 
     def end_search(self, now: float) -> None:

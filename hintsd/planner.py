@@ -35,7 +35,7 @@ import numpy.typing as npt
 from hintsd import packing
 from hintsd.commands import Command, commands_of
 from hintsd.files import ARMED, FAILED, GONE, HELD, SENT, STAGED, Files
-from hintsd.job import SENTINELS_EVERY_S, Job
+from hintsd.job import Job
 from hintsd.layout import Layout
 from hintsd.placement import Placement
 from hintsd.policies import Integers, Mask
@@ -50,7 +50,7 @@ from hintsd.search import (
     Place,
     Search,
 )
-from hintsd.sequence import CHUNK, NO_INOS, NO_POSITIONS, Inos, Positions, Sequence
+from hintsd.sequence import CHUNK, NO_INOS, Inos, Positions, Sequence
 from hintsd.status import Rates, status
 from hintsd.trail import Passed, Trail
 from hintsd.wires import Wires
@@ -459,7 +459,7 @@ class MountPlanner:
                 self._jump(job, place, now)
                 continue
             if not job.is_lost:
-                progress.settle(self._wires.first_unfired(job))
+                progress.settle(self._wires.first_unfired(job), job.wired_from)
                 self._wires.doubt_fired(job)
                 if progress.is_to_be_checked:
                     self._check(job, now)
@@ -552,8 +552,7 @@ class MountPlanner:
         for job in self._jobs.values():
             job.spare.clear()
             job.fetched = job.begin
-            job.wired, job.wires = job.progress.high, NO_POSITIONS
-            job.sentinels_at = -SENTINELS_EVERY_S
+            job.unwire()
         for part in (self._files, self._wires, self._placement, self._layout):
             part.void()
         self._clear = False
@@ -680,12 +679,14 @@ class MountPlanner:
 
     def _follow(self, job: Job) -> None:
         """The window begins at `low`, but always reaches ahead of `high`: where it is small against
-        the disorder, part of what is behind is given up.
+        the disorder, part of what is behind is given up. (How small is known once it has begun.)
         """
         progress = job.progress
         window = job.end - job.begin
-        behind = window // (2 if progress.workers_known else 4)
-        begin = max(progress.low, progress.high - max(1, behind))
+        begin = progress.low
+        if window:
+            behind = window // (2 if progress.workers_known else 4)
+            begin = max(begin, progress.high - max(1, behind))
         begin = min(begin, job.last(begin))
         if begin > job.begin:
             self._release(job, job.begin, min(begin, job.end))

@@ -273,12 +273,15 @@ class Progress:
 
     # --- moving
 
-    def settle(self, unfired: int | None) -> None:
+    def settle(self, unfired: int | None, wired_from: int | None) -> None:
         """Moves `low` up: to the first wire that has not fired, less the batches that are being
-        read, and never more than `slack` behind `high`.
+        read, and never more than `slack` behind `high`. Before `wired_from` (None: anywhere) no
+        wires are laid, and that none stands there says nothing of a slow worker.
         """
         first = self.high if unfired is None else min(unfired, self.high)
-        seen = max(self._unstepped, self.high - self.slack, first - self._reading)
+        seen = max(self._unstepped, self.high - self.slack)
+        if wired_from is not None and first - self._reading >= wired_from:
+            seen = max(seen, first - self._reading)
         self._unstepped = seen
         self._advance(max(self.low, seen))
 

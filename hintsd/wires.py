@@ -151,6 +151,8 @@ class Wires:
         if job.wired < min(stop, high + ahead - ahead // 4):
             start = max(job.wired, high)
             kept = job.wires[np.searchsorted(job.wires, progress.low) :]
+            if start > job.wired or not len(kept):
+                job.wired_from = start
             job.wires = np.concatenate([kept, self._grid(job, start, stop, progress.spacing)])
             job.wired = stop
             job.fired = {wire: how for wire, how in job.fired.items() if wire >= progress.low}

@@ -197,6 +197,20 @@ def test_small_datasets_stay_although_the_next_order_is_unknown() -> None:
 # --- the whole run
 
 
+def test_slow_workers_are_not_given_up_where_no_wire_was_laid_before_them() -> None:
+    scene = Scene(same_sizes(8000), ram_bytes=2000 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=8000, workers=4, batch_size=64)
+    scene.planner.supply("job", 0, orders[0])
+    # two workers were fast before the planner had its first turn, two have only begun
+    ahead = np.r_[0:3, 64:67, 128:256, 384:512]
+    for position in ahead:
+        scene.mount.read(int(orders[0][position]))
+    scene.mount.deliver(scene.planner, scene.now, scene.orders, scene.nobodys)
+    scene.settle()
+    assert set(orders[0][np.r_[3:64, 67:128]].tolist()) <= scene.mount.ram
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_hinted_epochs_need_hardly_any_read(workers: int) -> None:
     scene = Scene(same_sizes(3000), ram_bytes=900 * FILE_BYTES)

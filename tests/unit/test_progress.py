@@ -77,7 +77,7 @@ def feed(
         progress.take(
             np.array([ino], np.uint32), where, placed, yes if reads else no, yes, no, unfired, now
         )
-        progress.settle(unfired)
+        progress.settle(unfired, 0)
         progress.check_invariants()
 
 
@@ -85,7 +85,7 @@ def test_low_waits_for_the_first_wire_that_has_not_fired_but_not_for_ever() -> N
     progress = make()
     feed(progress, [0, 64, 128, 192, 256], reads=False)
     assert (progress.low, progress.high) == (129, 257)  # two workers: two batches being read
-    progress.settle(200)
+    progress.settle(200, 0)
     assert progress.low == 129
     for position in range(320, 1000, 64):
         feed(progress, [position], reads=False)
