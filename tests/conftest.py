@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import os
 import shutil
@@ -28,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "claim(*numbers): claims of docs/SEMANTICS.md it proves")
     # A shell that runs this in the background has SIGINT ignored, and so would all processes here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        # Thousands of processes are started. As in an installation, none of them has to compile.
+        for package in ("fusecache", "hintsd"):
+            compileall.compile_dir(mounted.ROOT / package, quiet=2)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -163,6 +163,15 @@ def test_keeper_and_server_load_neither_click_nor_rich() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_commands_load_neither_numpy_nor_trio() -> None:
+    code = (
+        "import sys, fusecache.cli, fusecache.wire;"
+        "fusecache.wire.Decoder().feed(fusecache.wire.encode('hello', {'version': 1}));"
+        "assert not {'numpy', 'trio', 'pyfuse3'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 # ---- status -----------------------------------------------------------------
 
 
