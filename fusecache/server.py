@@ -72,6 +72,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(launch: Launch) -> int:
     config = Config.from_json(json.dumps(launch.config))
     why_ordinary = load_extension(config.zero_open)
+    # numpy's linear algebra is not used: its threads would spin while the server starts.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     import trio
 

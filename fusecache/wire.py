@@ -14,11 +14,14 @@ import builtins
 import os
 import socket
 import struct
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgpack  # type: ignore[import-untyped]
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+# numpy is imported late: `fusecache mount`, `umount` and `status` send and receive no arrays.
 
 VERSION = 1
 FRAME_BYTES_MOST = 4 << 20
@@ -102,6 +105,8 @@ class Fields:
 
     def array(self, name: builtins.str, dtype: DTypeLike) -> NDArray[Any]:
         """A packed little-endian array, shape (n,), read-only: a view of the frame's bytes."""
+        import numpy as np
+
         value = self._typed(name, builtins.bytes, "an array")
         kind = np.dtype(dtype).newbyteorder("<")
         if len(value) % kind.itemsize:
@@ -150,6 +155,8 @@ def encode(type_: str, fields: dict[str, Any]) -> bytes:
 
 
 def _pack(value: object) -> object:
+    import numpy as np
+
     if isinstance(value, np.ndarray):
         return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
     if isinstance(value, np.generic):

@@ -249,20 +249,24 @@ class Files:
 
     def check_invariants(self) -> None:
         """Costs a pass over all files: for tests."""
-        all_ = np.arange(len(self.flags), dtype=np.uint32)
-        held = all_[self.flags & HELD != 0]
-        assert int(self.ram_bytes(held).sum()) == self.held_bytes
-        assert int(self.ram_bytes(held[self.refs[held] > 0]).sum()) == self.wanted_bytes
+        flags = self.flags
+        held = np.flatnonzero(flags & HELD).astype(np.uint32)
+        bytes_each = self.ram_bytes(held)
+        assert int(bytes_each.sum()) == self.held_bytes
+        assert int(bytes_each[self.refs[held] > 0].sum()) == self.wanted_bytes
         assert self.wanted_bytes <= self.budget_bytes
-        for bit in (SENT, STAGED):
-            assert not (self.flags & bit != 0)[self.flags & HELD == 0].any()
-        assert np.count_nonzero(self.flags & SENT) == self.stage_unanswered
-        assert not (self.flags & MOVING != 0)[self.flags & SENT == 0].any()
-        assert np.count_nonzero(self.flags & MOVING) == self.moving
-        assert np.count_nonzero(self.flags & FETCHING) == self.fetch_unanswered
-        storing = self.sizes[self.flags & STORING != 0]
+        assert np.count_nonzero(flags & (SENT | STAGED)) == np.count_nonzero(
+            flags[held] & (SENT | STAGED)
+        )
+        sent = flags & SENT != 0
+        assert np.count_nonzero(sent) == self.stage_unanswered
+        moving = flags & MOVING != 0
+        assert not (moving & ~sent).any()
+        assert np.count_nonzero(moving) == self.moving
+        assert np.count_nonzero(flags & FETCHING) == self.fetch_unanswered
+        storing = self.sizes[flags & STORING != 0]
         assert int(storing.sum(dtype=np.int64)) == self.storing_bytes
-        residents = self.flags & RESIDENT != 0
-        assert not (self.flags[residents] & STORED).any()
+        residents = flags & RESIDENT != 0
+        assert not (flags[residents] & STORED).any()
         assert int(self.sizes[residents].sum(dtype=np.int64)) == self.residents.held_bytes
         self.residents.check_invariants()

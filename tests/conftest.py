@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.mounted", "tests.trees")
 
@@ -28,6 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "claim(*numbers): claims of docs/SEMANTICS.md it proves")
     # A shell that runs this in the background has SIGINT ignored, and so would all processes here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("tests", deadline=None)  # on a busy machine any example may be slow
+    settings.load_profile("tests")
+    if not hasattr(config, "workerinput"):
+        # Thousands of processes are started. As in an installation, none of them has to compile.
+        for package in ("fusecache", "hintsd"):
+            compileall.compile_dir(mounted.ROOT / package, quiet=2)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -91,9 +91,13 @@ class PlanClient:
         self.until(lambda: all(ino in self.results for ino in inos))
         return Counter(self.results[ino][-1] for ino in inos)
 
-    def settle(self) -> None:
-        """Wait until the server has carried out all that was sent."""
+    def obeyed(self) -> None:
+        """Wait until all commands so far have taken effect, `stage`, `fetch` and `arm` excepted."""
         self.listing(b"")
+
+    def settle(self) -> None:
+        """Wait until the server has carried out all that was sent, and has said how it stands."""
+        self.obeyed()
         states = self.states
         self.until(lambda: self.states > states + 1)
 

@@ -153,7 +153,8 @@ class ModelMount:
         self.ram_bytes -= sum(pages(self.sizes[ino]) for ino in gone)
 
     def work(self, files: int) -> None:
-        """Stages and fetches at most so many files."""
+        """Stages and fetches at most so many files, until the origin hangs on all that are left."""
+        hanging = 0
         for _ in range(files):
             if self.stage_queue:
                 ino, bits = self.stage_queue.popleft()
@@ -165,7 +166,11 @@ class ModelMount:
                 ino = self.fetch_queue.popleft()
                 if ino in self.holding:
                     self.fetch_queue.append(ino)
+                    hanging += 1
+                    if hanging == len(self.fetch_queue):
+                        break
                     continue
+                hanging = 0
                 stored = self._bring(ino, store=True)
                 self._done.append((ino, stored))
             else:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.hintsd_support import Client, DaemonProcess
 from tests.mounted import eventually
 from tests.trees import assert_same, make_files
@@ -49,6 +49,7 @@ def test_killed_hintsd_is_followed_by_one_that_goes_on(
 
 
 @pytest.mark.claim("P12")
+@in_one_mode
 def test_killed_trainer_frees_its_job(
     place: Place, mounting: Mounting, daemon: DaemonProcess
 ) -> None:

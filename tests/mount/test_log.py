@@ -55,7 +55,7 @@ class Job:
             for ino in chunk[::7]:
                 self.check(ino)
             self.client.command("drop", chunk)
-            self.client.settle()
+            self.client.obeyed()
             assert self.mount.value("ssd", "reserved_bytes") <= LIMIT_BYTES
 
     def check(self, ino: int) -> None:
@@ -74,7 +74,7 @@ class Job:
     def end_epoch(self, chunks: list[list[int]]) -> None:
         """The log is written out, because another one begins: every file lies in its chunk."""
         self.pack(chunks)
-        self.client.settle()
+        self.client.obeyed()
 
     def lies_in(self) -> list[set[str]]:
         """The files of each segment that has any, in the order of their numbers."""
@@ -149,7 +149,7 @@ def test_readers_that_have_caught_up_wait_for_what_is_staged(begin: Begin, how: 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(job.check, inos[:: 7 + number] if how else inos))
         job.client.command("drop", inos)
-        job.client.settle()
+        job.client.obeyed()
         if number > 3 and job.mount.value("reads", "waited_for_staging") > 8:
             break
     assert job.mount.value("reads", "waited_for_staging") > 8
@@ -166,7 +166,7 @@ def test_what_an_ended_plan_was_staging_is_reported_to_the_next_one(begin: Begin
         job.client.send("clear")
         assert job.client.stage_all(inos) == {STORED_BOTH: len(inos)}
         job.client.command("drop", inos)
-        job.client.settle()
+        job.client.obeyed()
 
 
 def test_each_epoch_lies_in_its_order(place: Place, begin: Begin) -> None:
@@ -408,7 +408,7 @@ def test_ten_epochs_with_little_room(
             assert disk_bytes(place) <= limit
         job.client.command("drop", list(job.names))
         job.pack(job.chunks(epoch + 2, chunks))
-        job.client.settle()
+        job.client.obeyed()
         status = job.mount.status()
         assert status["origin"]["files"] == count
         before, written = written, status["layout"]["log_written_bytes"]
@@ -425,7 +425,7 @@ def test_jobs_that_are_left_do_not_fill_the_disk(place: Place, begin: Begin) -> 
     job.pack(job.chunks(1, chunks))
     job.client.stage_all(list(job.names), STORE | MOVE)
     job.client.send("pack", chunks=0)
-    job.client.settle()
+    job.client.obeyed()
     for seed in range(3):
         with PlanClient(job.mount.path) as client:
             left = Job(place, job.mount, client)
@@ -466,7 +466,7 @@ def test_a_smaller_ssd_is_kept_while_a_log_is_only_read(
     job.pack(job.chunks(1))
     job.read(job.chunks(3))
     job.client.send("pack", chunks=0, last=False)
-    job.client.settle()
+    job.client.obeyed()
     limit_bytes = 16 << 20
     assert job.mount.value("ssd", "reserved_bytes") > limit_bytes
     source, mountpoint = place.base / "source-2", place.base / "mnt-2"

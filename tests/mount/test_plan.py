@@ -171,7 +171,7 @@ def test_dropped_files_are_read_from_ssd_again(place: Place, begin: Begin) -> No
     inos = inodes(client)
     staged(client, inos)
     client.command("drop", inos)
-    client.settle()
+    client.obeyed()
     check(place, mount, names)
     assert requests(mount) >= 25
     assert mount.value("reads", "from_ssd") >= 25
@@ -277,7 +277,7 @@ def test_reads_are_seen_with_how_the_file_stood(place: Place, begin: Begin) -> N
     assert eventually(lambda: mount.value("prefetch", "overtaking_reads") == 1)
     del client.seen[:]
     client.command("drop", inos[1:2])
-    client.settle()
+    client.obeyed()
     check(place, mount, names[1:2])
     client.until(lambda: (inos[1], READ_SSD) in client.seen)
 

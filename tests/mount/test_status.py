@@ -40,7 +40,7 @@ def test_status_follows_a_log(place: Place, mounting: Mounting) -> None:
         assert f"the next epoch's log is being written, {share:.0%} is there" in said
         assert "MiB written in 1 log, 1." in said
         client.command("drop", inos[:10])
-        client.settle()
+        client.obeyed()
         client.stage_all(inos[:10], STORE)
         assert mount.value("reads", "bytes_staged") == 10 * FILE_BYTES
         assert mount.value("reads", "bytes_served") == 40 * FILE_BYTES

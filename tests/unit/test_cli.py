@@ -120,7 +120,7 @@ def test_help_teaches() -> None:
     for part in ("fusecache mount /data/imagenet", "Exit codes:", "umount", "500G"):
         assert part in done.stdout
     for name in cli.cli.commands:
-        assert process(name, "--help").returncode == 0
+        assert run(name, "--help") == 0
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,36 @@ def test_help_teaches() -> None:
         (["umount"], errors.EXIT_USAGE, "which mount?"),
     ],
 )
-def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], code: int, part: str) -> None:
-    done = process(*arguments)
-    assert done.returncode == code
-    assert part in done.stderr
-    assert done.stderr.startswith("fusecache: ")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+def test_a_mistake_is_one_line_and_an_exit_code(
+    capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, part: str
+) -> None:
+    assert run(*arguments) == code
+    out, err = capfd.readouterr()
+    assert part in err
+    assert err.startswith("fusecache: ")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_a_mistake_as_a_process() -> None:
+    done = process("bogus")
+    assert (done.returncode, done.stdout) == (errors.EXIT_USAGE, "")
+    assert done.stderr == "fusecache: No such command 'bogus'. (see fusecache --help)\n"
 
 
 def test_keeper_and_server_load_neither_click_nor_rich() -> None:
     code = (
         "import sys, fusecache.keeper, fusecache.config;"
         "assert not {'click', 'rich', 'trio'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_commands_load_neither_numpy_nor_trio() -> None:
+    code = (
+        "import sys, fusecache.cli, fusecache.wire;"
+        "fusecache.wire.Decoder().feed(fusecache.wire.encode('hello', {'version': 1}));"
+        "assert not {'numpy', 'trio', 'pyfuse3'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -629,15 +628,18 @@ def test_plots_are_saved(
         (["missing.toml"], "missing.toml: No such file"),
     ],
 )
-def test_a_mistaken_command_is_one_line(words: list[str], line: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hintsd", "simulate", *words], capture_output=True, text=True
-    )
-    assert done.returncode in (1, EXIT_USAGE)
-    assert line in done.stderr
-    assert done.stderr.startswith("hintsd: ")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+def test_a_mistaken_command_is_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hintsd", "simulate", *words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code in (1, EXIT_USAGE)
+    out, err = capfd.readouterr()
+    assert line in err
+    assert err.startswith("hintsd: ")
+    assert err.count("\n") == 1
+    assert out == ""
 
 
 @pytest.mark.parametrize(
