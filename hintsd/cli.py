@@ -299,7 +299,9 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
 )
 @click.option("--start-epoch", type=click.IntRange(0), default=0, metavar="N")
 @click.option("--start-batch", type=click.IntRange(0), default=0, metavar="N")
-@click.option("--extensions", metavar="A,B", help="Of the files. [ImageFolder's: .jpg,.png,…]")
+@click.option(
+    "--extensions", metavar="A,B", help="Of the files, in any case. [ImageFolder's: .jpg,.png,…]"
+)
 @click.option(
     "--pid",
     type=click.IntRange(1),
@@ -340,7 +342,9 @@ def hint(
         "path": os.fsencode(path),
         "files": {
             "rule": "imagefolder",
-            "extensions": extensions.split(",") if extensions else list(IMG_EXTENSIONS),
+            "extensions": [one.strip() for one in extensions.lower().split(",")]
+            if extensions
+            else list(IMG_EXTENSIONS),
             "allow_empty": True,
         },
         "check": None,

@@ -279,7 +279,10 @@ class Link:
                     self._converse()
                 except OSError as error:
                     self._hear_last_words()
-                    self._disconnect()
+                    is_gone = error.filename == self._description.path
+                    self._disconnect(
+                        f"{error.filename} {error.strerror}" if is_gone else "no hintsd answers"
+                    )
                     self._report(error, time.monotonic() - started_s)
                 if time.monotonic() - begun_s > PAUSE_MOST_S:  # it was no failure at once
                     pause_s = PAUSE_LEAST_S
@@ -318,8 +321,19 @@ class Link:
             self._settled.set()
             self._told.set()
 
+    def _find_socket(self) -> str:
+        path = self._description.path
+        try:
+            address, self._path = find_socket(path)
+        except Unhinted as problem:
+            if self._job is None or problem.reason != "no mount":
+                raise
+            # It was one: whoever mounts it again goes on with the job.
+            raise FileNotFoundError(errno.ENOENT, "is not mounted any more", path) from None
+        return address
+
     def _connect(self) -> None:
-        address, self._path = find_socket(self._description.path)
+        address = self._find_socket()
         self._decoder = wire.Decoder()
         self._frames.clear()
         self._is_described = False
@@ -524,9 +538,9 @@ class Link:
         if self._is_stopping:
             raise _Stopped
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, why: str = "") -> None:
         if self._standing[0] != "over":
-            self._standing = "waiting", ""
+            self._standing = "waiting", why
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -312,6 +312,10 @@ def test_the_state_of_a_job(daemon: FakeHintsd) -> None:
         while job.state == "hinted":
             os.sched_yield()
         assert job.state == "waiting"
+        deadline_s = time.monotonic() + 20
+        while repr(job) != "<hintsd.Job fake-0 of /d: waiting (no hintsd answers)>":
+            assert time.monotonic() < deadline_s, job
+            time.sleep(0.001)
         daemon.start()
         daemon.wait(lambda: daemon.jobs[0].resumed)
 
@@ -319,6 +323,32 @@ def test_the_state_of_a_job(daemon: FakeHintsd) -> None:
         lose_it()
     job.close()
     assert job.state == "over"
+
+
+def test_a_job_waits_for_its_mount_while_no_hintsd_tells_of_it(
+    daemon: FakeHintsd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = hintsd.connect("/d").shuffle()
+    daemon.wait(lambda: daemon.jobs)
+    _becomes(job, "hinted")
+
+    def no_mount(path: str) -> tuple[str, str]:
+        raise Unhinted(f"{path} is not on a fusecache mount", "no mount")
+
+    def unmount() -> None:
+        daemon.stop()
+        deadline_s = time.monotonic() + 20
+        while repr(job) != "<hintsd.Job fake-0 of /d: waiting (/d is not mounted any more)>":
+            assert time.monotonic() < deadline_s, job
+            time.sleep(0.001)
+
+    with monkeypatch.context() as unmounted:
+        unmounted.setattr(link, "find_socket", no_mount)
+        with pytest.warns(RuntimeWarning, match="until it is back"):
+            unmount()
+    daemon.start()
+    daemon.wait(lambda: daemon.jobs[0].resumed)
+    job.close()
 
 
 def _becomes(job: hintsd.Job, state: str) -> None:

@@ -275,7 +275,7 @@ def test_hint_stays_until_the_job_is_done(
 
 def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     flags = "--sampler distributed --seed 3 --epochs 9 --batch-size 8 --world-size 2 --rank 1"
-    flags += " --drop-last --start-epoch 1 --start-batch 2 --extensions .a,.b --detach"
+    flags += " --drop-last --start-epoch 1 --start-batch 2 --extensions .A,.b --detach"
     flags += " --workers 4 --prefetch-factor 3"
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
