@@ -159,14 +159,17 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
         command.complain("fusecache", f"warning: no file matches {' '.join(unmatched)}")
     unfitting = result.get("unfitting", 0)
     if unfitting:
-        left, limit = format_bytes(result["unfitting_bytes"]), format_bytes(result["limit_bytes"])
-        command.complain(
-            "fusecache",
-            f"{format_count(unfitting, 'file')} ({left}) do not fit in --ssd {limit}; "
-            f"--ssd {-(-result['needed_bytes'] >> 20)}M would hold all that was asked for",
-        )
+        limit = format_bytes(result["limit_bytes"])
+        line = f"{format_count(unfitting, 'file')} do not fit in --ssd {limit}"
+        if "needed_bytes" in result:  # not of an older server, before `fusecache restart`
+            left = format_bytes(result["unfitting_bytes"])
+            line = (
+                f"{format_count(unfitting, 'file')} ({left}) do not fit in --ssd {limit}; "
+                f"--ssd {-(-result['needed_bytes'] >> 20)}M would hold all that was asked for"
+            )
+        command.complain("fusecache", line)
     if skipped > unfitting:
-        left = format_bytes(result["skipped_bytes"] - result["unfitting_bytes"])
+        left = format_bytes(result.get("skipped_bytes", 0) - result.get("unfitting_bytes", 0))
         command.complain(
             "fusecache",
             f"{format_count(skipped - unfitting, 'file')} ({left}) could not be stored: the SSD "

@@ -8,7 +8,6 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Final
 
 import trio
 
@@ -26,7 +25,6 @@ VERIFY_BATCH = 64
 LOCATIONS_BATCH = 1 << 14
 LISTING_BATCH = 4096
 WARM_SHARE = 0.9  # of the limit: segments are not filled to the last byte, and the index needs room
-_PATH: Final = bytes(64)  # of a record: some length
 
 
 @dataclass
@@ -102,7 +100,7 @@ class Maintenance:
                     stored = tried_bytes = 0
                     for index, ino in enumerate(files):
                         size = namespace.version(ino).size
-                        stored += _stored_bytes(size)
+                        stored += _stored_bytes(size, _native.path(ino))
                         if stored > budget:
                             progress.unfitting = len(files) - index
                             progress.unfitting_bytes = progress.bytes_total - tried_bytes
@@ -161,7 +159,7 @@ class Maintenance:
                     files.append(ino)
                     size = namespace.version(ino).size
                     progress.bytes_total += size
-                    progress.room_bytes += _stored_bytes(size)
+                    progress.room_bytes += _stored_bytes(size, path)
         progress.files_total = len(files)
         return files
 
@@ -228,14 +226,14 @@ async def _report(progress: WarmProgress, send: Send) -> None:
         await send({"progress": fields})
 
 
-def _stored_bytes(size: int) -> int:
+def _stored_bytes(size: int, path: bytes) -> int:
     """What a file of this size takes on SSD."""
+
+    def record_bytes(length: int) -> int:
+        return align(header_length(length, path) + length)
+
     blocks, rest = divmod(size, BLOCK_BYTES)
-    return blocks * _record_bytes(BLOCK_BYTES) + (_record_bytes(rest) if rest else 0)
-
-
-def _record_bytes(length: int) -> int:
-    return align(header_length(length, _PATH) + length)
+    return blocks * record_bytes(BLOCK_BYTES) + (record_bytes(rest) if rest else 0)
 
 
 def _limit_for(stored_bytes: int) -> int:

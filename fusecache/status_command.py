@@ -107,7 +107,7 @@ def _prefetch(part: dict[str, Any], staged_bytes: int, unhinted: str) -> str:
     return (
         f"{part['queued_stage']:,} to stage and {part['queued_fetch']:,} to fetch, "
         f"{part['in_flight']:,} of {part['depth']:,} in flight; "
-        f"{done}; {part['overtaking_reads']:,} reads overtook it"
+        f"{done}; {part.get('overtaking_reads', 0):,} reads overtook it"
     )
 
 

@@ -56,6 +56,7 @@ class Job:
         self.unplaced = False
         # window: [begin, end) is referenced, [begin, sent) has been looked at for staging
         self.begin = self.end = self.sent = self.fetched = progress.low
+        self.reach = 0  # samples in the last window that was not empty
         self.window_bytes = self.sent_bytes = 0
         self.spare: deque[Inos] = deque()
         self.sentinel_epoch = -1

@@ -679,13 +679,13 @@ class MountPlanner:
 
     def _follow(self, job: Job) -> None:
         """The window begins at `low`, but always reaches ahead of `high`: where it is small against
-        the disorder, part of what is behind is given up. (How small is known once it has begun.)
+        the disorder, part of what is behind is given up. (How small is known once there was one.)
         """
         progress = job.progress
-        window = job.end - job.begin
+        job.reach = job.end - job.begin or job.reach
         begin = progress.low
-        if window:
-            behind = window // (2 if progress.workers_known else 4)
+        if job.reach:
+            behind = job.reach // (2 if progress.workers_known else 4)
             begin = max(begin, progress.high - max(1, behind))
         begin = min(begin, job.last(begin))
         if begin > job.begin:

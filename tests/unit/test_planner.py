@@ -208,7 +208,23 @@ def test_slow_workers_are_not_given_up_where_no_wire_was_laid_before_them() -> N
         scene.mount.read(int(orders[0][position]))
     scene.mount.deliver(scene.planner, scene.now, scene.orders, scene.nobodys)
     scene.settle()
-    assert set(orders[0][np.r_[3:64, 67:128]].tolist()) <= scene.mount.ram
+    unread = set(orders[0][np.r_[3:64, 67:128]].tolist())
+    assert unread <= scene.mount.ram
+    scene.read([int(orders[0][512])])  # its wire stands where the wires begin: behind it are none
+    scene.settle()
+    assert unread <= scene.mount.ram
+
+
+def test_a_small_window_that_begins_anew_is_not_spent_behind_the_reader() -> None:
+    scene = Scene(same_sizes(8000), ram_bytes=200 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=8000, workers=8, batch_size=64)
+    scene.settle()
+    scene.read(orders[0][:3000].tolist(), turn_every=16)
+    assert scene.planner.status("job")["ahead_bytes"] > 50 * FILE_BYTES
+    scene.planner.set_budgets(180 * FILE_BYTES, 0)
+    scene.planner.decide(scene.now)
+    assert scene.planner.status("job")["ahead_bytes"] > 50 * FILE_BYTES
 
 
 @pytest.mark.parametrize("workers", [1, 3])
