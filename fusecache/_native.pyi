@@ -328,9 +328,10 @@ def list_directory(
     """
 
 # ---- fetch pool --------------------------------------------------------------------------------
-def fetch_start(threads: int) -> None:
+def fetch_start(threads: int, direct: bool = False) -> None:
     """Threads that read whole files of at most one block from the origin; they are made as they are
-    needed, at most `threads` (1 to 256). Called again: another number of them."""
+    needed, at most `threads` (1 to 256). `direct`: with O_DIRECT, as long as the origin's file
+    system does not refuse it. Called again: another number of them."""
 
 def fetch_submit(ino: int, version: tuple[int, int, int, int], tag: int) -> None:
     """Queue one file. KeyError: unknown inode; ValueError: larger than a block; RuntimeError: not
@@ -344,8 +345,8 @@ def fetch_take(most: int) -> list[tuple[int, int, bytes | None, int, int, int]]:
 
     errno 0: all bytes were read, and the origin, asked before and after (not an attribute cache),
     said `version`. ESTALE: it has another version, or the name is gone from the table. begun_ns is
-    CLOCK_REALTIME, before the file was opened; ended_ns lies the time it took later. The origin's
-    copy in the page cache is dropped.
+    CLOCK_REALTIME, before the file was opened; ended_ns lies the time it took later. No copy is
+    left in the page cache of the origin's file system; what it had before, a direct read leaves.
     """
 
 def fetch_pending() -> int:

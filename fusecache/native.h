@@ -423,7 +423,8 @@ struct fetch_job {
 };
 #define FETCH_THREADS_MOST 256u
 int fetch_init(void);
-void fetch_begin(unsigned threads); /* or change their number */
+/* Or change them. direct: files are read past the page cache, as long as their file system can. */
+void fetch_begin(unsigned threads, bool direct);
 /* -EINVAL: not begun. Other errors: there is no thread, and none can be made. */
 int fetch_submit(struct fetch_job *job);
 int fetch_fd(void);

@@ -32,6 +32,7 @@ static struct {
 	unsigned idle;	  /* of them have no job */
 	unsigned alive;	  /* of all generations */
 	unsigned flying;  /* jobs of this generation in threads */
+	_Atomic bool direct; /* past the origin's page cache */
 } pool = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .wake = PTHREAD_COND_INITIALIZER,
@@ -93,7 +94,24 @@ static int check_version(int fd, const struct version *of, int sync)
 	return err ? -err : S_ISREG(mode) && version_equal(now, *of) ? 0 : ESTALE;
 }
 
-static int read_all(int fd, const struct fetch_job *job)
+/* Only by now: a file system in user space that is asked for it by open() may hand it on to another one, whose
+ * rules for alignment it does not know. */
+static bool go_direct(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	return atomic_load(&pool.direct) && flags >= 0 && !fcntl(fd, F_SETFL, flags | O_DIRECT);
+}
+
+static bool leave_direct(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	atomic_store(&pool.direct, false); /* the next ones need not try */
+	return flags >= 0 && !fcntl(fd, F_SETFL, flags & ~O_DIRECT);
+}
+
+static int read_all(int fd, const struct fetch_job *job, bool *direct)
 {
 	uint64_t done = 0;
 	int err;
@@ -105,6 +123,10 @@ static int read_all(int fd, const struct fetch_job *job)
 
 		if (got < 0 && errno == EINTR)
 			continue;
+		if (got < 0 && errno == EINVAL && *direct && leave_direct(fd)) {
+			*direct = false;
+			continue;
+		}
 		if (got < 0)
 			return errno;
 		if (!got) { /* the origin ends the file before its size */
@@ -119,6 +141,7 @@ static int read_all(int fd, const struct fetch_job *job)
 static int fetch_file(const struct fetch_job *job)
 {
 	int fd = table_open(job->ino, O_RDONLY | O_NONBLOCK | O_NOCTTY), err;
+	bool direct = false;
 
 	if (fd < 0)
 		return -fd;
@@ -127,11 +150,13 @@ static int fetch_file(const struct fetch_job *job)
 	err = check_version(fd, &job->version, AT_STATX_DONT_SYNC);
 	if (err == ESTALE)
 		err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
-	if (!err)
-		err = read_all(fd, job);
+	if (!err) {
+		direct = go_direct(fd);
+		err = read_all(fd, job, &direct);
+	}
 	if (!err)
 		err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
-	if (!err) /* the origin's file system would keep a second copy in RAM */
+	if (!err && !direct) /* the origin's file system would keep a second copy in RAM */
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	close(fd);
 	return err;
@@ -208,10 +233,11 @@ static int threads_for(size_t jobs)
 }
 
 /* ---- what the caller does ----------------------------------------------------------------- */
-void fetch_begin(unsigned threads)
+void fetch_begin(unsigned threads, bool direct)
 {
 	pthread_mutex_lock(&pool.lock);
 	pool.most = threads;
+	atomic_store(&pool.direct, direct);
 	threads_for(pool.queue.count); /* those that there are may all hang */
 	pthread_cond_broadcast(&pool.wake); /* those that are too many end */
 	pthread_mutex_unlock(&pool.lock);

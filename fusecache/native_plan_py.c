@@ -396,16 +396,17 @@ static void jobs_free(struct fetch_job *jobs)
 	}
 }
 
-static PyObject *py_fetch_start(PyObject *module, PyObject *arg)
+static PyObject *py_fetch_start(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	long threads = PyLong_AsLong(arg);
+	int direct = false;
+	long threads;
 
 	(void)module;
-	if (threads == -1 && PyErr_Occurred())
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "l|p", KEYWORDS("threads", "direct"), &threads, &direct))
 		return NULL;
 	if (threads < 1 || threads > (long)FETCH_THREADS_MOST)
 		return PyErr_Format(PyExc_ValueError, "1 to %d threads", (int)FETCH_THREADS_MOST);
-	fetch_begin((unsigned)threads);
+	fetch_begin((unsigned)threads, direct);
 	Py_RETURN_NONE;
 }
 
@@ -515,7 +516,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(push_files),
     WITH_KEYWORDS(drop),
     WITH_KEYWORDS(list_directory),
-    ONE_ARGUMENT(fetch_start),
+    WITH_KEYWORDS(fetch_start),
     WITH_KEYWORDS(fetch_submit),
     NO_ARGUMENT(fetch_fd),
     ONE_ARGUMENT(fetch_take),

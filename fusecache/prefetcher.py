@@ -356,7 +356,8 @@ class Prefetcher:
 
     async def run_forever(self) -> None:
         self._bucket = TokenBucket(self._bucket_bytes_per_s, trio.current_time())
-        _native.fetch_start(min(POOL_THREADS_MOST, self._depth_most + LOST_MOST))
+        threads = min(POOL_THREADS_MOST, self._depth_most + LOST_MOST)
+        _native.fetch_start(threads, direct=self._origin.reads_direct)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for _ in range(PUSH_THREADS):

@@ -5,6 +5,7 @@ With a kernel behind it: tests/mount/test_plan_native.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -21,6 +22,7 @@ from tests.conftest import Place
 from tests.faulty_origin import Fault, FaultyOrigin
 from tests.mounted import eventually
 from tests.native_table import ROOT, attach
+from tools.latency_origin import LatencyOrigin
 
 BLOCK = _native.BLOCK_BYTES
 SEEN_MOST = 65_536
@@ -342,7 +344,9 @@ def take(count: int) -> list[Fetched]:
     return sorted(taken)
 
 
-def test_files_are_fetched_whole(pool: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("direct", [False, True])  # True: most are refused here, and are read again
+def test_files_are_fetched_whole(pool: None, tmp_path: Path, direct: bool) -> None:
+    _native.fetch_start(4, direct=direct)
     contents = {
         "empty": b"",
         "one": b"x",
@@ -363,6 +367,34 @@ def test_files_are_fetched_whole(pool: None, tmp_path: Path) -> None:
         assert (got, ino, error) == (tag, ino_of(name), 0)
         assert data == contents[name]
         assert before_ns <= begun_ns <= ended_ns
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_direct_reads_are_direct(pool: None, tmp_path: Path, direct: bool) -> None:
+    content = os.urandom(100_001)
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    (behind / "file").write_bytes(content)
+    with LatencyOrigin(behind, tmp_path, 0.2) as origin:
+        attach(origin.directory)
+        _native.fetch_start(4, direct=direct)
+        submit("file")
+        file = str(origin.directory / "file")
+        seen = set[bool]()
+        while not readable(_native.fetch_fd()):
+            seen |= {flags & os.O_DIRECT != 0 for flags in _open_flags(file)}
+        assert take(1)[0][2:4] == (content, 0)
+        assert seen == {direct}
+        attach(behind)  # lets go of the origin
+
+
+def _open_flags(path: str) -> Iterator[int]:
+    """Of each descriptor of the file that this process has."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(f"/proc/self/fd/{fd}") == path:
+                info = Path(f"/proc/self/fdinfo/{fd}").read_text().split()
+                yield int(info[info.index("flags:") + 1], 8)
 
 
 def test_many_files_in_few_threads(pool: None, tmp_path: Path) -> None:
