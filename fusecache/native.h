@@ -271,6 +271,7 @@ void segment_release(struct segment *segment);
 const unsigned char *record_payload(unsigned char *raw, struct location at, uint32_t payload_len);
 int record_read_fd(int fd, struct location at, uint32_t payload_len, struct scratch *s,
 		   const unsigned char **data);
+bool leave_direct(int fd); /* give O_DIRECT up; false: it was not direct */
 /* Bytes [from, from+len) of one block, verified; `data` points into the scratch buffer. Faults are
  * counted and reported, and the location is cleared. */
 int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_len, uint32_t from,

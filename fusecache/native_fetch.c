@@ -103,14 +103,6 @@ static bool go_direct(int fd)
 	return atomic_load(&pool.direct) && flags >= 0 && !fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
 
-static bool leave_direct(int fd)
-{
-	int flags = fcntl(fd, F_GETFL);
-
-	atomic_store(&pool.direct, false); /* the next ones need not try */
-	return flags >= 0 && !fcntl(fd, F_SETFL, flags & ~O_DIRECT);
-}
-
 static int read_all(int fd, const struct fetch_job *job, bool *direct)
 {
 	uint64_t done = 0;
@@ -124,6 +116,7 @@ static int read_all(int fd, const struct fetch_job *job, bool *direct)
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0 && errno == EINVAL && *direct && leave_direct(fd)) {
+			atomic_store(&pool.direct, false); /* the next ones need not try */
 			*direct = false;
 			continue;
 		}

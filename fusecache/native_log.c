@@ -308,14 +308,6 @@ static void queue_put(struct piece *piece)
 }
 
 /* ---- writers ------------------------------------------------------------------------------ */
-/* False: it was not direct. Some file systems accept the flag and refuse the write. */
-static bool leave_direct(int fd)
-{
-	int flags = fcntl(fd, F_GETFL);
-
-	return flags >= 0 && flags & O_DIRECT && !fcntl(fd, F_SETFL, flags & ~O_DIRECT);
-}
-
 /* 0, or an errno. */
 static int write_whole(int fd, const unsigned char *mem, size_t size, uint64_t at)
 {

@@ -257,6 +257,14 @@ static bool head_verify(unsigned char *raw, struct location at, uint32_t payload
 	return true;
 }
 
+/* False: it was not direct. Some file systems accept the flag and refuse what is asked with it. */
+bool leave_direct(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	return flags >= 0 && flags & O_DIRECT && !fcntl(fd, F_SETFL, flags & ~O_DIRECT);
+}
+
 /* Aligned read of the file's [from, to) into s->mem; bytes got from `from` on, or -errno. */
 static ssize_t aligned_read(int fd, uint64_t from, uint64_t to, struct scratch *s,
 			    unsigned char **data)
@@ -274,9 +282,7 @@ static ssize_t aligned_read(int fd, uint64_t from, uint64_t to, struct scratch *
 			continue;
 		if (got < 0 && errno == EINVAL && done % PAGE == 0) {
 			/* A disk that wants another alignment: buffered from now on. */
-			int flags = fcntl(fd, F_GETFL);
-
-			if (flags >= 0 && flags & O_DIRECT && !fcntl(fd, F_SETFL, flags & ~O_DIRECT))
+			if (leave_direct(fd))
 				continue;
 			return -EINVAL;
 		}
