@@ -58,10 +58,13 @@ class Job:
             self.client.obeyed()
             assert self.mount.value("ssd", "reserved_bytes") <= LIMIT_BYTES
 
+    def is_right(self, ino: int) -> bool:
+        paths = (root / "d" / self.names[ino] for root in (self.mount.path, self.place.source))
+        view, source = (path.read_bytes() for path in paths)
+        return view == source
+
     def check(self, ino: int) -> None:
-        name = self.names[ino]
-        expected = (self.place.source / "d" / name).read_bytes()
-        assert (self.mount.path / "d" / name).read_bytes() == expected, name
+        assert self.is_right(ino), self.names[ino]
 
     def check_all(self) -> None:
         """From SSD: the origin is not asked."""
@@ -363,15 +366,11 @@ def test_files_that_change_meanwhile(place: Place, begin: Begin) -> None:
         thread.join()
     job.end_epoch(job.chunks(2))
 
-    def all_new() -> None:
-        for ino in job.names:
-            job.check(ino)
-
-    eventually(all_new)
+    eventually(lambda: all(map(job.is_right, job.names)))
     for chunk in chunks:
         job.client.stage_all(chunk, STORE | MOVE)
     job.mount.drop_pages()
-    eventually(all_new)
+    eventually(lambda: all(map(job.is_right, job.names)))
 
 
 def is_adopted(place: Place) -> bool:
