@@ -1,5 +1,9 @@
 """A stock DataLoader that reads whole files, and a consumer with a pace: what a training sees.
 
+The consumer is an accelerator: it takes samples at its pace, and while it is at one batch the loop
+asks for the next, but no further ahead. stall_s: the seconds in which it had nothing to take
+(without a pace: in which the loop waited).
+
 Run as a process with a JSON object on standard input: root, paths (relative to the root, in the
 order of their indices), seed, epochs, batch, workers, pace_bytes_per_s (0: as fast as it goes),
 hints (true: `hintsd.attach`), ahead (epochs that hints foretell beyond those read), drop (true:
@@ -49,27 +53,24 @@ def _epoch(
     order = hashlib.blake2b(digest_size=8)
     samples = total = 0
     stall_s = first_s = 0.0
-    begin = time.perf_counter()
+    begin = has_work_until = time.perf_counter()
     batches = iter(loader)
-    while True:
-        asked = time.perf_counter()
-        batch = next(batches, None)
-        waited = time.perf_counter() - asked
-        stall_s += waited
-        if batch is None:
-            break
+    while (batch := next(batches, None)) is not None:
         if while_there and not os.path.exists(while_there):
             return None
+        came = time.perf_counter()
+        starts = max(came, has_work_until)
+        stall_s += starts - has_work_until
         if not samples:
-            first_s = waited
+            first_s = came - begin
         indices, sizes = batch
         order.update(indices.numpy().tobytes())
         samples += len(indices)
         got = int(sizes.sum())
         total += got
-        if pace:
-            left = asked + waited + got / pace - time.perf_counter()
-            time.sleep(max(0.0, left))
+        has_work_until = starts + got / pace if pace else time.perf_counter()
+        time.sleep(max(0.0, starts - time.perf_counter()))
+    time.sleep(max(0.0, has_work_until - time.perf_counter()))
     return {
         "seconds": time.perf_counter() - begin,
         "stall_s": stall_s,
