@@ -66,6 +66,18 @@ def hinted_mount(
         shutil.rmtree(cache, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _warm_mount(
+    source: Path, work: Path, ram_bytes: float
+) -> Iterator[tuple[HintsdCommand, FusecacheMount]]:
+    """A daemon, and a mount of it that has all files on SSD and so much RAM."""
+    options = ("--ram", str(int(ram_bytes)))
+    with started_hintsd(work) as daemon, hinted_mount(daemon, source, work, options) as mount:
+        mount.command("warm", str(mount.mountpoint), timeout_s=900)
+        mount.settle()
+        yield daemon, mount
+
+
 def _spec(count: int, seed: int) -> orders.OrderSpec:
     return orders.OrderSpec(
         sampler="distributed", length=count, seed=seed, world_size=1, rank=0, batch_size=BATCH
@@ -121,12 +133,8 @@ def _hinted_size(bench: Bench, work: Path, count: int, size: int) -> None:
     bench.say(f"hinted: making {count} files of {size} bytes")
     names = bench.readers.fill_files(source, count, size, 3)
     whole = large / bench.readers.fill_files(large, 1, min(count * size, 1 << 30), 4)[0]
-    ram = int(count * size * RAM_SHARE)
-    options = ("--ram", str(ram))
-    with started_hintsd(work) as daemon, hinted_mount(daemon, source, work, options) as mount:
+    with _warm_mount(source, work, count * size * RAM_SHARE) as (_, mount):
         root = mount.mountpoint
-        mount.command("warm", str(root), timeout_s=900)
-        mount.settle()
 
         def one_round(number: int) -> list[Figure]:
             figures: list[Figure] = []
@@ -175,11 +183,8 @@ def _hot_files(bench: Bench, work: Path, count: int, epochs: int) -> None:
     source = work / "source"
     source.mkdir()
     names = bench.readers.fill_files(source, count, FILE_BYTES, 1)
-    options = ("--ram", str(count * FILE_BYTES * 3 // 2))
-    with started_hintsd(work) as daemon, hinted_mount(daemon, source, work, options) as mount:
+    with _warm_mount(source, work, count * FILE_BYTES * 1.5) as (_, mount):
         root = mount.mountpoint
-        mount.command("warm", str(root), timeout_s=900)
-        mount.settle()
 
         def one_round(number: int) -> list[Figure]:
             figures: list[Figure] = []
@@ -233,11 +238,8 @@ def _wrong_size(bench: Bench, work: Path, count: int, size: int) -> None:
         "half of it": (half, 0),
     }
     peers = ("unhinted", *told)
-    options = ("--ram", str(int(count * size * RAM_SHARE)))
-    with started_hintsd(work) as daemon, hinted_mount(daemon, source, work, options) as mount:
+    with _warm_mount(source, work, count * size * RAM_SHARE) as (daemon, mount):
         root = mount.mountpoint
-        mount.command("warm", str(root), timeout_s=900)
-        mount.settle()
         warnings.filterwarnings("ignore", "hintsd: wrong hint")
 
         def one_round(number: int) -> list[Figure]:
