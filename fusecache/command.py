@@ -7,9 +7,10 @@ traceback. What a command does is its own module's.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from rich.console import Console, RenderableType
@@ -76,11 +77,21 @@ def printable(value: object) -> str:
     return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+class _Plain(Console):
+    """Of what is no terminal: lines are neither cut nor folded, and end without blanks."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        with self.capture() as captured:
+            super().print(*objects, **how)
+        self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
+        self.file.flush()
+
+
 def console() -> Console:
     """Of stdout."""
-    # A script gets whole lines: nothing is cut or folded that does not go to a terminal.
-    width = None if sys.stdout.isatty() else WIDTH_MOST
-    return Console(highlight=False, markup=False, width=width)
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    return _Plain(highlight=False, markup=False, width=WIDTH_MOST)
 
 
 def show(*parts: RenderableType) -> None:

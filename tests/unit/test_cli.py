@@ -198,6 +198,7 @@ def test_status_for_people(play: Script, capfd: pytest.CaptureFixture[str]) -> N
     for part in ("1 h 2 min 3 s", "1 GiB of 4 GiB (25%)", "1,234 blocks", "THE ORIGIN IS AWAY"):
         assert part in out
     assert "reads to integrity: since the last restart, 1 min 5 s ago" in out
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
 
 
 LAYOUT: Message = {
