@@ -30,6 +30,8 @@ class Told(NamedTuple):
     """
     absent: str = ""
     """The socket where nobody listens, although the mount's hints are to come from there."""
+    is_unhinted: bool = False
+    """Whether it is to have no hints (--hintsd none)."""
 
 
 def readers(target: Target) -> list[str]:
@@ -45,6 +47,8 @@ def readers(target: Target) -> list[str]:
 
 def told(target: Target) -> Told:
     """Of a mount's jobs."""
+    if _chosen(target) == "none":
+        return Told({}, is_unhinted=True)
     path = _socket(target)
     if path is None:
         return Told({})
@@ -98,12 +102,18 @@ def _asked(target: Target) -> dict[str, Any]:
     return _status(path)
 
 
-def _socket(target: Target) -> str | None:
-    """Where the mount's hintsd listens; None: it is to have none."""
+def _chosen(target: Target) -> str | None:
+    """The mount's --hintsd; None: we may not see it."""
     record = mounts.keeper_record(target.directory) if target.directory else {}
     config = record.get("config")
     chosen = config.get("hintsd") if isinstance(config, dict) else None
-    if not isinstance(chosen, str) or chosen == "none":
+    return chosen if isinstance(chosen, str) else None
+
+
+def _socket(target: Target) -> str | None:
+    """Where the mount's hintsd listens; None: it is to have none, or we may not see it."""
+    chosen = _chosen(target)
+    if chosen is None or chosen == "none":
         return None
     return mounts.hintsd_socket(target.mount.uid) if chosen == "auto" else chosen
 

@@ -22,6 +22,7 @@ _PACKING: Final = {
     6: "a log is being written, as far as there is room on SSD",
 }
 _NO_JOB: Final = "no job has hints now"
+_WITHOUT: Final = "mounted without hints (--hintsd none)"
 _NO_HINTSD: Final = "no hintsd is connected (hintsd serve starts one)"
 # What is reserved on SSD and not written is shown from this share of --ssd on.
 _RESERVED_SHOWN: Final = 0.01
@@ -64,6 +65,8 @@ def status(path: str, as_json: bool) -> None:
         answer["layout"] |= told.layout
     if told.absent:
         answer["no_hintsd_at"] = told.absent
+    if told.is_unhinted:
+        answer["without_hints"] = True
     if as_json:
         command.say(json.dumps(answer, indent=2))
     else:
@@ -94,6 +97,8 @@ def _ssd(answer: dict[str, Any]) -> str:
 
 def _unhinted(answer: dict[str, Any]) -> str:
     """Why a mount gets no hints now."""
+    if answer.get("without_hints"):
+        return _WITHOUT
     return _NO_HINTSD if answer.get("no_hintsd_at") else _NO_JOB
 
 

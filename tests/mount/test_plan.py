@@ -552,7 +552,7 @@ def test_another_version_is_refused(place: Place, mounting: Mounting) -> None:
         with pytest.raises(UserError, match="version 1"):
             control_client.ask(target, {"op": "plan", "version": version})
     done = mount.run("status", mount.path)
-    assert "no job has hints now" in done.stdout
+    assert "mounted without hints (--hintsd none)" in done.stdout
 
 
 def test_the_socket_of_hintsd_is_an_attribute_of_the_root(place: Place, mounting: Mounting) -> None:

@@ -18,7 +18,7 @@ def test_status_follows_a_log(place: Place, mounting: Mounting) -> None:
     for number in range(FILES):
         place.write(f"{number}", random_bytes(number, FILE_BYTES))
     mount = mounting("--ram", "16M", "--layout", "reorder")
-    assert "nothing is moved: no job has hints now" in mount.run("status", mount.path).stdout
+    assert "nothing is moved: mounted without hints" in mount.run("status", mount.path).stdout
     with PlanClient(mount.path) as client:
         listed = client.listing(b"")
         inos = [entry[0] for entry in listed.values()]

@@ -483,7 +483,8 @@ def test_status_says_that_no_hintsd_listens(
     assert run("status", "/data/a") == 0
     shown = capfd.readouterr().out
     assert (f"NO HINTSD LISTENS at {chosen}" in shown) == is_set
-    why = "no hintsd is connected (hintsd serve starts one)" if is_set else "no job has hints now"
+    absent = "no hintsd is connected (hintsd serve starts one)"
+    why = absent if is_set else "mounted without hints (--hintsd none)"
     assert f" {why}; until now" in shown
     assert f"--layout auto; nothing is moved: {why}" in shown
 
