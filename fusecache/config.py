@@ -35,6 +35,9 @@ SSD_BYTES_MIN = 16 << 20
 RAM_BYTES_MIN = 16 << 20
 RAM_SHARE = 0.25
 KEEP_FREE = "5%"
+# Less than these, but not 0, is a unit that was forgotten.
+KEEP_FREE_BYTES_MIN = 1 << 20
+PREFETCH_BYTES_PER_S_MIN = 1 << 10
 SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
 THREADS_MAX = 1024
 PREFETCH_DEPTH_MAX = 256
@@ -96,17 +99,29 @@ def _size(value: Any) -> int:
         return value
     if isinstance(value, str):
         return parse_bytes(value)
-    raise ValueError(f"{value!r} is not a size")
+    raise ValueError(f'{value!r} is not a size; write for example "500G" or 1048576')
 
 
 def _keep_free(value: Any) -> str:
     """A share ("5%") or a size; kept as text until the disk is known."""
     if isinstance(value, str) and value.strip().endswith("%"):
-        share = float(value.strip()[:-1])
+        try:
+            share = float(value.strip()[:-1])
+        except ValueError:
+            share = math.nan
         if not 0 <= share < 100:
             raise ValueError(f"{value!r} is not between 0% and 100%")
         return value.strip()
-    return str(_size(value))
+    try:
+        size = _size(value)
+    except ValueError as error:
+        raise ValueError(f'{error}; or a share of the disk: "5%"') from None
+    if size and size < KEEP_FREE_BYTES_MIN:
+        raise ValueError(
+            f"{value!r} is {format_bytes(size)}: 0, or at least "
+            f'{format_bytes(KEEP_FREE_BYTES_MIN)}; write for example "5%" or "10G"'
+        )
+    return str(size)
 
 
 def _number(value: Any) -> float:
@@ -151,8 +166,11 @@ def _bandwidth(value: Any) -> int | None:
         size = _size(value)
     except ValueError as error:
         raise ValueError(f'{error}; or write "none"') from None
-    if size < 0:
-        raise ValueError(f"{value!r} is less than nothing")
+    if size and size < PREFETCH_BYTES_PER_S_MIN:
+        raise ValueError(
+            f"{value!r} is {format_bytes(size)} a second: at least "
+            f'{format_bytes(PREFETCH_BYTES_PER_S_MIN)}, or "none"; write for example "100M"'
+        )
     return size or None
 
 

@@ -209,9 +209,30 @@ def test_settings_of_hints(
     assert Config.from_json(made.to_json()) == made
 
 
-def test_a_negative_bandwidth_in_a_file_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        config.parse_setting("prefetch-bandwidth", -5, "x")
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        *(
+            ("prefetch-bandwidth", value, f"{value!r} is {said} a second: at least 1 KiB, or ")
+            for value, said in (("100", "100 B"), (100, "100 B"), (-5, "-5 B"), ("0.5K", "512 B"))
+        ),
+        *(
+            ("keep-free", value, f"{value!r} is {said}: 0, or at least 1 MiB; write for example ")
+            for value, said in (("5", "5 B"), (5, "5 B"), (-5, "-5 B"), ("900K", "900 KiB"))
+        ),
+    ],
+)
+def test_a_size_whose_unit_was_forgotten_is_refused(name: str, value: Any, line: str) -> None:
+    found = line_of(lambda: config.parse_setting(name, value, name))
+    assert found.startswith(f"{name}: {line}")
+    assert ('"100M"' if name == "prefetch-bandwidth" else '"5%"') in found
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [("0", "0"), (0, "0"), ("0%", "0%"), ("1M", "1048576"), (1 << 20, "1048576")]
+)
+def test_little_or_nothing_may_be_kept_free(value: Any, kept: str) -> None:
+    assert config.parse_setting("keep-free", value, "x") == ("keep_free", kept)
 
 
 # ---- limits -------------------------------------------------------------------------------------
