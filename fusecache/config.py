@@ -102,6 +102,19 @@ def _size(value: Any) -> int:
     raise ValueError(f'{value!r} is not a size; write for example "500G" or 1048576')
 
 
+def _budget(least: int, example: str) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        size = _size(value)
+        if size < least:
+            raise ValueError(
+                f"{value!r} is {format_bytes(size)}: at least {format_bytes(least)}; "
+                f'write for example "{example}"'
+            )
+        return size
+
+    return parse
+
+
 def _keep_free(value: Any) -> str:
     """A share ("5%") or a size; kept as text until the disk is known."""
     if isinstance(value, str) and value.strip().endswith("%"):
@@ -219,8 +232,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "source": _path,
     "mountpoint": _path,
     "cache_dir": _paths,
-    "ssd": _size,
-    "ram": _size,
+    "ssd": _budget(SSD_BYTES_MIN, "500G"),
+    "ram": _budget(RAM_BYTES_MIN, "64G"),
     "keep_free": _keep_free,
     "policy": _choice(*POLICIES),
     "digest": _choice(*DIGESTS),
@@ -237,6 +250,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "log_file": _path,
     "foreground": _truth,
 }
+
+_SIZES = frozenset(("ssd", "ram", "prefetch_bandwidth"))
 
 # What mount(8) and fstab(5) put into -o beside our own settings. A mount is read-only, nosuid and
 # nodev whatever they say; the rest is for mount(8) itself.
@@ -276,14 +291,16 @@ def read_file(path: str) -> dict[str, Any]:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, no UTF-8, a number of too many digits
         raise ConfigError(f"--config {path}: {error}") from None
     settings: dict[str, Any] = {}
     for name, value in table.items():
         shown = f"--config {path}: {name}"
         canonical, parsed = parse_setting(name, value, shown)
+        if canonical in settings:
+            raise ConfigError(f"{shown}: {canonical.replace('_', '-')} is set twice")
         # TOML has types; a flag and -o have not. A size has a unit, so it may be text.
-        if isinstance(value, str) and _PARSERS[canonical] not in (_size, _bandwidth):
+        if isinstance(value, str) and canonical not in _SIZES:
             if isinstance(parsed, bool):
                 raise ConfigError(f"{shown}: {value!r} is text: write true or false, unquoted")
             if isinstance(parsed, (int, float)):
@@ -406,10 +423,6 @@ def build(settings: Mapping[str, Any], base: Config | None = None) -> Config:
         # On a full disk the store keeps nothing while less than --keep-free is left; reads go on.
         values["ssd_bytes"] = max(SSD_BYTES_MIN, usable)
     if "ram" in settings:
-        if settings["ram"] < RAM_BYTES_MIN:
-            raise ConfigError(
-                f"--ram {format_bytes(settings['ram'])}: at least {format_bytes(RAM_BYTES_MIN)}"
-            )
         if settings["ram"] > total_memory_bytes():
             raise ConfigError(
                 f"--ram {format_bytes(settings['ram'])} exceeds the memory of this machine "
@@ -440,8 +453,6 @@ def _disks(cache_dirs: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _check_ssd(ssd: int, disk_bytes: int, keep: int) -> None:
-    if ssd < SSD_BYTES_MIN:
-        raise ConfigError(f"--ssd {format_bytes(ssd)}: at least {format_bytes(SSD_BYTES_MIN)}")
     if ssd > disk_bytes - keep:
         raise ConfigError(
             f"--ssd {format_bytes(ssd)} exceeds the disk: {format_bytes(disk_bytes)} less "
