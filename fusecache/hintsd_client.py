@@ -47,7 +47,7 @@ def readers(target: Target) -> list[str]:
 
 def told(target: Target) -> Told:
     """Of a mount's jobs."""
-    if _chosen(target) == "none":
+    if setting(target) == "none":
         return Told({}, is_unhinted=True)
     path = _socket(target)
     if path is None:
@@ -58,6 +58,14 @@ def told(target: Target) -> Told:
         return Told({}, path)
     except (OSError, wire.WireError, KeyError, TypeError, AttributeError):
         return Told({})
+
+
+def setting(target: Target) -> str | None:
+    """The mount's --hintsd; None: we may not see it."""
+    record = mounts.keeper_record(target.directory) if target.directory else {}
+    config = record.get("config")
+    chosen = config.get("hintsd") if isinstance(config, dict) else None
+    return chosen if isinstance(chosen, str) else None
 
 
 def _layout(status: dict[str, Any], mountpoint: str) -> dict[str, Any]:
@@ -102,17 +110,9 @@ def _asked(target: Target) -> dict[str, Any]:
     return _status(path)
 
 
-def _chosen(target: Target) -> str | None:
-    """The mount's --hintsd; None: we may not see it."""
-    record = mounts.keeper_record(target.directory) if target.directory else {}
-    config = record.get("config")
-    chosen = config.get("hintsd") if isinstance(config, dict) else None
-    return chosen if isinstance(chosen, str) else None
-
-
 def _socket(target: Target) -> str | None:
     """Where the mount's hintsd listens; None: it is to have none, or we may not see it."""
-    chosen = _chosen(target)
+    chosen = setting(target)
     if chosen is None or chosen == "none":
         return None
     return mounts.hintsd_socket(target.mount.uid) if chosen == "auto" else chosen

@@ -133,8 +133,13 @@ def mount(
 
 
 def start(given: Config) -> None:
-    """Start the keeper and wait for its report."""
-    wanted = config.check_places(given)
+    """Start the keeper and wait for its report. Of what is mounted already, the hintsd alone."""
+    try:
+        wanted = config.check_places(given)
+    except UserError as error:
+        if error.exit_code != EXIT_BUSY or given.foreground or given.hintsd == "none":
+            raise
+        raise UserError(f"{error}{_restarted_hintsd(given.mountpoint)}", EXIT_BUSY) from None
     warnings = config.warnings_of(wanted)
     if len(wanted.cache_dirs) < len(given.cache_dirs):
         warnings.append(f"the same directory twice, by a link: {', '.join(given.cache_dirs)}")
@@ -180,13 +185,25 @@ def start(given: Config) -> None:
         )
 
 
-def start_hintsd(path: str) -> None:
-    """Have a daemon listen on `path` that lives as long as this user's mounts. OSError: none does,
-    and none can be started.
+def _restarted_hintsd(mountpoint: str) -> str:
+    """Starts the hintsd of a mount that is there, if it has ended; what is to be said of that."""
+    target = control_client.find(mountpoint)
+    if target.mount.uid != os.getuid() or hintsd_client.setting(target) != "auto":
+        return ""
+    try:
+        is_new = start_hintsd(mounts.hintsd_socket(os.getuid()))
+    except OSError as error:
+        return f"; its hintsd has ended, and was not started again: {error}"
+    return "; its hintsd had ended: it was started again" if is_new else ""
+
+
+def start_hintsd(path: str) -> bool:
+    """Have a daemon listen on `path` that lives as long as this user's mounts. Whether it had to be
+    started. OSError: none does, and none can be started.
     """
     directory, name = os.path.split(path)
     if _listens(directory, name):
-        return
+        return False
     log_path = os.path.join(directory, "hintsd.log")
     with open(log_path, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
         process = subprocess.Popen(
@@ -206,6 +223,7 @@ def start_hintsd(path: str) -> None:
         if time.monotonic() > deadline:
             raise OSError(f"it does not listen yet, see {log_path}")
         time.sleep(0.02)
+    return True
 
 
 def _listens(directory: str, name: str) -> bool:

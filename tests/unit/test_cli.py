@@ -843,6 +843,43 @@ def test_a_hintsd_is_started_once(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "setting", "is_started"),
+    [
+        ((), "auto", True),
+        (("--hintsd", "none"), "auto", False),
+        (("--foreground",), "auto", False),
+        ((), "none", False),
+        ((), "/run/some.sock", False),
+    ],
+)
+def test_mounting_again_starts_a_hintsd_that_has_ended(
+    play: Script,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    setting: str,
+    is_started: bool,
+) -> None:
+    path = tmp_path / "hintsd.sock"
+    monkeypatch.setattr(mounts, "hintsd_socket", lambda _: str(path))
+    record = tmp_path / "run" / "0:99" / mounts.KEEPER_FILE
+    record.write_text(json.dumps({"config": {"hintsd": setting}}))
+    arguments = ("mount", "/data/a", "--cache-dir", str(tmp_path / "cache"), *flags)
+    said = "; its hintsd had ended: it was started again"
+    for is_dead in (True, False):
+        assert run(*arguments) == errors.EXIT_BUSY
+        (line,) = capfd.readouterr().err.splitlines()
+        assert "/data/a is already a fusecache" in line
+        assert (said in line) == (is_started and is_dead)
+        assert path.exists() == is_started
+    if is_started:
+        pid = _listener_of(path)
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
 def test_a_hintsd_that_does_not_start_is_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
