@@ -453,8 +453,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     state     waiting: nothing of it was read yet, or its mount has gone; running; idle: nothing for
               a while (other jobs have its share of RAM until it is read); wrong: the reader follows
               another order (the reason stands below), nothing is planned; done: all epochs are
-              read; ended: before that, or closed by a training that did not say how many epochs it
-              has (after whole ones, too); refused: it never began
+              read (or, of attach, left when all was in the workers' hands); ended: before that, or
+              closed by a training that did not say how many epochs it has (after whole ones, too);
+              refused: it never began
     epoch, sample
               the furthest position that is known of the reader, counted from 0. It lags: by a
               few batches, at an epoch's end by what the workers hold

@@ -98,6 +98,11 @@ class Job:
         """The order of this epoch, which begins now or later. It replaces what was told of it."""
         self._link.announce(epoch, spec)
 
+    def drawn(self, batches: int, epoch: int) -> None:
+        """This epoch has so many batches, and all are drawn: where the reader is, if the job ends
+        before its next step. Until then the last of them may be held by workers."""
+        self._link.drawn(epoch, batches)
+
     def close(self, wait_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the job; waits at most `wait_s` for hintsd to confirm it. Again: nothing."""
         self._link.stop(wait_s)

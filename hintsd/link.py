@@ -152,6 +152,7 @@ class Link:
         self._orders: dict[int, OrderSpec] = {}  # by epoch, from the position's epoch on
         self._unsent: list[int] = []
         self._position = (description.start_epoch, description.start_batch)
+        self._drawn = self._position  # told at the end, where it is further
         self._is_step_pending = False
         self._is_stopping = False
         self._is_over = False  # no thread will ever look again
@@ -234,6 +235,11 @@ class Link:
         if not self._is_step_pending:
             self._is_step_pending = True
             self._wake()
+
+    def drawn(self, epoch: int, batches: int) -> None:
+        """As `step`, of batches that are drawn and need not have been handed out: the job's last
+        step, if none of a later epoch follows."""
+        self._drawn = (epoch, batches)
 
     def hear(self, timeout_s: float) -> None:
         """Wait so long at most for an answer, or a warning that there is none."""
@@ -412,6 +418,8 @@ class Link:
     def _say_goodbye(self) -> None:
         with contextlib.suppress(OSError, wire.WireError, Unhinted):
             if self._socket is not None and self._is_described:
+                if self._drawn > self._position:
+                    self.step(*self._drawn)
                 if self._is_step_pending:
                     self._send_step(is_last=True)
                 self._send(wire.encode("close", {}), is_last=True)
@@ -576,8 +584,12 @@ def _end_all() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         for link in list(_links):
             link.hear(max(0.0, end_s - time.monotonic()))
-    for link in list(_links):
+    links = list(_links)
+    for link in links:
         link.stop()
+    with contextlib.suppress(KeyboardInterrupt):
+        for link in links:  # a thread that has not said it by then never will
+            link.stop(max(0.0, end_s - time.monotonic()))
 
 
 atexit.register(_end_all)

@@ -228,10 +228,12 @@ class Announcer:
         batch_items = 1 if source.yields_batches else spec.batch_size
         ends = source.batch_ends
 
-        def step(drawn: int) -> None:
-            batch = max(0, drawn // batch_items - source.batches_ahead)
+        def place(batch: int) -> int:
             # A sampler may yield more than its length says.
-            job.step(batch if ends is None else int(ends[min(batch, len(ends) - 1)]), epoch)
+            return batch if ends is None else int(ends[min(batch, len(ends) - 1)])
+
+        def step(drawn: int) -> None:
+            job.step(place(max(0, drawn // batch_items - source.batches_ahead)), epoch)
 
         drawn = 0
         for index in indices:
@@ -240,6 +242,8 @@ class Announcer:
             drawn += 1
             yield index
         step(drawn)
+        rest = 0 if spec.batch_drop_last else drawn % batch_items
+        job.drawn(place(drawn // batch_items + (rest > 0)), epoch)
 
     def __len__(self) -> int:
         return len(self._source.sampler)

@@ -608,6 +608,16 @@ job.step(1)
     daemon.wait(lambda: all(told.is_gone for told in daemon.jobs))
 
 
+def test_the_interpreter_ends_after_the_last_step_is_told(
+    daemon: FakeHintsd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "LAST_ANSWER_TIMEOUT_S", 20.0)
+    job = hintsd.connect("/d").shuffle()
+    job.step(1)
+    link._end_all()
+    assert (daemon.jobs[0].steps[-1], daemon.jobs[0].is_closed, job.is_over) == ((0, 1), True, True)
+
+
 def test_a_script_that_ends_at_once_hears_why_it_has_no_hints(daemon: FakeHintsd) -> None:
     def refuse(job: dict[str, Any]) -> str:
         assert script.stdout is not None

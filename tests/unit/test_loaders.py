@@ -281,15 +281,41 @@ def test_steps_follow_the_reader(daemon: FakeHintsd) -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch_size", [10, 7, 1])
 def test_the_last_step_of_an_epoch(daemon: FakeHintsd, batch_size: int, drop_last: bool) -> None:
-    """Without workers the sampler's end is that of all whole batches."""
+    """Without workers the sampler's end is that of all whole batches; the job's, that of all."""
     data = Numbers()
     loader = DataLoader(data, batch_size=batch_size, drop_last=drop_last)
     job = hintsd.attach(loader, paths=data.paths)
     for _ in loader:
         pass
-    daemon.wait(lambda: daemon.jobs)
+    daemon.wait(lambda: daemon.jobs and (0, LENGTH // batch_size) in daemon.jobs[0].steps)
     job.close()
-    assert daemon.jobs[0].steps[-1] == (0, LENGTH // batch_size)
+    assert daemon.jobs[0].steps[-1] == (0, len(loader))
+
+
+def test_the_last_step_with_workers(daemon: FakeHintsd) -> None:
+    data = Numbers()
+    loader = DataLoader(data, batch_size=10, num_workers=2, prefetch_factor=2)
+    job = hintsd.attach(loader, paths=data.paths, epochs=2)
+    assert sum(1 for _ in loader) == 11
+    daemon.wait(lambda: daemon.jobs and (0, 6) in daemon.jobs[0].steps)  # 4 may be with workers
+    iterator = iter(loader)
+    next(iterator)
+    daemon.wait(lambda: (1, 0) in daemon.jobs[0].steps)
+    del iterator
+    job.close()
+    assert daemon.jobs[0].steps[-1] == (1, 0), "an epoch that was left early is not all read"
+
+
+def test_a_job_whose_workers_have_all_is_read_when_it_ends(daemon: FakeHintsd) -> None:
+    data = Numbers()
+    loader = DataLoader(data, batch_size=10, num_workers=2, prefetch_factor=2)
+    job = hintsd.attach(loader, paths=data.paths, epochs=2)
+    for _ in range(2):
+        assert sum(1 for _ in loader) == 11
+    daemon.wait(lambda: daemon.jobs and (1, 6) in daemon.jobs[0].steps)
+    assert daemon.jobs[0].steps[-1] == (1, 6)
+    job.close()
+    assert daemon.jobs[0].steps[-1] == (1, 11)
 
 
 def test_steps_of_uneven_batches_are_samples(daemon: FakeHintsd) -> None:
