@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pyfuse3
@@ -70,8 +71,10 @@ class Server:
         self.dataset = namespace.dataset_id(config.source)
         self._releasing: set[int] = set()  # segments that nobody loses
         # A mount that is live must stay so, whatever became of its cache directory; a setting that
-        # was just given is refused if it cannot be used.
-        open_store = Store.reopen if launch.resume and not launch.planned else Store.open
+        # was just given is refused if it cannot be used. No directory is made for a live mount.
+        open_store: Callable[..., Store] = partial(Store.open, create=not launch.resume)
+        if launch.resume and not launch.planned:
+            open_store = Store.reopen
         self.store = open_store(
             Path(config.cache_dir),
             StoreSettings(

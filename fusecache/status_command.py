@@ -43,7 +43,8 @@ def status(path: str, as_json: bool) -> None:
               may have let go of some
     SSD tier  what is stored, of --ssd; reserved: with room on the disk for segments that are being
               written, which --ssd counts, and which is given back at their end; blocks: of 4 MiB at
-              most, a small file is one; a line for each of several cache directories
+              most, a small file is one; a line for each of several cache directories, or one that
+              is out of service
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
@@ -147,8 +148,8 @@ def _layout(answer: dict[str, Any]) -> str:
 
 
 def _directories(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line for each of several cache directories."""
-    if len(parts) < 2:
+    """A line for each of several cache directories, or one that is not used."""
+    if len(parts) < 2 and not any(part["why_out"] for part in parts):
         return []
     return [
         (

@@ -52,21 +52,29 @@ _SQLITE_DISK_ERRORS: Final = (
 _LOCK_SECONDS: Final = 2.0
 _SEGMENT_NAME = re.compile(r"(\d{8,18})\.seg")
 _INDEX_NAME = re.compile(r"(\d{8,18})\.db")
+_NO_DEVICE: Final = -1
 _FLOCK: Final = struct.Struct("@hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
 
 
 class Member:
     """One of the directories: opened, but not locked yet."""
 
-    def __init__(self, path: Path) -> None:
-        """Create what is missing. UserError: of a newer version; OSError: it cannot be used."""
+    def __init__(self, path: Path, device: int | None = None) -> None:
+        """Create what is missing in it. With `device`, one that holds no cache must be on that.
+
+        UserError: of a newer version; OSError: it cannot be used.
+        """
         self.path = path
         self.segments = path / "segments"
         self.why_out = ""  # of service; empty: it is in service
         self.errors = 0  # of the disk, each soon after the one before
         self._error_at = 0.0
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = {entry.name for entry in os.scandir(path)} - {"lost+found", "probe"}
+        try:
+            others = {entry.name for entry in os.scandir(path)} - {"lost+found", "probe"}
+        except FileNotFoundError:
+            raise _missing("it does not exist (is its disk mounted?)") from None
+        if device not in (None, path.stat().st_dev) and not others & {"format", "segments"}:
+            raise _missing("no cache is there any more (is its disk mounted?)")
         if not others or "segments" in others:
             # Ours alone: nobody else may look in. A shared directory keeps its mode, ours below
             # it are private all the same.
@@ -195,9 +203,11 @@ class Directory:
         algorithm_name: str,
         warn: Callable[[str], None],
         out: Mapping[Path, str] | None = None,
+        devices: Mapping[Path, int] | None = None,
     ) -> None:
-        """Create what is missing; `paths` that are `out` (and why) are left out. `warn` is told in
-        a line of each directory of several that cannot be used, or holds less than it should.
+        """Create what is missing in the directories, which exist; `paths` that are `out` (and why)
+        are left out. `warn` is told in a line of each directory of several that cannot be used, or
+        holds less than it should. With `devices`, a cache begins only in directories on theirs.
 
         UserError: it cannot be used; OSError: the disk of the only directory failed.
         """
@@ -207,19 +217,24 @@ class Directory:
         self._index_lock_fd = -1
         self._is_less = False  # than what the index knows of
         try:
-            self._open(paths, algorithm_name, warn)
+            self._open(paths, algorithm_name, warn, devices)
         except BaseException:
             self.close()
             raise
 
     def _open(
-        self, paths: Sequence[Path], algorithm_name: str, warn: Callable[[str], None]
+        self,
+        paths: Sequence[Path],
+        algorithm_name: str,
+        warn: Callable[[str], None],
+        devices: Mapping[Path, int] | None,
     ) -> None:
         for path in paths:
             if path in self.left_out:
                 continue
             try:
-                self.members.append(Member(path))
+                device = None if devices is None else devices.get(path, _NO_DEVICE)
+                self.members.append(Member(path, device))
                 if len(paths) > 1:
                     self.members[-1].check_readable()
             except OSError as error:
@@ -549,6 +564,10 @@ def _tell(decided: Membership, paths: Sequence[Path], warn: Callable[[str], None
             f"cache directory {paths[decided.home]}: this cache had {decided.listed} directories,"
             f" {missing} of them {are} not given now: {what} {end}"
         )
+
+
+def _missing(line: str) -> OSError:
+    return FileNotFoundError(errno.ENOENT, line)
 
 
 def _write_high(path: Path, segno: int) -> None:

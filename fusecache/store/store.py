@@ -137,6 +137,8 @@ class Store:
         self._path = path
         self._paths = (path, *further)
         self._out: dict[Path, str] = {}  # directories of several that failed, and why
+        self._devices: dict[Path, int] = {}  # those that this process has used, and their disks
+        self._why_off = ""  # why there is no directory now
         self._lock = threading.RLock()
         self._directory: Directory | None = None
         self._index: idx.Index | None = None
@@ -170,11 +172,12 @@ class Store:
         settings: StoreSettings,
         *,
         further: Sequence[Path] = (),
+        create: bool = True,
         on_fault: Callable[[str, str], None],
         on_segment_gone: Callable[[int], None],
     ) -> Store:
-        """Open or create a cache directory, or several (`further`) across which segments are
-        striped, and adopt what dead writers left.
+        """Open or `create` a cache directory, or several (`further`) across which segments are
+        striped, and adopt what dead writers left. Their parents must exist.
 
         `on_fault(kind, message)`: kind is one of checksum, io, disk-full, index, missing, and
         directory: one of several is not used, or lost what it held.
@@ -187,7 +190,10 @@ class Store:
             raise UserError(f"unknown digest {settings.digest!r}: use xxh3-128 or blake3")
         store = cls(directory, settings, on_fault, on_segment_gone, further)
         try:
-            opened = store._open_directory()
+            for path in store._paths if create else ():
+                with contextlib.suppress(OSError):  # opening says what is wrong
+                    path.mkdir(mode=0o700)
+            opened = store._open_directory(None)
         except OSError as error:
             raise UserError(
                 f"cannot use {store._names()}: {error.strerror or error}:"
@@ -210,20 +216,24 @@ class Store:
         on_segment_gone: Callable[[int], None],
     ) -> Store:
         """For a server that takes over a live mount: as `open`, but what is wrong with the
-        directory is a fault, and `housekeeping` opens it. Opens nothing yet, so it cannot block.
+        directory is a fault, and `housekeeping` opens it once it is there, with the cache in it:
+        where it is not, its disk may not be mounted. Opens nothing yet, so it cannot block.
         """
         return cls(directory, settings, on_fault, on_segment_gone, further)
 
-    def _open_directory(self) -> Directory:
+    def _open_directory(self, devices: dict[Path, int] | None) -> Directory:
         return Directory(
             self._paths,
             self.settings.digest,
             lambda line: self._fault("directory", line),
             self._out,
+            devices,
         )
 
     def _attach(self, directory: Directory) -> None:
         self._directory = directory
+        self._devices |= {member.path: member.device for member in directory.members}
+        self._why_off = ""
         self._follow_or_build(directory)
         self._follow_limit(directory)
 
@@ -985,7 +995,11 @@ class Store:
         failed = directory.failed() if directory is not None else {}
         self._out.update(failed)
         if directory is None or directory.path not in failed:
-            self._fault("missing", f"cache directory {self._home()} was deleted")
+            self._fault(
+                "missing",
+                f"cache directory {self._home()} is not where it was: nothing is cached until it is"
+                " there again",
+            )
         self._detach()
         self._index_bad = None
         self._generation = 0
@@ -994,15 +1008,26 @@ class Store:
             self._gone(segno)
 
     def _recreate(self) -> Directory | None:
-        """The directory as it is there again, or a new one if its parent is still there."""
-        is_hopeless = not any(path.parent.is_dir() for path in self._paths)
-        if is_hopeless or time.monotonic() < self._reattach_at:
+        """The directory as it is there again, or a new one where it was deleted. None: it is not
+        there; where its disk is not mounted, another one must not be filled.
+        """
+        if time.monotonic() < self._reattach_at:
             return None
+        for path, device in self._devices.items():
+            with contextlib.suppress(OSError):
+                if path not in self._out and path.parent.stat().st_dev == device:
+                    path.mkdir(mode=0o700)
         try:
-            directory = self._open_directory()
+            directory = self._open_directory(self._devices)
         except (OSError, UserError) as error:
-            self._reattach_at = time.monotonic() + _REATTACH_SECONDS
-            self._fault("missing", f"cannot use {self._names()}: {error}")
+            if not isinstance(error, FileNotFoundError):
+                self._reattach_at = time.monotonic() + _REATTACH_SECONDS
+            why = getattr(error, "strerror", None) or str(error)
+            if why != self._why_off:
+                self._why_off = why
+                self._fault(
+                    "missing", f"nothing is cached until {self._names()} can be used: {why}"
+                )
             return None
         self._attach(directory)
         return directory
@@ -1062,7 +1087,10 @@ class Store:
                     counts.setdefault(path, []).append(self.written_bytes(index, row))
         return [
             DirectoryState(
-                str(path), out.get(path, ""), sum(counts.get(path, [])), len(counts.get(path, []))
+                str(path),
+                out.get(path, self._why_off),
+                sum(counts.get(path, [])),
+                len(counts.get(path, [])),
             )
             for path in self._paths
         ]

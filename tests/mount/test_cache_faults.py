@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -345,3 +346,49 @@ def test_the_cache_directory_deleted_under_the_mount(place: Place, mounting: Mou
     mount.kill_server()
     mount.drop_kernel_caches()
     assert_same(place.source, mount.path)
+
+
+@in_one_mode
+@pytest.mark.claim("F5")
+@pytest.mark.parametrize("name", ["", "cache"], ids=["its root", "below"])
+def test_the_disk_is_unmounted_under_the_mount(
+    place: Place, small_disk: Path, mounting: Mounting, name: str
+) -> None:
+    """What it was mounted on is on another disk: nothing is written there, killed or not."""
+    disk = place.base / "ssd"
+    disk.mkdir()
+    bind = ["mount", "--bind", str(small_disk), str(disk)]
+    subprocess.run(bind, check=True)
+    try:
+        make_files(place.source, 20, lambda index: 100_000 + index)
+        mount = mounting(
+            *("--ssd", "32M", "--keep-free", "0"),
+            cache_dir=disk / name,
+            log_file=place.base / "mount.log",
+            allow_log=FAULT_LINES,
+        )
+        assert_same(place.source, mount.path)
+        eventually(lambda: mount.value("ssd", "blocks") == 20)
+
+        subprocess.run(["umount", "-l", disk], check=True)
+        eventually(lambda: mount.value("ssd", "directories")[0]["why_out"] != "")
+        for _ in range(2):
+            mount.drop_kernel_caches()
+            assert_same(place.source, mount.path)
+            said = mount.run("status", mount.path).stdout
+            assert f"{disk / name}: OUT OF SERVICE: " in " ".join(said.split())
+            assert said.count("is its disk mounted?") == 1
+            assert os.listdir(disk) == []
+            mount.kill_server()
+            eventually(lambda: mount.value("ssd", "directories")[0]["why_out"] != "")
+        assert mount.log().count("nothing is cached until") == 3  # of three servers
+
+        subprocess.run(bind, check=True)
+        eventually(lambda: mount.value("ssd", "blocks") == 20)
+        mount.drop_kernel_caches()
+        before = mount.value("reads", "from_origin")
+        assert_same(place.source, mount.path)
+        assert mount.value("reads", "from_origin") == before
+        mount.umount()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -569,6 +570,41 @@ def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file/below", Path("/proc/none")):
         with pytest.raises(UserError, match="cannot use cache directory"):
             Opened(path)
+
+
+def test_no_parent_of_a_directory_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="it does not exist"):
+        Opened(tmp_path / "disk/cache")
+    with opened(tmp_path / "one", further=[tmp_path / "disk/cache"]) as store:
+        (two,) = [state for state in store.store.directories() if state.why_out]
+        assert two.path == str(tmp_path / "disk/cache")
+    assert not (tmp_path / "disk").exists()
+
+
+def test_a_deleted_directory_is_made_again_unless_its_parent_is_gone(tmp_path: Path) -> None:
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    with opened(parent / "cache") as store:
+        store.put(b"a", b"a")
+        shutil.rmtree(parent / "cache")
+        store.store.housekeeping()
+        assert [state.why_out for state in store.store.directories()] == [""]
+        store.put(b"a", b"a")
+        parent.rename(tmp_path / "away")
+        for _ in range(2):
+            store.store.housekeeping()
+        assert not parent.exists()
+        assert store.get(b"a", version_of(b"a")) is None
+        assert store.faults[-1] == (
+            "missing",
+            f"nothing is cached until cache directory {parent / 'cache'} can be used:"
+            " it does not exist (is its disk mounted?)",
+        )
+        assert len(store.faults) == 3  # deleted twice, and once that it is not there
+        assert store.store.directories()[0].why_out == "it does not exist (is its disk mounted?)"
+        (tmp_path / "away").rename(parent)
+        store.store.housekeeping()
+        assert store.get(b"a", version_of(b"a")) == b"a"
 
 
 def test_a_directory_with_other_things_keeps_its_mode(tmp_path: Path) -> None:

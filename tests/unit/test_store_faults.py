@@ -231,6 +231,7 @@ def test_the_directory_goes_in_the_middle_of_a_batch(
             shutil.rmtree(tmp_path / "parent", ignore_errors=True)
         return real(fd, data, offset)
 
+    (tmp_path / "parent").mkdir()
     with opened(tmp_path / "parent/cache") as store:
         monkeypatch.setattr(os, "pwrite", pwrite)
         found = store.put_many([(b"f%d" % n, content(n, MIB)) for n in range(20)])

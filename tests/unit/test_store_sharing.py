@@ -199,6 +199,7 @@ def test_a_new_generation_is_followed(tmp_path: Path) -> None:
 def test_a_deleted_directory_comes_back(tmp_path: Path) -> None:
     payload = content(1, 5000)
     directory = tmp_path / "parent/cache"
+    directory.parent.mkdir()
     with opened(directory) as one, opened(directory) as two:
         location = one.put(b"a", payload)
         assert location is not None
