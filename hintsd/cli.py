@@ -472,7 +472,7 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               elsewhere in the order, so the reader is not where it is thought to be, or there
               is another one; not in dataset: other files of the mount
     stall     what the reader will wait in the rest of its epoch, as predicted from what the origin
-              gives; -: by that nothing, but reads were late in its last 5 s for other reasons (the
+              gives; -: by that nothing, but reads were late in the last 5 s for other reasons (the
               SSD, the processors)
     when      of the last jobs that have ended; why stands below
     layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read

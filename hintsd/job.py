@@ -81,6 +81,7 @@ class Job:
         self.waited = 0  # of them, for the disk or the origin: were not in RAM already
         self.late: Counter[str] = Counter()
         self.late_at = -math.inf  # when one was, last
+        self.is_late = False  # was one just now
         self.unplanned: Counter[str] = Counter()
 
     @property

@@ -62,6 +62,7 @@ UNEVEN_SHARE = (
 )
 OBSERVED_WIRES, OBSERVED_MOST = 4, 128  # weighed at once: a zone reaches four wires ahead
 AWAITED_S = 30.0  # a trainer may need so long to begin
+LATE_LATELY_S = 5.0  # a late read is no more told of then
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 SEEN_MASK, SEEN_LOOKUP = 7, 1
@@ -647,6 +648,7 @@ class MountPlanner:
         if not job.live:
             return
         job.progress.pace(now)
+        job.is_late = now - job.late_at < LATE_LATELY_S
         if job.total is not None and job.progress.finished(job.total, now):
             job.laid_out = self._layout.status(job)
             job.state = "done"

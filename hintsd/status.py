@@ -19,7 +19,6 @@ from hintsd.job import Job
 READY_MOST = 1 << 14
 STALL_SAMPLES_MOST = 1 << 16
 STALL_S_LEAST = 0.05  # less is shown as none
-LATE_LATELY_S = 5.0
 
 
 class Rates(NamedTuple):
@@ -109,5 +108,4 @@ def _predicted_stall_s(job: Job, files: Files, rates: Rates) -> float | None:
     speeds[flags & STAGED != 0] = np.inf
     consumer = float(sizes.mean()) / every * speed
     seconds = float(stall.stall_seconds(sizes, speeds, consumer))
-    is_late = job.progress.confirmed_at - job.late_at < LATE_LATELY_S
-    return None if is_late and seconds < STALL_S_LEAST else seconds
+    return None if job.is_late and seconds < STALL_S_LEAST else seconds

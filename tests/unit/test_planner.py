@@ -468,7 +468,8 @@ def test_no_stall_is_not_predicted_while_reads_are_late() -> None:
     status = scene.planner.status("job")
     assert status["late"]["evicted"] > 200
     assert status["predicted_stall_s"] is None
-    scene.turn(step_s=6.0)
+    scene.turn(step_s=6.0)  # nobody reads
+    assert scene.planner.status("job")["predicted_stall_s"] == 0.0
     scene.read(order[900:1500].tolist())
     assert scene.planner.status("job")["predicted_stall_s"] == 0.0
 
