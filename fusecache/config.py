@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusecache import mounts
+from fusecache import cache_names, mounts
 from fusecache.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
 from fusecache.memory import total_memory_bytes, usable_memory_bytes
 from fusecache.units import format_bytes, parse_bytes
@@ -42,7 +42,6 @@ SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
 THREADS_MAX = 1024
 PREFETCH_DEPTH_MAX = 256
 CACHE_DIRS_MAX = 32
-_PROBE_PREFIX = ".fusecache-check-"
 POLICIES = ("lrf", "keep")
 DIGESTS = ("xxh3-128", "blake3")
 LAYOUTS = ("static", "reorder", "auto")
@@ -641,12 +640,17 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str, others: int =
             )
     try:
         if os.path.isdir(cache_dir):
-            _check_is_cache(cache_dir, os.listdir(cache_dir))
+            if not cache_names.is_cache(os.listdir(cache_dir)):
+                raise UserError(
+                    f"cache directory {cache_dir} holds other files and is no fusecache cache: "
+                    "choose an empty or a new directory with --cache-dir",
+                    EXIT_USAGE,
+                )
         else:
             if _is_default(cache_dir):
                 os.makedirs(os.path.dirname(cache_dir), exist_ok=True)
             os.mkdir(cache_dir, 0o700)
-        with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=_PROBE_PREFIX):
+        with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=cache_names.CHECK_PREFIX):
             pass
     except FileNotFoundError:
         parent = os.path.dirname(cache_dir)
@@ -686,18 +690,3 @@ _FAILED_DISK = (
     errno.ENOSPC,
     errno.EDQUOT,
 )
-
-# What a cache directory may hold before it has its `format` and segments: `probe` is of a command,
-# lost+found mkfs's.
-_CACHE_BEGINNINGS = frozenset(("lock", "index", "high", "format.tmp", "probe", "lost+found"))
-
-
-def _check_is_cache(cache_dir: str, names: list[str]) -> None:
-    if "format" in names or "segments" in names:
-        return
-    if any(n not in _CACHE_BEGINNINGS and not n.startswith(_PROBE_PREFIX) for n in names):
-        raise UserError(
-            f"cache directory {cache_dir} holds other files and is no fusecache cache: "
-            "choose an empty or a new directory with --cache-dir",
-            EXIT_USAGE,
-        )

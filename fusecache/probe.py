@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from fusecache import cache_names
 from fusecache.errors import EXIT_USAGE, UserError
 from fusecache.units import format_bytes
 
@@ -159,8 +160,7 @@ def _check_is_cache(directory: Path) -> None:
     """Or empty, so that it may become one: nothing is written among other people's files, which
     may lie on quite another disk. UserError.
     """
-    names = set(os.listdir(directory))
-    if not names & {"format", "segments"} and not names <= {FILE_NAME, "lost+found"}:
+    if not cache_names.is_cache(os.listdir(directory)):
         raise UserError(
             f"{directory} holds other files and is no cache directory: give one, a mount point, "
             "or an empty directory on the disk that is meant",

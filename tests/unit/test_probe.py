@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fusecache import _native, cli, command, config, errors, probe
+from fusecache import _native, cache_names, cli, command, errors, probe
 from fusecache.errors import UserError
 from fusecache.probe import Probe
 from tests.store_support import Opened
@@ -181,6 +181,13 @@ def test_nothing_is_measured_among_the_files_of_others(
     assert probe.load(tmp_path) is not None
 
 
+@pytest.mark.parametrize("rest", ["lock", "high", "index", "format.tmp", ".fusecache-check-abc"])
+def test_what_may_become_a_cache_is_measured(tmp_path: Path, rest: str) -> None:
+    (tmp_path / rest).touch()
+    probe.measure(tmp_path, **SMALL)  # type: ignore[arg-type]
+    assert probe.load(tmp_path) is not None
+
+
 # ---- directories that cannot be measured ------------------------------------------------------
 
 
@@ -315,7 +322,7 @@ def test_a_result_is_of_its_device_and_of_the_last_30_days(tmp_path: Path, measu
 def test_a_directory_that_was_measured_first_becomes_a_cache(
     tmp_path: Path, measured: Probe
 ) -> None:
-    config._check_is_cache(str(tmp_path), os.listdir(tmp_path))
+    assert cache_names.is_cache(os.listdir(tmp_path))
     tmp_path.chmod(0o755)
     opened = Opened(tmp_path)
     opened.store.close()
