@@ -361,6 +361,25 @@ def _existing_parent(path: str) -> str:
     return path
 
 
+def _check_links(cache_dir: str) -> None:
+    """A link to a directory is no leave to make that: its disk may not be mounted."""
+    path = cache_dir
+    while path != "/":
+        try:
+            if os.path.islink(path):
+                os.stat(path)
+        except FileNotFoundError:
+            target = os.path.realpath(path)
+            raise ConfigError(
+                f"cache directory {cache_dir}: {path} is a link to {target}, which does not exist: "
+                f"mount its disk, or make it (mkdir -p {shlex.quote(target)}), or choose another "
+                "with --cache-dir"
+            ) from None
+        except OSError:
+            return  # whoever uses it will say what is wrong
+        path = os.path.dirname(path)
+
+
 def _stored_bytes(cache_dir: str) -> int:
     """What the cache takes on its disk now. Other files in the directory are not the cache's."""
     total = 0
@@ -437,6 +456,7 @@ def _disks(cache_dirs: Sequence[str]) -> list[tuple[int, int]]:
     """(size, what is free) of each disk that they are on."""
     found: dict[int, tuple[int, int]] = {}
     for cache_dir in cache_dirs:
+        _check_links(cache_dir)
         try:
             parent = _existing_parent(cache_dir)
             disk, device = os.statvfs(parent), os.stat(parent).st_dev

@@ -437,6 +437,29 @@ def test_of_a_cache_directory_only_the_last_component_is_made(
     assert mistyped.is_dir(), "of the default all is made"
 
 
+@pytest.mark.parametrize("link", ["fusecache", "of mine"], ids=["itself", "above it"])
+def test_a_link_to_a_disk_that_is_not_mounted_is_named(
+    tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    disk, cache_dir = tmp_path / "disk", tmp_path / "of mine" / "fusecache"
+    default = cache_dir if link == cache_dir.name else cache_dir.parent
+    default.parent.mkdir(exist_ok=True)
+    default.symlink_to(disk / "my cache")
+    monkeypatch.setattr(config, "default_cache_dir", lambda: str(cache_dir))
+    del places["cache_dir"]
+    line = line_of(lambda: config.build({**places, "ssd": 1 << 60}))
+    assert line == (
+        f"cache directory {cache_dir}: {default} is a link to {disk}/my cache, which does not"
+        f" exist: mount its disk, or make it (mkdir -p '{disk}/my cache'), or choose another with"
+        " --cache-dir"
+    )
+    assert not disk.exists()
+    (disk / "my cache").mkdir(parents=True)
+    made = config.check_places(config.build(places))
+    assert made.cache_dir == os.path.realpath(cache_dir)
+    assert Path(made.cache_dir).is_dir()
+
+
 def test_what_is_odd_is_said(
     tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
