@@ -126,6 +126,17 @@ def processes_naming(text: str) -> list[int]:
     return found
 
 
+def open_flags(pid: int, path: Path) -> list[int]:
+    """Of each descriptor of the file that the process has."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(f"/proc/{pid}/fd/{fd}") == str(path):
+                info = Path(f"/proc/{pid}/fdinfo/{fd}").read_text().split()
+                found.append(int(info[info.index("flags:") + 1], 8))
+    return found
+
+
 def is_mounted(mountpoint: Path) -> bool:
     """By the mount table: looking at the mount point itself might hang."""
     escaped = re.sub(r"[ \t\n\\]", lambda m: f"\\{ord(m[0]):03o}", str(mountpoint))

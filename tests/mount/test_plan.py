@@ -18,7 +18,7 @@ from fusecache import control_client
 from fusecache.errors import UserError
 from tests.conftest import Mounting, Place, counts_reads, in_one_mode
 from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import Mount, errno_of, eventually
+from tests.mounted import Mount, errno_of, eventually, open_flags
 from tests.plan_client import (
     LOOKUP,
     QUEUED,
@@ -429,6 +429,30 @@ def test_origin_errors_are_told_and_harm_no_reader(
     check(place, mount, names[3:])
     faulty.clear()
     assert set(staged(client, inos)) <= {STAGED_AND_STORED}
+
+
+@in_one_mode
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_fetches_ahead_read_a_fuse_origin_directly(
+    place: Place, faulty: FaultyOrigin, begin: Begin, is_refused: bool
+) -> None:
+    """Unless it has refused that once, which costs nobody anything."""
+    names = write_files(place, 4)
+    mount, client = begin(source=faulty.mountpoint)
+    inos = settled(place, mount, client, 4)
+    if is_refused:
+        faulty.add(Fault("read", names[1], error="EINVAL", times=1))
+        assert client.stage_all(inos[1:2]) == {STAGED_AND_STORED: 1}
+        assert faulty.count("read", names[1]) > 1
+    faulty.add(Fault("read", names[2], hang=True))
+    client.stage(inos[2:3])
+    eventually(lambda: faulty.hanging() == 1)
+    (flags,) = open_flags(mount.server_pid(), faulty.mountpoint / names[2])
+    assert bool(flags & os.O_DIRECT) is not is_refused
+    faulty.clear()
+    client.until(lambda: client.results.get(inos[2]) == [STAGED_AND_STORED])
+    assert mount.value("origin", "errors") == 0
+    check(place, mount, names)
 
 
 @in_one_mode

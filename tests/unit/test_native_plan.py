@@ -5,7 +5,6 @@ With a kernel behind it: tests/mount/test_plan_native.py.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -20,7 +19,7 @@ import pytest
 from fusecache import _native
 from tests.conftest import Place
 from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import eventually
+from tests.mounted import eventually, open_flags
 from tests.native_table import ROOT, attach
 from tools.latency_origin import LatencyOrigin
 
@@ -379,22 +378,13 @@ def test_direct_reads_are_direct(pool: None, tmp_path: Path, direct: bool) -> No
         attach(origin.directory)
         _native.fetch_start(4, direct=direct)
         submit("file")
-        file = str(origin.directory / "file")
+        file = origin.directory / "file"
         seen = set[bool]()
         while not readable(_native.fetch_fd()):
-            seen |= {flags & os.O_DIRECT != 0 for flags in _open_flags(file)}
+            seen |= {flags & os.O_DIRECT != 0 for flags in open_flags(os.getpid(), file)}
         assert take(1)[0][2:4] == (content, 0)
         assert seen == {direct}
         attach(behind)  # lets go of the origin
-
-
-def _open_flags(path: str) -> Iterator[int]:
-    """Of each descriptor of the file that this process has."""
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            if os.readlink(f"/proc/self/fd/{fd}") == path:
-                info = Path(f"/proc/self/fdinfo/{fd}").read_text().split()
-                yield int(info[info.index("flags:") + 1], 8)
 
 
 def test_many_files_in_few_threads(pool: None, tmp_path: Path) -> None:
