@@ -224,6 +224,32 @@ def test_warm_says_what_does_not_fit_and_with_which_ssd_it_would(
 
 
 @in_one_mode
+def test_warm_counts_the_bytes_of_long_paths(place: Place, mounting: Mounting) -> None:
+    """Nearly PATH_MAX of them, of names of 255: with so many a record takes another page."""
+    long_name = "ü" * 127 + "x"
+    directory = "/".join([long_name] * 14)
+    for number in range(2000):
+        place.write(f"{directory}/{number:06}{'語' * 83}", os.urandom(1500))
+    mount = mounting("--ssd", "16M")
+    done = mount.run("warm", mount.path)
+    said = re.fullmatch(
+        r"fusecache: ([\d,]+) files \(.* MiB\) do not fit in --ssd 16 MiB; "
+        r"--ssd (\d+M) would hold all that was asked for\n",
+        done.stderr,
+    )
+    assert said is not None, done.stderr
+    fitting = 2000 - int(said[1].replace(",", ""))
+    assert mount.value("ssd", "blocks") == fitting > 500, "none made room for another"
+    assert mount.run("restart", mount.path, "--ssd", said[2]).returncode == OK
+    done = mount.run("warm", mount.path)
+    assert done.returncode == OK, done.stderr
+    assert mount.value("ssd", "blocks") == 2000
+    before = mount.value("origin", "files")
+    assert_same(place.source, mount.path)
+    assert mount.value("origin", "files") == before
+
+
+@in_one_mode
 def test_warm_is_interrupted_and_goes_on(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:

@@ -1,15 +1,19 @@
-"""Which records `verify` finds bad in logs. On real mounts: mount/test_log.py."""
+"""Which records `verify` finds bad in logs (on real mounts: mount/test_log.py), and what `warm`
+takes for the room of a file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fusecache import _native
-from fusecache.maintenance import _check_records
-from fusecache.store.types import Location, RecordFault
+from fusecache.maintenance import _check_records, _stored_bytes
+from fusecache.store.types import BLOCK_BYTES, Location, RecordFault
+from tests.store_support import DATASET, MIB, content, opened, version_of
 
 SIZE = 1000
 BEFORE, LOG, NEXT_LOG = 4, 5, 6
@@ -88,3 +92,29 @@ def test_a_log_that_begins_meanwhile_is_checked(
     monkeypatch.setattr(cache, "verify", verify)
     cache.places = {2: (LOG, 4096, 128), 3: (NEXT_LOG, 4096, 128)}
     assert [at.segno for at in cache.bad()] == [LOG, NEXT_LOG]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"a",
+        "ü/語".encode() * 500,
+        b"n" * 255,
+        b"/".join([b"\xff" * 255] * 16)[:4095],
+        b"p" * 60_000,
+    ],
+    ids=["short", "not ASCII", "a long name", "PATH_MAX", "beyond it"],
+)
+@pytest.mark.parametrize("size", [1, 3500, 3900, 70_000, BLOCK_BYTES, BLOCK_BYTES + 1])
+def test_warm_counts_what_a_file_takes(tmp_path: Path, path: bytes, size: int) -> None:
+    payload = content(size, size)
+    with opened(tmp_path / "cache", limit_bytes=256 * MIB) as store:
+        found = [
+            store.store.put(DATASET, path, version_of(payload), number, payload[at:][:BLOCK_BYTES])
+            for number, at in enumerate(range(0, size, BLOCK_BYTES))
+        ]
+        after = store.put(b"after", b"after")
+        assert found[0] is not None
+        assert after is not None
+        assert after.segno == found[0].segno
+        assert after.offset - found[0].offset == _stored_bytes(size, path)
