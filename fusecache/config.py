@@ -10,6 +10,7 @@ It starts nothing, and imports neither click nor rich: the server reads its Conf
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -520,6 +521,15 @@ def check_cache_dirs(config: Config) -> Config:
                     f"cache directory {cache_dir} lies inside another one, {other}", EXIT_USAGE
                 )
     return dataclasses.replace(config, cache_dir=cache_dirs[0], further_cache_dirs=cache_dirs[1:])
+
+
+def begin_caches(config: Config) -> None:
+    """Have the server of a live mount take each of these directories for a cache, new ones, too:
+    it begins none itself, as where there is none the disk may not be mounted.
+    """
+    for cache_dir in config.cache_dirs:
+        with contextlib.suppress(OSError):  # the server says what is wrong
+            os.mkdir(os.path.join(cache_dir, "segments"), 0o700)
 
 
 def warnings_of(config: Config) -> list[str]:

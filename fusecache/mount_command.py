@@ -300,6 +300,7 @@ def restart(
         wanted = config.build(settings, current)
         if "cache_dir" in settings:
             wanted = config.check_cache_dirs(wanted)
+            config.begin_caches(wanted)
         request = {"op": "restart", "config": json.loads(wanted.to_json())}
         answer = control_client.ask_keeper(target, request, control_client.RESTART_TIMEOUT_S)
     except ConnectionError as error:

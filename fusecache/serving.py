@@ -71,7 +71,7 @@ class Server:
         self.dataset = namespace.dataset_id(config.source)
         self._releasing: set[int] = set()  # segments that nobody loses
         # A mount that is live must stay so, whatever became of its cache directory; a setting that
-        # was just given is refused if it cannot be used. No directory is made for a live mount.
+        # was just given is refused if it cannot be used. No cache is begun for a live mount.
         open_store: Callable[..., Store] = partial(Store.open, create=not launch.resume)
         if launch.resume and not launch.planned:
             open_store = Store.reopen

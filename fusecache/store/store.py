@@ -177,7 +177,8 @@ class Store:
         on_segment_gone: Callable[[int], None],
     ) -> Store:
         """Open or `create` a cache directory, or several (`further`) across which segments are
-        striped, and adopt what dead writers left. Their parents must exist.
+        striped, and adopt what dead writers left. Their parents must exist. Without `create` only
+        directories are opened that have a cache already: the disk of others may not be mounted.
 
         `on_fault(kind, message)`: kind is one of checksum, io, disk-full, index, missing, and
         directory: one of several is not used, or lost what it held.
@@ -193,7 +194,7 @@ class Store:
             for path in store._paths if create else ():
                 with contextlib.suppress(OSError):  # opening says what is wrong
                     path.mkdir(mode=0o700)
-            opened = store._open_directory(None)
+            opened = store._open_directory(None if create else {})
         except OSError as error:
             raise UserError(
                 f"cannot use {store._names()}: {error.strerror or error}:"

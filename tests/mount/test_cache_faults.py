@@ -350,6 +350,26 @@ def test_the_cache_directory_deleted_under_the_mount(place: Place, mounting: Mou
 
 @in_one_mode
 @pytest.mark.claim("F5")
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_deleted_cache_begins_again_where_restart_is_told_so(
+    place: Place, mounting: Mounting, is_empty: bool
+) -> None:
+    make_files(place.source, 20, lambda index: 100_000 + index)
+    mount = mounting(log_file=place.base / "mount.log", allow_log=FAULT_LINES)
+    shutil.rmtree(place.cache_dir)
+    mount.kill_server()
+    if is_empty:
+        place.cache_dir.mkdir()
+    eventually(lambda: mount.value("ssd", "directories")[0]["why_out"] != "")
+    assert mount.run("restart", mount.path).returncode == 1
+    done = mount.run("restart", mount.path, "--cache-dir", place.cache_dir)
+    assert done.returncode == 0, done.stderr
+    assert_same(place.source, mount.path)
+    eventually(lambda: mount.value("ssd", "blocks") == 20)
+
+
+@in_one_mode
+@pytest.mark.claim("F5")
 @pytest.mark.parametrize("name", ["", "cache"], ids=["its root", "below"])
 def test_the_disk_is_unmounted_under_the_mount(
     place: Place, small_disk: Path, mounting: Mounting, name: str
@@ -382,6 +402,9 @@ def test_the_disk_is_unmounted_under_the_mount(
             mount.kill_server()
             eventually(lambda: mount.value("ssd", "directories")[0]["why_out"] != "")
         assert mount.log().count("nothing is cached until") == 3  # of three servers
+        done = mount.run("restart", mount.path, "--ram", "32M")
+        assert (done.returncode, os.listdir(disk)) == (1, [])
+        assert "is its disk mounted?" in done.stderr
 
         subprocess.run(bind, check=True)
         eventually(lambda: mount.value("ssd", "blocks") == 20)
