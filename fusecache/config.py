@@ -18,6 +18,7 @@ import math
 import os
 import pwd
 import re
+import reprlib
 import shlex
 import shutil
 import stat
@@ -32,6 +33,7 @@ from fusecache.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
 from fusecache.memory import total_memory_bytes, usable_memory_bytes
 from fusecache.units import format_bytes, parse_bytes
 
+SIZE_MOST = 1 << 60
 SSD_BYTES_MIN = 16 << 20
 RAM_BYTES_MIN = 16 << 20
 RAM_SHARE = 0.25
@@ -95,11 +97,20 @@ class Config:
 
 
 def _size(value: Any) -> int:
+    size: float
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return parse_bytes(value)
-    raise ValueError(f'{value!r} is not a size; write for example "500G" or 1048576')
+        size = value
+    elif isinstance(value, str):
+        try:
+            size = parse_bytes(value)
+        except OverflowError:
+            size = math.inf
+    else:
+        raise ValueError(f'{value!r} is not a size; write for example "500G" or 1048576')
+    if abs(size) > SIZE_MOST:
+        line = f"{reprlib.repr(value)} is not a size: at most {format_bytes(SIZE_MOST)}"
+        raise ValueError(line)
+    return int(size)
 
 
 def _budget(least: int, example: str) -> Callable[[Any], int]:
@@ -293,6 +304,8 @@ def read_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except ValueError as error:  # no TOML, no UTF-8, a number of too many digits
         raise ConfigError(f"--config {path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"--config {path}: nested too deep") from None
     settings: dict[str, Any] = {}
     for name, value in table.items():
         shown = f"--config {path}: {name}"
