@@ -297,18 +297,19 @@ def _names() -> list[str]:
 
 def read_file(path: str) -> dict[str, Any]:
     """The settings of a TOML file."""
+    named = path or "''"
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from None
+        raise ConfigError(f"--config {named}: {error.strerror}") from None
     except ValueError as error:  # no TOML, no UTF-8, a number of too many digits
-        raise ConfigError(f"--config {path}: {error}") from None
+        raise ConfigError(f"--config {named}: {error}") from None
     except RecursionError:
-        raise ConfigError(f"--config {path}: nested too deep") from None
+        raise ConfigError(f"--config {named}: nested too deep") from None
     settings: dict[str, Any] = {}
     for name, value in table.items():
-        shown = f"--config {path}: {name}"
+        shown = f"--config {named}: {name}"
         canonical, parsed = parse_setting(name, value, shown)
         if canonical in settings:
             raise ConfigError(f"{shown}: {canonical.replace('_', '-')} is set twice")

@@ -76,7 +76,7 @@ def _collect(
     config_file: str | None, options: tuple[str, ...], flags: dict[str, Any]
 ) -> dict[str, Any]:
     """Settings from file, then -o, then flags: the later wins."""
-    settings = config.read_file(config_file) if config_file else {}
+    settings = config.read_file(config_file) if config_file is not None else {}
     settings.update(config.read_options(options))
     for name, value in flags.items():
         if value not in (None, ()):
@@ -327,7 +327,7 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
     fusecache umount /data/imagenet
     fusecache umount --lazy /data/imagenet       even while programs use it
     """
-    settings = config.read_file(config_file) if config_file else {}
+    settings = config.read_file(config_file) if config_file is not None else {}
     place = _place(path, settings)
     target = control_client.find(place)
     if target.mountpoint not in (os.path.abspath(place), mounts.resolve(place)):

@@ -712,6 +712,14 @@ def test_restart_finds_its_mount_in_the_file(play: Script, tmp_path: Path) -> No
     assert peer.requests[1]["config"]["source"] == "/other"
 
 
+@pytest.mark.parametrize("name", ["mount", "restart", "umount"])
+def test_an_empty_name_of_a_file_is_no_leave_to_go_without(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(name, "--config", "", "/data/a") == errors.EXIT_USAGE
+    assert capfd.readouterr().err == "fusecache: --config '': No such file or directory\n"
+
+
 def test_umount_says_who_is_in_the_way(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     busy = {"ok": False, "error": "busy", "exit": 4, "pids": [os.getpid()]}
     peer = play(mounts.KEEPER_SOCKET, [busy], [{"ok": True, "detached": True}])
