@@ -199,7 +199,8 @@ class Link:
         return ("over", self._why_over) if is_ours else standing
 
     def start(self) -> None:
-        """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there."""
+        """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there, and not again
+        in a process that has waited in vain."""
         try:
             self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread.start()
@@ -209,7 +210,7 @@ class Link:
             warn_once(f"going on without hints: {error}", "no resources")
             return
         _links.add(self)
-        if not self._settled.wait(CONNECT_TIMEOUT_S):
+        if "absent" not in _warned and not self._settled.wait(CONNECT_TIMEOUT_S):
             warn_once(
                 f"no answer for {self._description.path}; going on without hints until it comes",
                 "absent",

@@ -481,8 +481,12 @@ def test_a_hintsd_that_says_nothing(daemon: FakeHintsd) -> None:
     daemon.answers_hello = lambda connection: False
     with pytest.warns(RuntimeWarning, match="no answer"):
         job = hintsd.connect("/d").shuffle()
-    job.close()
-    assert job.is_over
+    begin = time.monotonic()
+    more = [hintsd.connect("/d").shuffle() for _ in range(5)]
+    assert time.monotonic() - begin < 1.0, "a process waits once"
+    for each in (job, *more):
+        each.close()
+        assert each.is_over
 
 
 def test_a_hintsd_that_refuses_the_connection(daemon: FakeHintsd) -> None:
