@@ -235,15 +235,24 @@ class Announcer:
         def step(drawn: int) -> None:
             job.step(place(max(0, drawn // batch_items - source.batches_ahead)), epoch)
 
+        def end(drawn: int) -> None:
+            rest = 0 if spec.batch_drop_last else drawn % batch_items
+            job.drawn(place(drawn // batch_items + (rest > 0)), epoch)
+
+        # Who counts the batches never asks for the sampler's end.
+        last = len(source.sampler)
+        if spec.batch_drop_last:
+            last -= last % batch_items
         drawn = 0
         for index in indices:
             if drawn % batch_items == 0:
                 step(drawn)
             drawn += 1
+            if drawn == last:
+                end(drawn)
             yield index
         step(drawn)
-        rest = 0 if spec.batch_drop_last else drawn % batch_items
-        job.drawn(place(drawn // batch_items + (rest > 0)), epoch)
+        end(drawn)
 
     def __len__(self) -> int:
         return len(self._source.sampler)

@@ -292,6 +292,23 @@ def test_the_last_step_of_an_epoch(daemon: FakeHintsd, batch_size: int, drop_las
     assert daemon.jobs[0].steps[-1] == (0, len(loader))
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [103, 50, 10, 1])
+def test_the_last_step_of_who_counts_the_batches(
+    daemon: FakeHintsd, batch_size: int, drop_last: bool
+) -> None:
+    """So nobody asks whether there is another one."""
+    data = Numbers()
+    loader = DataLoader(data, batch_size=batch_size, drop_last=drop_last)
+    job = hintsd.attach(loader, paths=data.paths, epochs=1)
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    daemon.wait(lambda: daemon.jobs and (0, max(0, len(loader) - 1)) in daemon.jobs[0].steps)
+    job.close()
+    assert daemon.jobs[0].steps[-1] == (0, len(loader))
+
+
 def test_the_last_step_with_workers(daemon: FakeHintsd) -> None:
     data = Numbers()
     loader = DataLoader(data, batch_size=10, num_workers=2, prefetch_factor=2)
