@@ -242,6 +242,11 @@ class Link:
         step, if none of a later epoch follows."""
         self._drawn = (epoch, batches)
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether there was an answer, or a warning that there is none."""
+        return self._told.is_set()
+
     def hear(self, timeout_s: float) -> None:
         """Wait so long at most for an answer, or a warning that there is none."""
         self._told.wait(timeout_s)
@@ -582,10 +587,12 @@ def _leave_all() -> None:
 def _end_all() -> None:
     """The interpreter ends: what is due to be said is said now, or never."""
     end_s = time.monotonic() + LAST_ANSWER_TIMEOUT_S
-    with contextlib.suppress(KeyboardInterrupt):
-        for link in list(_links):
-            link.hear(max(0.0, end_s - time.monotonic()))
     links = list(_links)
+    with contextlib.suppress(KeyboardInterrupt):
+        for link in sorted(links, key=lambda link: not link.has_heard):  # nobody waits for another
+            link.hear(max(0.0, end_s - time.monotonic()))
+            if link.has_heard:
+                link.stop()
     for link in links:
         link.stop()
     with contextlib.suppress(KeyboardInterrupt):

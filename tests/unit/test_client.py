@@ -622,6 +622,20 @@ def test_the_interpreter_ends_after_the_last_step_is_told(
     assert (daemon.jobs[0].steps[-1], daemon.jobs[0].is_closed, job.is_over) == ((0, 1), True, True)
 
 
+def test_a_job_without_an_answer_keeps_no_other_from_its_end(
+    daemon: FakeHintsd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = hintsd.connect("/d").shuffle()
+    job._link.hear(20.0)
+    unheard = link.Link(link.Description("/slow", ()))
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "_links", {*link._links, unheard})
+        job.step(1)
+        link._end_all()
+    assert (daemon.jobs[0].steps[-1], daemon.jobs[0].is_closed) == ((0, 1), True)
+    assert job.is_over
+
+
 def test_a_script_that_ends_at_once_hears_why_it_has_no_hints(daemon: FakeHintsd) -> None:
     def refuse(job: dict[str, Any]) -> str:
         assert script.stdout is not None
