@@ -395,6 +395,7 @@ class MountPlanner:
             if job.search is None or job.state == "done":
                 continue
             his = ~reads & ~self._strangers(job, inos, whose.get(job.name), now)
+            his[his] &= self._may_be_of(job, inos[his])
             if job.search is not None and his.any():
                 job.search.see(inos[his], reads[his], 1, now, processes[his])
                 if (place := self._find(job, now)) is not None:
@@ -451,7 +452,7 @@ class MountPlanner:
                 job.fired.update(fired)
                 progress.reach(self._wires.fired_in_turn(job), now)
             if job.search is not None:
-                maybe_his = ~theirs & (self._files.sizes[inos] > 0)
+                maybe_his = ~theirs & (self._files.sizes[inos] > 0) & self._may_be_of(job, inos)
                 every = max(1, 4 * progress.disorder // ENOUGH)
                 job.search.see(inos[maybe_his], reads[maybe_his], every, now, processes[maybe_his])
             if (place := self._find(job, now)) is None and not (job.live and job.search):
@@ -470,6 +471,16 @@ class MountPlanner:
                 self._give_up(job, now)
             if (here >= 0).any():
                 self._woken(job, now)
+
+    def _may_be_of(self, job: Job, inos: Inos) -> Mask:
+        """Which files tell of the job's reader. Those that only other jobs have do not: one process
+        may read for several, as a training and its validation.
+        """
+        others = np.zeros(len(inos), np.bool_)
+        for other in self._jobs.values():
+            if other is not job:
+                others |= _is_in(other, inos)
+        return ~others | _is_in(job, inos)
 
     def _strangers(self, job: Job, inos: Inos, stands: Standings | None, now: float) -> Mask:
         """Which observations say nothing of the job: those of another job's processes, strangers',
@@ -1041,3 +1052,11 @@ def _give_to_nearest(jobs: list[Job], placed: list[Positions]) -> None:
 def _standing(job: Job) -> tuple[bool, int]:
     """Windows grow in this order, and shrink in the opposite one."""
     return job.yields, job.window_bytes
+
+
+def _is_in(job: Job, inos: Inos) -> Mask:
+    """Which files are in the epochs of the job that are known."""
+    found = np.zeros(len(inos), np.bool_)
+    for order in job.sequence.orders.values():
+        found |= order.contains(inos)
+    return found

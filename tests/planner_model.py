@@ -210,7 +210,8 @@ class ModelMount:
 
     def read(self, ino: int, reader: str = "", process: int = 0) -> bool:
         """A reader opens and reads the file; whether it was a READ (was not in the page cache).
-        `reader`: the job that it is of, another word: nobody's, or "": it is not known.
+        `reader`: the job that it is of ("a+b": of both), another word: nobody's, or "": it is not
+        known.
         """
         if ino == 0:
             return False
@@ -244,8 +245,10 @@ class ModelMount:
         """Hands over what the mount has to say. `nobodys`: of the jobs, those without a process."""
 
         def standing(of: str, job: str) -> int:
+            if job in of.split("+") and job not in nobodys:
+                return OWN
             if of in jobs and of not in nobodys:
-                return OWN if of == job else ANOTHERS
+                return ANOTHERS
             return UNKNOWN if not of or job in nobodys else STRANGER
 
         done, self._done = self._done, []

@@ -1271,3 +1271,30 @@ def test_any_interleaving_keeps_the_budgets_and_leaves_nothing(data: st.DataObje
     assert not scene.mount.armed
     assert not scene.mount.stage_queue
     assert not scene.mount.fetch_queue
+
+
+@pytest.mark.parametrize("ram_share", [0.02, 0.2, 1.3])
+def test_a_training_and_its_validation_say_nothing_of_each_other(ram_share: float) -> None:
+    """One process reads for both jobs, and the epochs of both are short."""
+    count, few = 1500, 200
+    order, other = endless(1, count), endless(2, few)
+    scene = Scene(same_sizes(count + few), ram_bytes=int(ram_share * count) * FILE_BYTES)
+    scene.mount.ssd = set(range(1, count + few + 1))
+
+    def validated(epoch: int) -> Inos:
+        return other(epoch) + np.uint32(count)
+
+    scene.open("train", order, samples=count, epochs=None, batch_size=32, workers=2)
+    scene.settle()
+    for epoch in range(5):
+        for name, read in (("train", order(epoch)), ("val", validated(epoch))):
+            if name not in scene.orders:
+                scene.open("val", validated, samples=few, epochs=None, batch_size=32, workers=2)
+            for number, (worker, ino) in enumerate(loader_reads(read, 32, 2, 2, scene.rng), 1):
+                scene.mount.read(ino, "train+val", process=worker + 100 * len(name))
+                if number % 8 == 0:
+                    scene.turn()
+    assert scene.planner.notices() == []
+    for name, samples in (("train", count), ("val", few)):
+        status = scene.planner.status(name)
+        assert status["epoch"] * samples + status["index"] == pytest.approx(5 * samples, abs=250)
