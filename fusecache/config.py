@@ -199,7 +199,11 @@ def _bandwidth(value: Any) -> int | None:
 
 
 def _hintsd(value: Any) -> str:
-    return str(value) if value in ("auto", "none") else _path(value)
+    if value in ("auto", "none"):
+        return str(value)
+    if not isinstance(value, str) or "/" not in value:
+        raise ValueError(f'{value!r} is neither "auto" nor "none" nor a path with a /')
+    return _path(value)
 
 
 def _truth(value: Any) -> bool:

@@ -170,18 +170,23 @@ def start(given: Config) -> None:
         others = config.users_of_more(wanted)
         line = "; ".join([str(report.get("error")), *others])
         raise UserError(line, int(report.get("exit", EXIT_FAILED)))
-    if wanted.hintsd == "auto":
+    _have_hintsd(wanted.hintsd)
+
+
+def _have_hintsd(setting: str) -> None:
+    """Start this user's, if it is wanted; warn where there is none."""
+    if setting == "auto":
         try:
             start_hintsd(mounts.hintsd_socket(os.getuid()))
         except OSError as error:
             command.complain(
                 "fusecache", f"warning: hintsd was not started, hints have no effect: {error}"
             )
-    elif wanted.hintsd != "none" and not _listens(*os.path.split(wanted.hintsd)):
+    elif setting != "none" and not _listens(*os.path.split(setting)):
         command.complain(
             "fusecache",
-            f"warning: --hintsd {wanted.hintsd}: nobody listens there, hints have no effect until "
-            f"somebody does: hintsd serve --socket {wanted.hintsd}",
+            f"warning: --hintsd {setting}: nobody listens there, hints have no effect until "
+            f"somebody does: hintsd serve --socket {setting}",
         )
 
 
@@ -309,6 +314,8 @@ def restart(
         raise UserError(str(answer.get("error")), int(answer.get("exit", EXIT_FAILED)))
     for line in answer.get("warnings") or []:
         command.complain("fusecache", f"warning: {line}")
+    if "hintsd" in settings and target.mount.uid == os.getuid() and not wanted.foreground:
+        _have_hintsd(wanted.hintsd)
 
 
 @click.command()

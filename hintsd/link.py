@@ -326,8 +326,9 @@ class Link:
         elif elapsed_s >= CONNECT_TIMEOUT_S / 2 or "absent" in _warned:
             # Not at once: `fusecache mount` starts a hintsd a moment after the mount is there.
             self._warn(
-                f"none answers for {self._description.path} ({error}); going on without hints "
-                "until one does",
+                f"none answers for {self._description.path} ({error.strerror or error}): hintsd "
+                "serve, or fusecache mount of it, starts one; going on without hints until one "
+                "does",
                 "absent",
             )
             self._settled.set()

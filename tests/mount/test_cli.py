@@ -360,7 +360,10 @@ def test_umount_with_a_hintsd_that_does_not_answer(place: Place, mounting: Mount
         mount.wait_gone()
         path.unlink()
         done = mount.run(*mount.mount_arguments())
-        assert f"warning: --hintsd {path}: nobody listens there" in done.stderr
+        line = f"warning: --hintsd {path}: nobody listens there"
+        assert line in done.stderr
+        assert line in mount.run("restart", mount.path, "--hintsd", path).stderr
+        assert line not in mount.run("restart", mount.path).stderr
         assert mount.run("umount", mount.path).returncode == OK
         mount.wait_gone()
 

@@ -277,6 +277,8 @@ def test_little_or_nothing_may_be_kept_free(value: Any, kept: str) -> None:
         ("prefetch-bandwidth", "fast"),
         ("prefetch-bandwidth", "-1"),
         ("hintsd", ""),
+        ("hintsd", "yes"),
+        ("hintsd", False),
         ("cache-dir", ""),
         ("cache-dir", "/a\0b"),
     ],
