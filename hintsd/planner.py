@@ -321,10 +321,9 @@ class MountPlanner:
             return False
         seen = job.search.seen().inos
         return any(
-            order.contains(seen).any()
+            other.sequence.contains(seen).any()
             for other in self._jobs.values()
             if other is not job and other.live
-            for order in other.sequence.orders.values()
         )
 
     # --- what happens
@@ -479,8 +478,8 @@ class MountPlanner:
         others = np.zeros(len(inos), np.bool_)
         for other in self._jobs.values():
             if other is not job:
-                others |= _is_in(other, inos)
-        return ~others | _is_in(job, inos)
+                others |= other.sequence.contains(inos)
+        return ~others | job.sequence.contains(inos)
 
     def _strangers(self, job: Job, inos: Inos, stands: Standings | None, now: float) -> Mask:
         """Which observations say nothing of the job: those of another job's processes, strangers',
@@ -492,7 +491,7 @@ class MountPlanner:
             return np.zeros(len(inos), np.bool_)
         if not job.is_read:
             own = inos[stands == OWN]
-            job.is_read = bool((job.sequence.locate(own, 0) >= 0).any())
+            job.is_read = bool(job.sequence.contains(own).any())
             if not job.is_read:
                 is_awaited = now - job.opened_at < AWAITED_S
                 theirs: Mask = (stands == ANOTHERS) | ((stands == STRANGER) & is_awaited)
@@ -1052,11 +1051,3 @@ def _give_to_nearest(jobs: list[Job], placed: list[Positions]) -> None:
 def _standing(job: Job) -> tuple[bool, int]:
     """Windows grow in this order, and shrink in the opposite one."""
     return job.yields, job.window_bytes
-
-
-def _is_in(job: Job, inos: Inos) -> Mask:
-    """Which files are in the epochs of the job that are known."""
-    found = np.zeros(len(inos), np.bool_)
-    for order in job.sequence.orders.values():
-        found |= order.contains(inos)
-    return found

@@ -141,6 +141,13 @@ class Sequence:
             found[here] = order.inos[indices[here]]
         return found
 
+    def contains(self, inos: Inos) -> npt.NDArray[np.bool_]:
+        """Which files are in the known epochs."""
+        found = np.zeros(len(inos), np.bool_)
+        for order in self.orders.values():
+            found |= order.contains(inos)
+        return found
+
     def locate(self, inos: Inos, at_or_after: int) -> Positions:
         """Where each file is used: shape (known epochs, files), -1 where it is not. In each epoch
         the first use at or after `at_or_after`, or the first at all.
