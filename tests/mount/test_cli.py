@@ -201,26 +201,33 @@ def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
     assert "123" in done.stdout
 
 
+def assert_warm_says_which_ssd_holds(
+    mount: Mount, ssd_mib: str, count: int, *, fitting_least: int
+) -> None:
+    """More than `fitting_least` of `count` files fit in --ssd, and all in the one that it names."""
+    done = mount.run("warm", mount.path)
+    assert done.returncode == FAILED
+    said = re.fullmatch(
+        rf"fusecache: ([\d,]+) files \(.* MiB\) do not fit in --ssd {ssd_mib} MiB; "
+        r"--ssd (\d+M) would hold all that was asked for\n",
+        done.stderr,
+    )
+    assert said is not None, done.stderr
+    fitting = count - int(said[1].replace(",", ""))
+    assert mount.value("ssd", "blocks") == fitting > fitting_least, "none made room for another"
+    assert mount.run("restart", mount.path, "--ssd", said[2]).returncode == OK
+    done = mount.run("warm", mount.path)
+    assert done.returncode == OK, done.stderr
+    assert mount.value("ssd", "blocks") == count
+
+
 @in_one_mode
 def test_warm_says_what_does_not_fit_and_with_which_ssd_it_would(
     place: Place, mounting: Mounting
 ) -> None:
     make_files(place.source, 6000, lambda index: 4000)  # of two pages each, with its header
     mount = mounting("--ssd", "48M")
-    done = mount.run("warm", mount.path)
-    assert done.returncode == FAILED
-    said = re.fullmatch(
-        r"fusecache: ([\d,]+) files \(.* MiB\) do not fit in --ssd 48 MiB; "
-        r"--ssd (\d+M) would hold all that was asked for\n",
-        done.stderr,
-    )
-    assert said is not None, done.stderr
-    fitting = 6000 - int(said[1].replace(",", ""))
-    assert mount.value("ssd", "blocks") == fitting > 3000, "none made room for another"
-    assert mount.run("restart", mount.path, "--ssd", said[2]).returncode == OK
-    done = mount.run("warm", mount.path)
-    assert done.returncode == OK, done.stderr
-    assert mount.value("ssd", "blocks") == 6000
+    assert_warm_says_which_ssd_holds(mount, "48", 6000, fitting_least=3000)
 
 
 @in_one_mode
@@ -231,19 +238,7 @@ def test_warm_counts_the_bytes_of_long_paths(place: Place, mounting: Mounting) -
     for number in range(2000):
         place.write(f"{directory}/{number:06}{'語' * 83}", os.urandom(1500))
     mount = mounting("--ssd", "16M")
-    done = mount.run("warm", mount.path)
-    said = re.fullmatch(
-        r"fusecache: ([\d,]+) files \(.* MiB\) do not fit in --ssd 16 MiB; "
-        r"--ssd (\d+M) would hold all that was asked for\n",
-        done.stderr,
-    )
-    assert said is not None, done.stderr
-    fitting = 2000 - int(said[1].replace(",", ""))
-    assert mount.value("ssd", "blocks") == fitting > 500, "none made room for another"
-    assert mount.run("restart", mount.path, "--ssd", said[2]).returncode == OK
-    done = mount.run("warm", mount.path)
-    assert done.returncode == OK, done.stderr
-    assert mount.value("ssd", "blocks") == 2000
+    assert_warm_says_which_ssd_holds(mount, "16", 2000, fitting_least=500)
     before = mount.value("origin", "files")
     assert_same(place.source, mount.path)
     assert mount.value("origin", "files") == before
