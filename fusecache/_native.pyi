@@ -25,6 +25,11 @@ def attach(table_fd: int, source_fd: int, zero_open: bool) -> int:
     ValueError: table written by another layout version, or with another zero_open mode.
     """
 
+def adopt_source(fd: int) -> None:
+    """The source's file system was mounted anew, and this is its directory there: all that is known
+    stays, and is looked at there from now on. Waits for the origin. OSError.
+    """
+
 def table_mode(table_fd: int) -> int:
     """-1 empty, 0 ordinary, 1 zero-open: the mode the table was created with (no attach needed)."""
 
@@ -82,6 +87,9 @@ def told(ino: int) -> None:
 
 def is_dead(ino: int) -> bool:
     """No known name leads to it any more (a hard-linked file lives as long as one of them)."""
+
+def device(ino: int) -> str:
+    """ "major:minor" of the file system at the origin that the file is on; "": not known."""
 
 def directories(after: int, limit: int) -> list[int]:
     """Inode numbers > after of live LISTED directories (none beneath a DEAD one), ascending, at
@@ -187,8 +195,21 @@ def resend(fuse_fd: int) -> None:
     """FUSE_NOTIFY_RESEND. OSError EINVAL on kernels before 6.9."""
 
 # ---- session and front -------------------------------------------------------------------------
-def interposed() -> bool:
-    """True once our fuse_session_new was called by pyfuse3 (call after pyfuse3.init)."""
+def why_not_interposed() -> str:
+    """Why the front has no part in pyfuse3's session; "" if it has (call after pyfuse3.init)."""
+
+def configure_answers(hintsd: bytes, has_acls: bool = False) -> None:
+    """Before pyfuse3.init: what is answered without pyfuse3 in both modes (native_raw.c).
+
+    `hintsd`: path of its socket; empty: none. `has_acls`: the kernel honours access control
+    lists, which are asked of pyfuse3's handler; else it learns that there are no extended
+    attributes at all, for the mount's life.
+    """
+
+def keep_root_acl(value: bytes, ctime_ns: int) -> None:
+    """The access control list that the root directory had at this ctime, empty: none. The front
+    answers for it until the ctime is another: the kernel keeps every inode's list but this one's.
+    """
 
 def configure_session(front: bool, threads: int, negative_timeout_s: float, resume: bool) -> None:
     """Before pyfuse3.init. front False: INIT is touched (max_background; made-up on resume) and
@@ -316,6 +337,11 @@ def push_files(
 
 def drop(mountpoint: bytes, inos: bytes, fuse_fd: int) -> None:
     """Drop their pages; they are neither STAGED nor in the RAM ring any more."""
+
+def gone(fuse_fd: int, inos: bytes, within_ms: int) -> bytes:
+    """A byte each: 1: the RAM ring counts the file, and the kernel has not its first page any more.
+    Blocking: not in a thread that answers requests.
+    """
 
 def list_directory(
     ino: int, after: int, most: int

@@ -121,6 +121,19 @@ static PyObject *py_attach(PyObject *module, PyObject *args, PyObject *kwargs)
 	return err ? os_error(err) : PyLong_FromUnsignedLong(table_count());
 }
 
+static PyObject *py_adopt_source(PyObject *module, PyObject *arg)
+{
+	int fd = PyObject_AsFileDescriptor(arg), err;
+
+	(void)module;
+	if (fd < 0)
+		return NULL;
+	WITHOUT_GIL(err = table_adopt_source(fd));
+	if (err)
+		return os_error(err);
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_table_mode(PyObject *module, PyObject *arg)
 {
 	int fd = PyObject_AsFileDescriptor(arg);
@@ -353,6 +366,22 @@ static PyObject *py_is_dead(PyObject *module, PyObject *arg)
 	dead = n && !node_live_name((uint32_t)ino);
 	unlock(locked);
 	return n ? PyBool_FromLong(dead) : unknown_inode(ino);
+}
+
+static PyObject *py_device(PyObject *module, PyObject *arg)
+{
+	uint32_t major_no = 0, minor_no = 0;
+	PyThreadState *locked;
+	bool known;
+	uint64_t ino;
+
+	(void)module;
+	if (!take_ino(arg, &ino))
+		return NULL;
+	locked = lock_read();
+	known = node_at(ino) && table_device((uint32_t)ino, &major_no, &minor_no);
+	unlock(locked);
+	return known ? PyUnicode_FromFormat("%u:%u", major_no, minor_no) : PyUnicode_FromString("");
 }
 
 static bool beneath_dead(uint32_t ino)
@@ -921,11 +950,13 @@ static PyObject *py_resend(PyObject *module, PyObject *arg)
 }
 
 /* ---- front -------------------------------------------------------------------------------- */
-static PyObject *py_interposed(PyObject *module, PyObject *unused)
+static PyObject *py_why_not_interposed(PyObject *module, PyObject *unused)
 {
+	const char *why = front_why_not();
+
 	(void)module;
 	(void)unused;
-	return PyBool_FromLong(front_interposed());
+	return PyUnicode_FromString(why ? why : "");
 }
 
 static PyObject *py_configure_session(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -941,6 +972,35 @@ static PyObject *py_configure_session(PyObject *module, PyObject *args, PyObject
 	if (threads < 1 || front_configure(enabled, (unsigned)threads, negative_timeout_s, resume)) {
 		PyErr_SetString(PyExc_ValueError,
 				"configure_session: 1 to 64 threads, and before pyfuse3.init");
+		return NULL;
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_keep_root_acl(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	Py_buffer value;
+	long long ctime_ns;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*L", KEYWORDS("value", "ctime_ns"), &value, &ctime_ns))
+		return NULL;
+	raw_keep_root_acl(value.buf, (size_t)value.len, ctime_ns);
+	PyBuffer_Release(&value);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_configure_answers(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	const char *hintsd;
+	int has_acls = false;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y|p", KEYWORDS("hintsd", "has_acls"), &hintsd,
+					 &has_acls))
+		return NULL;
+	if (raw_configure(hintsd, has_acls)) {
+		PyErr_SetString(PyExc_ValueError, "configure_answers: a path has at most 4095 bytes");
 		return NULL;
 	}
 	Py_RETURN_NONE;
@@ -1092,6 +1152,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(version),
     ONE_ARGUMENT(is_listed),
     ONE_ARGUMENT(is_dead),
+    ONE_ARGUMENT(device),
     ONE_ARGUMENT(refuse_short),
     ONE_ARGUMENT(told),
     WITH_KEYWORDS(directories),
@@ -1106,6 +1167,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(mark_stale),
     ONE_ARGUMENT(mark_young),
     ONE_ARGUMENT(version_of_fd),
+    ONE_ARGUMENT(adopt_source),
     WITH_KEYWORDS(set_location),
     WITH_KEYWORDS(get_location),
     WITH_KEYWORDS(clear_location),
@@ -1119,8 +1181,10 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(inval_inode),
     WITH_KEYWORDS(inval_entry),
     ONE_ARGUMENT(resend),
-    NO_ARGUMENT(interposed),
+    NO_ARGUMENT(why_not_interposed),
     WITH_KEYWORDS(configure_session),
+    WITH_KEYWORDS(configure_answers),
+    WITH_KEYWORDS(keep_root_acl),
     NO_ARGUMENT(resume_session),
     NO_ARGUMENT(kernel_info),
     NO_ARGUMENT(read_asker),
@@ -1153,6 +1217,8 @@ PyMODINIT_FUNC PyInit__native(void)
 			err = watch_init();
 		if (!err)
 			err = plan_init();
+		if (!err)
+			err = window_init();
 		if (!err)
 			err = fetch_init();
 		initialised = !err;

@@ -1,23 +1,10 @@
 /* What the parts of fusecache._native share.
+ * Which file is what: docs/ARCHITECTURE.md, Layout.
  *
- *   native.c         Python functions (the contract is in _native.pyi)
- *   native_plan_py.c more of them: plan and fetch pool
- *   native_table.c   inode table, paths, origin scan
- *   native_store.c   segment reads with verification
- *   native_watch.c   counters, events, stream detection, RAM ring
- *   native_front.c   libfuse interposer, front threads, kernel notifications
- *   native_parking.c READs that wait for what is being staged
- *   native_deep.c    reads of many records at a time
- *   native_plan.c    a hintsd's plan: flags, observations, tripwires, staging, dropping
- *   native_fetch.c   threads that read whole small files from the origin
- *   native_trace.c   a recording of accesses (native_trace_py.c: its Python functions)
- *   native_log.c     the log: records written anew, chunk by chunk (native_log_py.c: Python functions)
- *   native_probe.c   what a device can do
- *
- * Only the first two, native_trace_py.c, native_log_py.c and native_probe.c know Python (native_py.h). Everything
- * else runs without the GIL and reports errors as negative errno values. Locks, outermost first: table.lock, then any one of the leaf
- * locks (segments, deep, events, streams, ring, queue, seen, pool, trace); nobody waits for the GIL while
- * holding one. The log's are named in native_log.c.
+ * Only those that include native_py.h know Python. Everything else runs without the GIL and reports errors as
+ * negative errno values. Locks, outermost first: table.lock, then any one of the leaf locks (segments, deep, events,
+ * streams, ring, queue, seen, pool, trace); nobody waits for the GIL while holding one. The log's are named in
+ * native_log.c.
  */
 #ifndef FUSECACHE_NATIVE_H
 #define FUSECACHE_NATIVE_H
@@ -115,12 +102,18 @@ struct location { /* unpacked */
 uint64_t location_pack(struct location at);
 struct location location_unpack(uint64_t packed);
 
+#define DEVICES_MOST 256u
+#define DOUBTS_MANY 4u /* so often a name's inode number alone was another: it means nothing there */
+
 struct header;
 struct table {
 	pthread_rwlock_t lock;
 	struct header *head; /* NULL: not attached */
+	_Atomic uint8_t *doubts; /* of each device, in the header */
+	bool keeps_numbers[DEVICES_MOST]; /* its type says so: there is no doubt */
 	struct node *nodes;  /* index: inode number */
 	unsigned char *names;
+	int64_t *born_ns; /* index: inode number; 0: unknown. A server from before has not filled it in: the sweep does */
 	size_t mapped;
 	int source_fd;
 	uint32_t *slots; /* (parent, name) -> node */
@@ -148,19 +141,32 @@ static inline uint32_t node_flags(const struct node *n)
 {
 	return atomic_load_explicit(&n->flags, memory_order_acquire);
 }
+static inline bool device_renumbers(uint32_t device)
+{
+	return device < DEVICES_MOST && atomic_load(&table.doubts[device]) >= DOUBTS_MANY;
+}
+static inline uint32_t node_device(const struct node *n) { return node_flags(n) >> 16; }
+/* Number 0: it means nothing at this origin. */
 static inline struct version node_version(const struct node *n)
 {
-	return (struct version){n->origin_ino, n->size, n->mtime_ns, n->ctime_ns};
+	return (struct version){device_renumbers(node_device(n)) ? 0 : n->origin_ino, n->size, n->mtime_ns,
+				n->ctime_ns};
 }
+/* Of versions one may be older than the discovery that numbers mean nothing. */
 static inline bool version_equal(struct version a, struct version b)
 {
-	return a.origin_ino == b.origin_ino && a.size == b.size && a.mtime_ns == b.mtime_ns &&
-	       a.ctime_ns == b.ctime_ns;
+	return (a.origin_ino == b.origin_ino || !a.origin_ino || !b.origin_ino) && a.size == b.size &&
+	       a.mtime_ns == b.mtime_ns && a.ctime_ns == b.ctime_ns;
 }
+/* Of the file system mounted as this device. Made up: its inode numbers are given anew now and then. */
+enum numbers { NUMBERS_UNKNOWN, NUMBERS_MADE_UP, NUMBERS_KEPT };
+enum numbers device_numbers(uint32_t major_no, uint32_t minor_no);
 
 int table_init(void);
 int table_attach(int table_fd, int source_fd, bool zero_open); /* -EINVAL: other layout or mode */
 int table_mode(int table_fd);				       /* -1 empty, 0, 1 */
+/* The source's file system was mounted anew: `fd` is its directory there. Waits for the origin. */
+int table_adopt_source(int fd);
 uint32_t table_count(void);
 uint64_t table_bytes(void);
 /* The functions below up to `node_live_name` want table.lock held. */
@@ -171,6 +177,7 @@ uint32_t table_find(uint32_t parent, const void *name, size_t len);
 uint32_t table_next_child(uint32_t dir, uint64_t cookie);
 uint64_t table_location(uint32_t ino, uint64_t block);
 char *table_path(uint32_t ino, size_t *len); /* malloc'ed */
+bool table_device(uint32_t ino, uint32_t *major_no, uint32_t *minor_no); /* false: not known */
 
 /* These lock by themselves. */
 int table_set_location(uint64_t ino, uint64_t block, struct location at, const struct version *of);
@@ -327,6 +334,7 @@ uint64_t ring_total(void);
 /* Those that a plan wants come last. */
 size_t ring_take(uint64_t limit, size_t most, struct range *out);
 void ring_forget(uint32_t ino, uint64_t file_size);
+bool ring_has(uint32_t ino); /* its first block is noted */
 uint64_t ring_memory(void);
 void watch_reset(void);
 
@@ -336,7 +344,7 @@ struct kernel_info {
 	bool resumed, initialised;
 };
 extern struct kernel_info kernel_info;
-bool front_interposed(void);
+const char *front_why_not(void); /* NULL: libfuse is interposed */
 int front_configure(bool front, unsigned threads, double negative_timeout_s, bool resume);
 int front_resume(void);
 bool front_running(void);
@@ -352,6 +360,11 @@ struct read_request {
 /* A READ that has waited is answered with bytes of the file at its offset; / as it would have been at once. */
 void front_answer(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size);
 void front_serve(const struct read_request *one, struct scratch *s);
+/* Attributes as the front may answer them now; false: the slow path has to look. */
+bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns);
+void front_drop_request(struct fuse_req *req); /* it was answered by other means */
+int front_reply_attr(struct fuse_req *req, const struct stat *st, double timeout_s); /* libfuse's own */
+int front_fd(void);
 int front_asker(void); /* thread id of the READ that pyfuse3 was given last; 0: unknown */
 /* Bytes pushed: less than size when the node stopped being of this version; or -errno. */
 int64_t kernel_store(int fd, uint32_t ino, uint64_t offset, const void *data, size_t size,
@@ -360,6 +373,20 @@ int kernel_inval_inode(int fd, uint64_t ino, int64_t offset, int64_t length); /*
 int kernel_inval_entry(int fd, uint64_t parent, const char *name, size_t len);
 int kernel_expire_entry(int fd, uint64_t parent, const char *name, size_t len);
 int kernel_resend(int fd);
+/* The kernel tells window_told with this number whether it has the file's first byte; -ENOENT: it does not know the
+ * inode. */
+int kernel_retrieve(int fd, uint64_t ino, uint64_t number);
+
+/* ---- requests answered as they were received ----------------------------------------------- */
+/* hintsd: its socket, empty: hints are off. has_acls: access control lists are honoured by the kernel, and are
+ * pyfuse3's to answer. -ENAMETOOLONG. */
+int raw_configure(const char *hintsd, bool has_acls);
+bool raw_has_acls(void);
+/* The access control list of the root directory, as it is while its ctime is that; size 0: none. */
+void raw_keep_root_acl(const void *value, size_t size, int64_t ctime_ns);
+bool raw_answer(int fd, const void *request, size_t size); /* false: it is libfuse's */
+void raw_before_pyfuse3(void *request, size_t size);	    /* it is about to process this one */
+void raw_getattr_begins(const struct fuse_req *req);	    /* pyfuse3's handler is called with it */
 
 /* ---- READs that wait for their chunk ------------------------------------------------------ */
 /* Does it wait? Then `raw` was copied, and the request is answered later. */
@@ -410,6 +437,12 @@ struct listed {
 };
 /* Live entries that follow node `after` (0: the start); -EAGAIN: the directory is not LISTED. */
 ssize_t plan_list(uint64_t dir, uint64_t after, size_t most, struct listed *out, uint32_t *next);
+
+/* ---- what the kernel has let go of --------------------------------------------------------- */
+int window_init(void);
+/* gone: a byte each. It waits for the kernel's answers, which front threads take; no answer: not gone. */
+void window_gone(int fd, const uint32_t *inos, size_t count, uint8_t *gone, unsigned within_ms);
+void window_told(uint64_t number, bool is_there);
 
 /* ---- fetch pool --------------------------------------------------------------------------- */
 struct fetch_job {

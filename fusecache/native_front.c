@@ -2,7 +2,8 @@
  *
  * Loaded with RTLD_GLOBAL before pyfuse3, the functions exported here are found before libfuse's own:
  *
- *   fuse_session_new          pyfuse3's operations become `inner`, ours wrap them
+ *   fuse_session_new,         pyfuse3's operations become `inner`, ours wrap them
+ *   fuse_session_new_versioned (what the headers of libfuse 3.17 and later call)
  *   fuse_session_fd           an eventfd, readable when the queue has something
  *   fuse_session_receive_buf  pops the queue
  *   fuse_session_destroy      never frees a session that front threads may be using
@@ -13,21 +14,20 @@
  * again. Only opcodes whose operation is wrapped are processed in a front thread at all; pyfuse3's own
  * handlers need the GIL.
  *
- * In the ordinary mode INIT is touched (more background requests, and made up on resume), an ioctl is
- * answered, and of a READ it is noted who asks; all else is pyfuse3's.
+ * In the ordinary mode INIT is touched (more background requests, and made up on resume), what native_raw.c
+ * knows is answered, and of a READ it is noted who asks; all else is pyfuse3's.
  *
  * INVARIANT: every request is answered exactly once: by a front thread, by who brings the bytes that a READ
  *   waits for or, when queued, by pyfuse3.
  * INVARIANT: OPEN and OPENDIR are answered ENOSYS (zero-open); a READ's handle is then 0, and pyfuse3 is
  *   given the inode number in its place.
  *
- * libfuse >= 3.17 calls fuse_session_new_versioned: not covered, front_interposed() stays false.
+ * A session that began in another way, or with a libfuse that lacks something (native_libfuse.c), is left to
+ * pyfuse3, in the ordinary mode: front_why_not() says why.
  */
 #include "native.h"
+#include "native_libfuse.h"
 
-#define FUSE_USE_VERSION 312
-#include <dlfcn.h>
-#include <fuse3/fuse_lowlevel.h>
 #include <linux/fuse.h>
 #include <poll.h>
 #include <stdio.h>
@@ -38,7 +38,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
+/* Defined by its name for the linker alone: in the headers it may be a macro, or an inline function. */
+#define INTERPOSED(name) __asm__(#name) __attribute__((visibility("default")))
+/* bit 31 of what libfuse 3.18 and later want by themselves: requests that would not come to receive_buf */
+#define CAP_OVER_IO_URING (1u << 31)
 #define FOREVER_S 1e9
 #define REQUEST_BYTES_MOST ((1u << 20) + 4096u) /* libfuse's own buffer size */
 #define BLOCK_SIZE_HINT (128 << 10) /* what one READ brings; the same in operations.py */
@@ -46,66 +49,13 @@
 #define PUSH_BYTES (1u << 20)
 #define THREADS_MOST 64u
 
-/* ---- the real libfuse --------------------------------------------------------------------- */
-/* By dlopen and dlsym: linked in, our own exported names would be found instead, and RTLD_NEXT finds
- * nothing from an object that was dlopened. */
-static struct {
-	struct fuse_session *(*session_new)(struct fuse_args *, const struct fuse_lowlevel_ops *,
-					    size_t, void *);
-	int (*session_fd)(struct fuse_session *);
-	int (*receive_buf)(struct fuse_session *, struct fuse_buf *);
-	void (*process_buf)(struct fuse_session *, const struct fuse_buf *);
-	void (*session_destroy)(struct fuse_session *);
-	void (*reply_none)(fuse_req_t);
-	int (*reply_err)(fuse_req_t, int);
-	int (*reply_entry)(fuse_req_t, const struct fuse_entry_param *);
-	int (*reply_attr)(fuse_req_t, const struct stat *, double);
-	int (*reply_buf)(fuse_req_t, const char *, size_t);
-	size_t (*add_direntry_plus)(fuse_req_t, char *, size_t, const char *,
-				    const struct fuse_entry_param *, off_t);
-	const struct fuse_ctx *(*req_ctx)(fuse_req_t);
-} real;
-
-static void real_load(void)
-{
-	static const struct {
-		const char *name;
-		size_t at;
-	} wanted[] = {
-	    {"fuse_session_new", offsetof(__typeof__(real), session_new)},
-	    {"fuse_session_fd", offsetof(__typeof__(real), session_fd)},
-	    {"fuse_session_receive_buf", offsetof(__typeof__(real), receive_buf)},
-	    {"fuse_session_process_buf", offsetof(__typeof__(real), process_buf)},
-	    {"fuse_session_destroy", offsetof(__typeof__(real), session_destroy)},
-	    {"fuse_reply_none", offsetof(__typeof__(real), reply_none)},
-	    {"fuse_reply_err", offsetof(__typeof__(real), reply_err)},
-	    {"fuse_reply_entry", offsetof(__typeof__(real), reply_entry)},
-	    {"fuse_reply_attr", offsetof(__typeof__(real), reply_attr)},
-	    {"fuse_reply_buf", offsetof(__typeof__(real), reply_buf)},
-	    {"fuse_add_direntry_plus", offsetof(__typeof__(real), add_direntry_plus)},
-	    {"fuse_req_ctx", offsetof(__typeof__(real), req_ctx)},
-	};
-	void *library, *symbol;
-
-	if (real.session_new)
-		return;
-	library = dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_LOCAL);
-	for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
-		symbol = library ? dlsym(library, wanted[i].name) : NULL;
-		if (!symbol) { /* pyfuse3 was linked against it: cannot be */
-			fprintf(stderr, "fusecache: libfuse3.so.3 has no %s\n", wanted[i].name);
-			abort();
-		}
-		memcpy((char *)&real + wanted[i].at, &symbol, sizeof(symbol));
-	}
-}
-
 /* ---- state -------------------------------------------------------------------------------- */
 struct kernel_info kernel_info;
 
 static struct {
 	struct fuse_lowlevel_ops inner;
 	struct fuse_session *session; /* NULL: not interposed */
+	struct fuse_session *plain;   /* then the one that is not wrapped, to resume it */
 	bool enabled;		      /* false: ordinary mode */
 	int queue_fd;
 	unsigned threads;
@@ -124,7 +74,17 @@ struct front_thread {
 };
 static __thread struct front_thread *self;
 
-bool front_interposed(void) { return front.session != NULL; }
+const char *front_why_not(void)
+{
+	static char why[96];
+
+	if (front.session)
+		return NULL;
+	if (!real.missing)
+		return "pyfuse3 began its session by a function of libfuse that fusecache does not know";
+	snprintf(why, sizeof(why), "this libfuse has no %s", real.missing);
+	return why;
+}
 bool front_running(void) { return front.stage == RUNNING; }
 
 /* pyfuse3's handler of a READ is not told who asks. It begins right after front_read has returned, in the
@@ -289,23 +249,41 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	}
 }
 
-static void front_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns)
 {
-	struct stat st;
 	bool known;
 
-	if (!self) {
-		front.inner.getattr(req, ino, fi);
-		return;
-	}
 	pthread_rwlock_rdlock(&table.lock);
 	known = node_at(ino) && !(node_flags(node_at(ino)) & NODE_NOATTR) &&
 		(is_watched((uint32_t)ino) || !node_live_name((uint32_t)ino));
-	if (known)
-		fill_stat(node_primary((uint32_t)ino), &st);
-	pthread_rwlock_unlock(&table.lock);
 	if (known) {
+		fill_stat(node_primary((uint32_t)ino), st);
+		*born_ns = table.born_ns[st->st_ino];
+	}
+	pthread_rwlock_unlock(&table.lock);
+	if (known)
 		COUNT(getattrs, 1);
+	return known;
+}
+
+void front_drop_request(struct fuse_req *req) { real.reply_none(req); }
+
+int front_reply_attr(struct fuse_req *req, const struct stat *st, double timeout_s)
+{
+	return real.reply_attr(req, st, timeout_s);
+}
+
+int front_fd(void) { return real.session_fd(front.session); }
+
+static void front_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct stat st;
+	int64_t born_ns;
+
+	if (!self) {
+		raw_getattr_begins(req);
+		front.inner.getattr(req, ino, fi);
+	} else if (front_stat(ino, &st, &born_ns)) {
 		real.reply_attr(req, &st, FOREVER_S);
 	} else {
 		give_up(req);
@@ -471,34 +449,17 @@ static void front_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_
 	real.reply_none(req);
 }
 
-static void front_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
-{
-	if (!self)
-		front.inner.getxattr(req, ino, name, size);
-	else if (ino == ROOT_INO)
-		give_up(req); /* pyfuse3 may have diagnostics there */
-	else
-		real.reply_err(req, ENODATA);
-}
-
-/* The same in the ordinary mode, where pyfuse3's thread gets here. */
-static void front_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned command, void *arg,
-			struct fuse_file_info *fi, unsigned flags, const void *in, size_t in_size,
-			size_t out_size)
-{
-	(void)ino, (void)command, (void)arg, (void)fi, (void)flags, (void)in, (void)in_size;
-	(void)out_size;
-	real.reply_err(req, ENOTTY);
-}
-
 static void front_init(void *userdata, struct fuse_conn_info *conn)
 {
 	/* Requests are small and replies lie in our own buffers: splicing only costs. Same wishes when
 	 * resuming, so that libfuse ends up with what the first server negotiated. */
 	front.inner.init(userdata, conn);
-	conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+	conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
+				  CAP_OVER_IO_URING);
 	conn->want |= conn->capable & (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_ASYNC_READ |
 				       FUSE_CAP_ASYNC_DIO | FUSE_CAP_CACHE_SYMLINKS);
+	if (raw_has_acls())
+		conn->want |= conn->capable & FUSE_CAP_POSIX_ACL;
 	/* Page-cache READs count as background: with the default of 12, as many that wait for an origin
 	 * that hangs would keep all others in the kernel. */
 	conn->max_background = 4096;
@@ -529,7 +490,6 @@ static bool is_wrapped(uint32_t opcode)
 	case FUSE_FLUSH:
 	case FUSE_READ:
 	case FUSE_READDIRPLUS:
-	case FUSE_GETXATTR:
 		return true;
 	default:
 		return false;
@@ -537,25 +497,12 @@ static bool is_wrapped(uint32_t opcode)
 }
 
 /* ---- front threads ------------------------------------------------------------------------ */
-/* Python's open() asks every file whether it is a terminal (TCGETS), and the kernel remembers no answer:
- * the one request that an open through a warm cache still costs. No parsing, no request object. */
-static void answer_not_a_terminal(int fd, const struct fuse_in_header *in)
-{
-	const struct fuse_out_header head = {
-	    .len = sizeof(head),
-	    .error = -ENOTTY,
-	    .unique = in->unique,
-	};
-	ssize_t done = write(fd, &head, sizeof(head));
-
-	(void)done; /* ENOENT: the reader was killed meanwhile */
-}
-
 static void *front_main(void *unused)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
 	struct front_thread me = {.scratch = NULL};
-	struct fuse_buf buf = {.mem = NULL};
+	union roomy_buf room = {.buf.mem = NULL};
+	struct fuse_buf *buf = &room.buf;
 	struct pollfd readable = {.fd = real.session_fd(front.session), .events = POLLIN};
 
 	(void)unused;
@@ -563,8 +510,8 @@ static void *front_main(void *unused)
 		nanosleep(&pause, NULL);
 	self = &me;
 	for (;;) {
-		int got = real.receive_buf(front.session, &buf);
-		const struct fuse_in_header *in = buf.mem;
+		int got = real.receive_buf(front.session, buf);
+		const struct fuse_in_header *in = buf->mem;
 
 		if (got == -EAGAIN) { /* the descriptor is not blocking */
 			poll(&readable, 1, -1);
@@ -583,20 +530,18 @@ static void *front_main(void *unused)
 		/* A read-only mount answers soon; libfuse would keep notes of interrupts it cannot match. */
 		if (in->opcode == FUSE_INTERRUPT)
 			continue;
-		if (in->opcode == FUSE_IOCTL) {
-			answer_not_a_terminal(readable.fd, in);
+		if (raw_answer(readable.fd, buf->mem, (size_t)got))
 			continue;
-		}
-		me.raw = buf.mem;
+		me.raw = buf->mem;
 		me.raw_size = (size_t)got;
 		me.slow = !is_wrapped(in->opcode);
 		if (!me.slow)
-			real.process_buf(front.session, &buf);
-		while (me.slow && queue_push(buf.mem, (size_t)got)) /* must not be lost */
+			real.process_buf(front.session, buf);
+		while (me.slow && queue_push(buf->mem, (size_t)got)) /* must not be lost */
 			nanosleep(&pause, NULL);
 	}
 	self = NULL;
-	free(buf.mem);
+	free(buf->mem);
 	scratch_put(me.scratch);
 	queue_end();
 	return NULL;
@@ -614,46 +559,80 @@ static int front_start(void)
 }
 
 /* ---- what pyfuse3 calls instead of libfuse ------------------------------------------------ */
-EXPORT struct fuse_session *fuse_session_new(struct fuse_args *args,
-					     const struct fuse_lowlevel_ops *op, size_t op_size,
-					     void *userdata)
+/* The caller: pyfuse3, or libfuse's own older entry on its way to the newer one. */
+#define real_load() libfuse_load(__builtin_return_address(0))
+
+static struct fuse_session *session_new(struct fuse_args *args, const struct fuse_lowlevel_ops *op,
+					size_t op_size, const void *version, void *userdata)
 {
+	return version ? real.session_new_versioned(args, op, op_size, version, userdata)
+		       : real.session_new(args, op, op_size, userdata);
+}
+
+/* `version`: what the newer entry was given; NULL: the older one was called. */
+static struct fuse_session *session_wrapped(struct fuse_args *args, const struct fuse_lowlevel_ops *op,
+					    size_t op_size, const void *version, void *userdata)
+{
+	/* Operations that this build does not know are not offered: they would know nothing of handle 0. */
 	struct fuse_lowlevel_ops outer = {0};
+	size_t outer_size = op_size < sizeof(outer) ? op_size : sizeof(outer);
 	struct fuse_session *session;
 
-	real_load();
-	memcpy(&outer, op, op_size < sizeof(outer) ? op_size : sizeof(outer));
+	if (op)
+		memcpy(&outer, op, outer_size);
 	if (!outer.init || !outer.lookup || !outer.getattr || !outer.read || !outer.readdirplus ||
-	    !outer.getxattr || front.session) /* not pyfuse3, or a second session: leave it alone */
-		return real.session_new(args, op, op_size, userdata);
+	    !outer.getxattr || /* not pyfuse3 */
+	    outer.init == front_init || front.session || /* wrapped already, or a second session */
+	    real.missing)
+		return session_new(args, op, op_size, version, userdata);
 	front.inner = outer;
 	outer.init = front_init;
-	outer.ioctl = front_ioctl;
+	outer.getattr = front_getattr;
 	outer.read = front_read;
 	if (!front.enabled) {
-		front.session = real.session_new(args, &outer, sizeof(outer), userdata);
+		front.session = session_new(args, &outer, outer_size, version, userdata);
 		return front.session;
 	}
 	front.queue_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* INIT is waiting */
 	if (front.queue_fd < 0)
 		return NULL;
 	outer.lookup = front_lookup;
-	outer.getattr = front_getattr;
 	outer.readdirplus = front_readdirplus;
 	outer.open = front_open;
 	outer.opendir = front_open;
 	outer.flush = front_open;
 	outer.forget = front_forget;
 	outer.forget_multi = front_forget_multi;
-	outer.getxattr = front_getxattr;
-	session = real.session_new(args, &outer, sizeof(outer), userdata);
+	session = session_new(args, &outer, outer_size, version, userdata);
 	front.session = session;
 	return session;
 }
 
-EXPORT int fuse_session_fd(struct fuse_session *session)
+struct fuse_session *interposed_new(struct fuse_args *args, const struct fuse_lowlevel_ops *op, size_t op_size,
+				    void *userdata) INTERPOSED(fuse_session_new);
+struct fuse_session *interposed_new(struct fuse_args *args, const struct fuse_lowlevel_ops *op, size_t op_size,
+				    void *userdata)
 {
 	real_load();
+	return session_wrapped(args, op, op_size, NULL, userdata);
+}
+
+struct fuse_session *interposed_new_versioned(struct fuse_args *args, const struct fuse_lowlevel_ops *op,
+					      size_t op_size, const void *version, void *userdata)
+	INTERPOSED(fuse_session_new_versioned);
+struct fuse_session *interposed_new_versioned(struct fuse_args *args, const struct fuse_lowlevel_ops *op,
+					      size_t op_size, const void *version, void *userdata)
+{
+	real_load();
+	return session_wrapped(args, op, op_size, version, userdata);
+}
+
+int interposed_fd(struct fuse_session *session) INTERPOSED(fuse_session_fd);
+int interposed_fd(struct fuse_session *session)
+{
+	real_load();
+	if (!front.session)
+		front.plain = session;
 	return session == front.session && session && front.enabled ? front.queue_fd
 								    : real.session_fd(session);
 }
@@ -673,24 +652,34 @@ int front_resume(void)
 		     .max_readahead = 1 << 20,
 		     .flags = 0xfffffbffu},
 	};
-	struct fuse_buf buf = {.mem = &request, .size = sizeof(request)};
+	union roomy_buf room = {.buf = {.mem = &request, .size = sizeof(request)}};
+	struct fuse_session *session = front.session ? front.session : front.plain;
 
-	if (!front.session || front.stage != BEFORE_INIT)
+	if (!session || front.stage != BEFORE_INIT)
 		return -EINVAL;
 	front.stage = AFTER_INIT;
-	real.process_buf(front.session, &buf);
+	real.process_buf(session, &room.buf);
 	return 0;
 }
 
-EXPORT int fuse_session_receive_buf(struct fuse_session *session, struct fuse_buf *buf)
+int interposed_receive_buf(struct fuse_session *session, struct fuse_buf *buf) INTERPOSED(fuse_session_receive_buf);
+int interposed_receive_buf(struct fuse_session *session, struct fuse_buf *buf)
 {
 	struct queued *item;
 	bool ended;
 	int got;
 
 	real_load();
-	if (session != front.session || !session || !front.enabled)
+	if (session != front.session || !session)
 		return real.receive_buf(session, buf);
+	if (!front.enabled) {
+		got = real.receive_buf(session, buf);
+		if (got > 0 && raw_answer(real.session_fd(session), buf->mem, (size_t)got))
+			return -EINTR;
+		if (got > 0)
+			raw_before_pyfuse3(buf->mem, (size_t)got);
+		return got;
+	}
 	if (front.stage == BEFORE_INIT) {
 		got = real.receive_buf(session, buf);
 		if (got > 0)
@@ -725,12 +714,14 @@ EXPORT int fuse_session_receive_buf(struct fuse_session *session, struct fuse_bu
 	if (got > 0) {
 		memcpy(buf->mem, item->raw, item->size);
 		buf->size = item->size;
+		raw_before_pyfuse3(buf->mem, item->size);
 	}
 	free(item);
 	return got;
 }
 
-EXPORT void fuse_session_destroy(struct fuse_session *session)
+void interposed_destroy(struct fuse_session *session) INTERPOSED(fuse_session_destroy);
+void interposed_destroy(struct fuse_session *session)
 {
 	real_load();
 	/* Front threads wait inside the session for requests; the process is about to end. */
@@ -802,6 +793,17 @@ int kernel_resend(int fd)
 	struct iovec part = {&head, sizeof(head)};
 
 	return notify(fd, NOTIFY_RESEND, &part, 1);
+}
+
+int kernel_retrieve(int fd, uint64_t ino, uint64_t number)
+{
+	struct {
+		struct fuse_out_header head;
+		struct fuse_notify_retrieve_out out;
+	} message = {.out = {.notify_unique = number, .nodeid = ino, .size = 1}};
+	struct iovec part = {&message, sizeof(message)};
+
+	return notify(fd, FUSE_NOTIFY_RETRIEVE, &part, 1);
 }
 
 /* The caller has clipped to the size of version `of`: the kernel would extend the file otherwise.

@@ -15,17 +15,13 @@
  * neither control nor gate, so both may be held while waiting for them.
  */
 #include "native.h"
+#include "native_hash.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#if defined(__x86_64__)
-#include <xxh_x86dispatch.h> /* the widest vectors that this processor has */
-#else
-#include <xxhash.h>
-#endif
 
 #define INODES_MOST (1u << 29) /* as many as a table has at most */
 #define WRITERS 10 /* a write waits for the disk behind reads that are many times as large */
@@ -503,8 +499,8 @@ static void record_pack(unsigned char *to, uint32_t header_len, uint32_t record_
 	memcpy(place, the.settings.uuid, 16);
 	put64(place + 16, segno);
 	put64(place + 24, offset);
-	put64(entry + ENTRY_FIXED + path_len, XXH3_64bits(place, sizeof(place)));
-	put64(to + 64, XXH3_64bits_withSeed(to, header_len, (uint64_t)segno << 32 | offset / PAGE));
+	put64(entry + ENTRY_FIXED + path_len, hash64(place, sizeof(place), 0));
+	put64(to + 64, hash64(to, header_len, (uint64_t)segno << 32 | offset / PAGE));
 	memcpy(to + header_len, content->payload, content->payload_len);
 	memset(to + header_len + content->payload_len, 0, record_len - header_len - content->payload_len);
 }
@@ -659,8 +655,8 @@ int log_add(uint32_t ino, const struct version *of, const unsigned char *digest,
 	if (!log_wants(ino) || payload_len > BLOCK_BYTES)
 		return -ENOENT;
 	for (uint32_t at = 0; at < payload_len; at += CHUNK_BYTES)
-		sums[at / CHUNK_BYTES] = XXH3_64bits(
-		    content.payload + at, payload_len - at < CHUNK_BYTES ? payload_len - at : CHUNK_BYTES);
+		sums[at / CHUNK_BYTES] = hash64(
+		    content.payload + at, payload_len - at < CHUNK_BYTES ? payload_len - at : CHUNK_BYTES, 0);
 	content.sums = (const unsigned char *)sums;
 	pthread_rwlock_rdlock(&the.gate);
 	err = append(ino, 0, of, &content);

@@ -306,6 +306,33 @@ static PyObject *py_drop(PyObject *module, PyObject *args, PyObject *kwargs)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_gone(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	unsigned within_ms;
+	PyObject *out;
+	Py_buffer inos;
+	uint32_t *copy;
+	int fd;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iy*I", KEYWORDS("fuse_fd", "inos", "within_ms"), &fd, &inos,
+					 &within_ms) ||
+	    !are_inos(&inos))
+		return NULL;
+	out = PyBytes_FromStringAndSize(NULL, inos.len / 4);
+	copy = malloc((size_t)inos.len + 1);
+	if (out && copy) {
+		memcpy(copy, inos.buf, (size_t)inos.len);
+		WITHOUT_GIL(window_gone(fd, copy, (size_t)inos.len / 4, (uint8_t *)PyBytes_AS_STRING(out), within_ms));
+	} else {
+		Py_CLEAR(out);
+		PyErr_NoMemory();
+	}
+	free(copy);
+	PyBuffer_Release(&inos);
+	return out;
+}
+
 /* ---- listing ------------------------------------------------------------------------------ */
 static PyObject *listed_to_tuple(const struct listed *listed, Py_ssize_t count, uint32_t next)
 {
@@ -515,6 +542,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(count_within),
     WITH_KEYWORDS(push_files),
     WITH_KEYWORDS(drop),
+    WITH_KEYWORDS(gone),
     WITH_KEYWORDS(list_directory),
     WITH_KEYWORDS(fetch_start),
     WITH_KEYWORDS(fetch_submit),

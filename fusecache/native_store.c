@@ -6,6 +6,7 @@
  * This is not the store: what is written, indexed or evicted is decided in Python.
  */
 #include "native.h"
+#include "native_hash.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,11 +17,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <xxh_x86dispatch.h> /* the widest vectors that this processor has */
-#else
-#include <xxhash.h>
-#endif
 
 
 /* A whole block, the largest header, and alignment at both ends. */
@@ -247,7 +243,7 @@ static bool head_verify(unsigned char *raw, struct location at, uint32_t payload
 	stored = get64(raw + 64);
 	memset(raw + 64, 0, 8);
 	/* Seeded with its place: a record that the disk delivers from elsewhere fails. */
-	computed = XXH3_64bits_withSeed(raw, header_len, (uint64_t)at.segno << 32 | at.offset / PAGE);
+	computed = hash64(raw, header_len, (uint64_t)at.segno << 32 | at.offset / PAGE);
 	memcpy(raw + 64, &stored, 8);
 	if (stored != computed)
 		return false;
@@ -305,7 +301,7 @@ static bool chunks_verify(const unsigned char *bytes, uint32_t start, uint32_t e
 	for (uint32_t at = start; at < end; at += CHUNK_BYTES) {
 		uint32_t size = end - at < CHUNK_BYTES ? end - at : CHUNK_BYTES;
 
-		if (XXH3_64bits(bytes + (at - start), size) != head->sums[at / CHUNK_BYTES])
+		if (hash64(bytes + (at - start), size, 0) != head->sums[at / CHUNK_BYTES])
 			return false;
 	}
 	return true;

@@ -1,7 +1,7 @@
 /* The inode table, paths beneath the source, and the scan of origin directories.
  *
- * The table lives in a memfd that the keeper made: a header page, nodes, names. Servers map it shared
- * and may be killed between any two instructions:
+ * The table lives in a memfd that the keeper made: a header page, nodes, names, times of birth. Servers map
+ * it shared and may be killed between any two instructions:
  *
  * INVARIANT: a node and its name are complete before `count` is raised over them (release store).
  * INVARIANT: names, parents and numbers of published nodes never change.
@@ -36,8 +36,8 @@
 #define TABLE_MAGIC 0x454c424154434655u
 #define TABLE_LAYOUT 1u
 #define TABLE_HEADER_BYTES 4096u
-#define DEVICES_MOST 256u
 #define PUSH_SLOTS 64
+#define ROOT_DEVICE 0u	     /* index of the source's own */
 #define DEVICE_OTHER 0xffffu /* the list of devices is full: no hard-link detection there */
 
 struct header {
@@ -52,6 +52,8 @@ struct header {
 	struct node redo;
 	uint64_t device[DEVICES_MOST];
 	_Atomic uint32_t pushing[PUSH_SLOTS]; /* inode numbers, 0: free */
+	_Atomic uint8_t doubts[DEVICES_MOST]; /* whether its inode numbers mean anything, up to DOUBTS_MANY */
+	_Atomic uint64_t former_device; /* the root's, before its file system was mounted anew; 0: none */
 };
 _Static_assert(sizeof(struct header) <= TABLE_HEADER_BYTES, "header page");
 
@@ -319,19 +321,49 @@ int push_slot_take(uint32_t ino)
 void push_slot_free(int slot) { atomic_store(&table.head->pushing[slot], 0); }
 
 /* ---- devices ------------------------------------------------------------------------------ */
-static uint32_t node_device(const struct node *n) { return node_flags(n) >> 16; }
+static void device_classify(uint32_t index)
+{
+	const uint64_t device = table.head->device[index];
+	const enum numbers numbers = device_numbers((uint32_t)(device >> 32), (uint32_t)device);
 
-static uint32_t device_index(uint32_t major_no, uint32_t minor_no)
+	table.keeps_numbers[index] = numbers == NUMBERS_KEPT;
+	if (numbers != NUMBERS_UNKNOWN)
+		atomic_store(&table.head->doubts[index], numbers == NUMBERS_MADE_UP ? DOUBTS_MANY : 0);
+}
+
+/* DEVICE_OTHER: not met yet. */
+static uint32_t device_find(uint32_t major_no, uint32_t minor_no)
 {
 	uint64_t device = (uint64_t)major_no << 32 | minor_no;
-	uint32_t count = atomic_load(&table.head->devices);
+	uint32_t count = table.head ? atomic_load(&table.head->devices) : 0;
 
 	for (uint32_t i = 0; i < count; i++)
 		if (table.head->device[i] == device)
 			return i;
-	if (count == DEVICES_MOST)
-		return DEVICE_OTHER;
-	table.head->device[count] = device;
+	/* a look that began there: at the same files */
+	return count && device == atomic_load(&table.head->former_device) ? ROOT_DEVICE : DEVICE_OTHER;
+}
+
+bool table_device(uint32_t ino, uint32_t *major_no, uint32_t *minor_no)
+{
+	const struct node *n = &table.nodes[ino];
+	uint32_t index = node_device(n);
+
+	if (index == DEVICE_OTHER || (node_flags(n) & NODE_NOATTR))
+		return false;
+	*major_no = (uint32_t)(table.head->device[index] >> 32);
+	*minor_no = (uint32_t)table.head->device[index];
+	return true;
+}
+
+static uint32_t device_index(uint32_t major_no, uint32_t minor_no)
+{
+	uint32_t count = atomic_load(&table.head->devices), found = device_find(major_no, minor_no);
+
+	if (found != DEVICE_OTHER || count == DEVICES_MOST)
+		return found;
+	table.head->device[count] = (uint64_t)major_no << 32 | minor_no;
+	device_classify(count);
 	atomic_store_explicit(&table.head->devices, count + 1, memory_order_release);
 	return count;
 }
@@ -459,7 +491,8 @@ struct attributes {
 	int64_t mtime_ns, ctime_ns, atime_ns;
 	uint32_t mode, uid, gid, nlink, rdev;
 	uint32_t major_no, minor_no;
-	uint32_t birth; /* a hash of the time of birth, 0: the origin does not tell */
+	int64_t born_ns; /* 0: the origin does not tell */
+	uint32_t birth;	 /* its hash, 0 as well */
 	bool refused; /* only origin_ino and the type in mode are known */
 };
 
@@ -497,9 +530,8 @@ static int origin_stat(int dir_fd, const char *name, int flags, struct attribute
 	    .minor_no = st.stx_dev_minor,
 	};
 	if (st.stx_mask & STATX_BTIME) {
-		int64_t born_ns = in_ns(&st.stx_btime);
-
-		out->birth = (uint32_t)XXH3_64bits(&born_ns, sizeof(born_ns)) | 1;
+		out->born_ns = in_ns(&st.stx_btime);
+		out->birth = (uint32_t)XXH3_64bits(&out->born_ns, sizeof(out->born_ns)) | 1;
 	}
 	return 0;
 }
@@ -578,6 +610,7 @@ static int node_update(uint32_t ino, const struct attributes *a)
 		was_refused = false;
 	}
 	node_fill(&image, a);
+	table.born_ns[primary] = a->born_ns; /* read under the lock that we hold */
 	if (!version_equal(node_version(old), node_version(&image)) || was_refused) {
 		result = VERSION_CHANGED;
 		if (is_file(old)) {
@@ -588,7 +621,7 @@ static int node_update(uint32_t ino, const struct attributes *a)
 		   image.nlink != old->nlink || image.blocks != old->blocks ||
 		   node_rdev(&image) != node_rdev(old)) {
 		result = ATTRIBUTES_CHANGED;
-	} else if (image.atime_ns == old->atime_ns) {
+	} else if (image.atime_ns == old->atime_ns && image.origin_ino == old->origin_ino) {
 		return SAME;
 	}
 	if (was_refused) /* its device was not known */
@@ -605,17 +638,40 @@ static int node_update(uint32_t ino, const struct attributes *a)
 	return result;
 }
 
+/* Is the inode number all that another look found changed? Then the numbers of this origin may mean nothing. */
+static bool is_renumbered(const struct node *n, const struct attributes *a)
+{
+	uint32_t device = node_device(n);
+	const struct node *primary = node_flags(n) & NODE_ALIAS ? &table.nodes[n->primary] : n;
+
+	if (device == DEVICE_OTHER || table.keeps_numbers[device])
+		return false;
+	if (device_renumbers(device) && (is_directory(n) || a->refused || (node_flags(n) & NODE_NOATTR)))
+		return true; /* its entries are compared one by one, or nothing is known */
+	if (a->refused || (node_flags(n) & NODE_NOATTR) || primary->size != a->size ||
+	    primary->mtime_ns != a->mtime_ns || primary->ctime_ns != a->ctime_ns)
+		return false;
+	if (device_renumbers(device))
+		return true;
+	/* One directory will do: all below it would get new nodes, and would never be compared. */
+	if (primary->mode == a->mode && primary->uid == a->uid && primary->gid == a->gid)
+		atomic_fetch_add(&table.head->doubts[device], is_directory(n) ? DOUBTS_MANY : 1);
+	return device_renumbers(device);
+}
+
 static bool same_object(uint32_t ino, const struct attributes *a)
 {
 	const struct node *n = &table.nodes[ino];
 
-	if (n->origin_ino != a->origin_ino || (n->mode & S_IFMT) != (a->mode & S_IFMT))
+	if ((n->mode & S_IFMT) != (a->mode & S_IFMT))
 		return false;
 	/* Inode numbers are used again, on ext4 at once; the time of birth tells. */
 	if (!S_ISCHR(n->mode) && !S_ISBLK(n->mode) && n->rdev && a->birth && n->rdev != a->birth)
 		return false;
-	return a->refused || (node_flags(n) & NODE_NOATTR) ||
-	       node_device(n) == device_index(a->major_no, a->minor_no);
+	if (!a->refused && !(node_flags(n) & NODE_NOATTR) &&
+	    node_device(n) != device_index(a->major_no, a->minor_no))
+		return false;
+	return n->origin_ino == a->origin_ino || is_renumbered(n, a);
 }
 
 /* Another file has the name. If nobody can hold a byte of the one that had it, the inode may become the new
@@ -633,9 +689,13 @@ static uint64_t link_hit(const struct attributes *a, bool *same_version)
 {
 	uint32_t primary = 0;
 	struct version now = {a->origin_ino, a->size, a->mtime_ns, a->ctime_ns};
+	uint32_t device;
 
-	if (!a->refused && S_ISREG(a->mode) && a->nlink > 1)
-		primary = link_find(device_index(a->major_no, a->minor_no), a->origin_ino);
+	if (!a->refused && S_ISREG(a->mode) && a->nlink > 1) {
+		device = device_index(a->major_no, a->minor_no);
+		if (!device_renumbers(device)) /* there a number says nothing of links */
+			primary = link_find(device, a->origin_ino);
+	}
 	*same_version = primary && version_equal(node_version(&table.nodes[primary]), now);
 	return primary;
 }
@@ -663,6 +723,7 @@ static int64_t node_create(uint32_t parent, const char *name, size_t len, const 
 		stale_raise(parent, NODE_STALE); /* its cached listing lacks the name */
 	memset(n, 0, sizeof(*n));
 	node_fill(n, a);
+	table.born_ns[ino] = a->born_ns;
 	n->parent = parent;
 	n->name = (uint32_t)at;
 	n->primary = primary ? primary : ino;
@@ -727,6 +788,7 @@ static void table_detach(void)
 	table.head = NULL;
 	table.nodes = NULL;
 	table.names = NULL;
+	table.born_ns = NULL;
 	table.slots = NULL;
 	table.slot_count = table.slot_used = 0;
 	table.source_fd = -1;
@@ -736,7 +798,8 @@ static void table_detach(void)
 static int table_map(int fd, uint64_t node_cap, uint64_t name_cap)
 {
 	uint64_t nodes = (node_cap * sizeof(struct node) + 4095) & ~(uint64_t)4095;
-	uint64_t total = TABLE_HEADER_BYTES + nodes + name_cap * 4;
+	uint64_t names = (name_cap * 4 + 4095) & ~(uint64_t)4095;
+	uint64_t total = TABLE_HEADER_BYTES + nodes + names + node_cap * sizeof(*table.born_ns);
 	unsigned char *base;
 	struct stat st;
 
@@ -750,6 +813,7 @@ static int table_map(int fd, uint64_t node_cap, uint64_t name_cap)
 	table.head = (struct header *)base;
 	table.nodes = (struct node *)(base + TABLE_HEADER_BYTES);
 	table.names = base + TABLE_HEADER_BYTES + nodes;
+	table.born_ns = (int64_t *)(table.names + names);
 	table.mapped = total;
 	return 0;
 }
@@ -775,6 +839,7 @@ static int table_create(int fd, int source_fd, bool zero_open)
 	}
 	if (err)
 		return err;
+	table.doubts = table.head->doubts;
 	table.head->layout = TABLE_LAYOUT;
 	table.head->zero_open = zero_open;
 	table.head->devices = 0;
@@ -782,6 +847,7 @@ static int table_create(int fd, int source_fd, bool zero_open)
 	root = &table.nodes[ROOT_INO];
 	memset(root, 0, sizeof(*root));
 	node_fill(root, &a);
+	table.born_ns[ROOT_INO] = a.born_ns;
 	root->primary = ROOT_INO;
 	root->flags = device_index(a.major_no, a.minor_no) << 16;
 	table.head->names_used = 1; /* the root's empty name */
@@ -793,9 +859,12 @@ static int table_create(int fd, int source_fd, bool zero_open)
 /* Finish what a killed writer began, and rebuild all that is only in private memory. */
 static int table_resume(void)
 {
-	uint32_t count = table_count(), armed = atomic_load(&table.head->redo_armed);
+	uint32_t count = atomic_load(&table.head->count), armed = atomic_load(&table.head->redo_armed);
 	int err;
 
+	table.doubts = table.head->doubts;
+	for (uint32_t i = 0; i < atomic_load(&table.head->devices); i++)
+		device_classify(i); /* a server of an earlier version did not */
 	if (armed && armed <= count)
 		table.nodes[armed] = table.head->redo;
 	atomic_store(&table.head->redo_armed, 0);
@@ -872,13 +941,34 @@ int table_attach(int table_fd, int source_fd, bool zero_open)
 	return err;
 }
 
+int table_adopt_source(int fd)
+{
+	struct header *head = table.head;
+	struct attributes a;
+	int err = head ? origin_stat(fd, "", AT_EMPTY_PATH, &a) : -EINVAL;
+
+	if (err)
+		return err;
+	pthread_rwlock_wrlock(&table.lock);
+	/* In the place of the old one: who has just fetched the number finds either. */
+	if (dup3(fd, table.source_fd, O_CLOEXEC) < 0) {
+		err = -errno;
+	} else {
+		atomic_store(&head->former_device, head->device[ROOT_DEVICE]);
+		head->device[ROOT_DEVICE] = (uint64_t)a.major_no << 32 | a.minor_no;
+		device_classify(ROOT_DEVICE);
+	}
+	pthread_rwlock_unlock(&table.lock);
+	return err;
+}
+
 uint64_t table_bytes(void)
 {
 	uint64_t bytes;
 
 	pthread_rwlock_rdlock(&table.lock);
 	bytes = !table.head ? 0
-			    : TABLE_HEADER_BYTES + (uint64_t)table_count() * sizeof(struct node) +
+			    : TABLE_HEADER_BYTES + (uint64_t)table_count() * (sizeof(struct node) + sizeof(*table.born_ns)) +
 				  table.head->names_used * 4 + table.slot_count * sizeof(uint32_t) +
 				  map64_bytes(&table.links) + map64_bytes(&table.aliases) +
 				  map64_bytes(&table.blocks);
@@ -1282,7 +1372,12 @@ int table_version_of_fd(int fd, int sync, struct version *out, uint32_t *mode)
 
 	if (statx(fd, "", AT_EMPTY_PATH | sync, STATX_BASIC_STATS, &st))
 		return -errno;
-	*out = (struct version){st.stx_ino, st.stx_size, in_ns(&st.stx_mtime), in_ns(&st.stx_ctime)};
+	*out = (struct version){
+	    device_renumbers(device_find(st.stx_dev_major, st.stx_dev_minor)) ? 0 : st.stx_ino,
+	    st.stx_size,
+	    in_ns(&st.stx_mtime),
+	    in_ns(&st.stx_ctime),
+	};
 	*mode = st.stx_mode;
 	return 0;
 }
@@ -1332,6 +1427,12 @@ int table_refresh(uint64_t ino)
 		}
 		if (err < 0 && (!is_gone(err) || name_node == ROOT_INO))
 			return err;
+		if (err == -ESTALE) { /* or is it the source itself? Then nothing is known of the name */
+			int source_err = origin_stat(table.source_fd, "", AT_EMPTY_PATH, &a);
+
+			if (source_err)
+				return source_err;
+		}
 		pthread_rwlock_wrlock(&table.lock);
 		if (!err && (name_node == ROOT_INO || same_object(name_node, &a) ||
 			     may_become(name_node, &a))) {
@@ -1384,7 +1485,7 @@ int64_t table_add(uint64_t parent, const char *name, size_t len)
 	if (!err && S_ISREG(a.mode) && a.nlink > 1)
 		link_refresh(&a);
 	pthread_rwlock_wrlock(&table.lock);
-	if (parent != ROOT_INO && dir_now.origin_ino != table.nodes[parent].origin_ino) {
+	if (parent != ROOT_INO && !same_object((uint32_t)parent, &dir_now)) {
 		result = -ESTALE; /* another directory has this path now */
 	} else {
 		known = table_find((uint32_t)parent, name, len);

@@ -318,6 +318,17 @@ size_t ring_take(uint64_t limit, size_t most, struct range *out)
 	return taken;
 }
 
+bool ring_has(uint32_t ino)
+{
+	uint64_t number;
+	bool found;
+
+	pthread_mutex_lock(&ring.lock);
+	found = map64_get(&ring.places, (uint64_t)ino << 32, &number);
+	pthread_mutex_unlock(&ring.lock);
+	return found;
+}
+
 void ring_forget(uint32_t ino, uint64_t file_size)
 {
 	uint64_t number;

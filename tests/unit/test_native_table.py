@@ -19,6 +19,9 @@ from pathlib import Path
 import pytest
 
 from fusecache import _native
+from tests.conftest import Place
+from tests.faulty_origin import Fault, FaultyOrigin
+from tests.mounted import errno_of
 
 ROOT = 1
 
@@ -780,3 +783,19 @@ def test_errors_of_the_origin_pass(table: Table) -> None:
     (table.source / "dir").rmdir()
     with pytest.raises(FileNotFoundError):
         _native.scan(directory)
+
+
+def test_a_stale_source_says_nothing_of_its_names(place: Place, faulty: FaultyOrigin) -> None:
+    """An NFS server that has forgotten the export: ESTALE from everything buries nothing."""
+    place.write("directory/file", b"content")
+    table = Table(faulty.mountpoint)
+    directory = _native.add(ROOT, b"directory")
+    ino = _native.add(directory, b"file")
+    faulty.add(Fault("*", error="ESTALE"))
+    for known in (ino, directory):
+        assert errno_of(_native.refresh, known) == "ESTALE"
+        assert not _native.is_dead(known)
+    faulty.clear()
+    faulty.add(Fault("lookup", "directory/file", error="ESTALE"))
+    assert _native.refresh(ino) == 3
+    table.close()
