@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from fusecache import digest
+from fusecache import cache_names, digest
 from fusecache.errors import UserError
 from fusecache.store import format as fmt
 from fusecache.store.membership import Membership, Said, decide
@@ -53,6 +53,7 @@ _LOCK_SECONDS: Final = 2.0
 _SEGMENT_NAME = re.compile(r"(\d{8,18})\.seg")
 _INDEX_NAME = re.compile(r"(\d{8,18})\.db")
 _NO_DEVICE: Final = -1
+_READ_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _FLOCK: Final = struct.Struct("@hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -62,7 +63,7 @@ class Member:
     def __init__(self, path: Path, device: int | None = None) -> None:
         """Create what is missing in it. With `device`, one that holds no cache must be on that.
 
-        UserError: of a newer version; OSError: it cannot be used.
+        UserError: of a newer version, not ours, or not a cache's; OSError: it cannot be used.
         """
         self.path = path
         self.segments = path / "segments"
@@ -75,14 +76,10 @@ class Member:
             raise _missing("it does not exist (is its disk mounted?)") from None
         if device not in (None, path.stat().st_dev) and not others & {"format", "segments"}:
             raise _missing("no cache is there any more (is its disk mounted?)")
-        if not others or "segments" in others:
-            # Ours alone: nobody else may look in. A shared directory keeps its mode, ours below
-            # it are private all the same.
-            if path.stat().st_mode & 0o077:
-                path.chmod(0o700)
-        elif "format" in others:
+        if "format" in others and "segments" not in others:
             self.check_version()
-        self._lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        cache_names.check(str(path), claim=True)
+        self._lock_fd = os.open(path / "lock", _READ_WRITE, 0o600)
         status = path.stat()
         self.device = status.st_dev
         self._identity = (status.st_dev, status.st_ino)
@@ -255,9 +252,7 @@ class Directory:
                     raise
                 self._leave_out(member.path, error.strerror or str(error), warn)
         self.indices.mkdir(mode=0o700, exist_ok=True)
-        self._index_lock_fd = os.open(
-            self.indices / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        self._index_lock_fd = os.open(self.indices / "lock", _READ_WRITE, 0o600)
         with self.index_lock():
             self.uuid, name = self._load_format(algorithm_name)
         if name != algorithm_name:
@@ -571,7 +566,7 @@ def _missing(line: str) -> OSError:
 
 
 def _write_high(path: Path, segno: int) -> None:
-    fd = os.open(path / "high", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path / "high", _READ_WRITE, 0o600)
     try:
         os.ftruncate(fd, 16)
         os.pwrite(fd, fmt.pack_high(segno), 0)
@@ -581,7 +576,7 @@ def _write_high(path: Path, segno: int) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with open(os.open(temporary, _READ_WRITE | os.O_TRUNC, 0o600), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(data)
     temporary.replace(path)

@@ -52,8 +52,12 @@ def survey(store: Store) -> list[SegmentUse]:
 
 def _kind(place: Place, segno: int) -> str:
     header = b""
-    with contextlib.suppress(OSError), open(place.directory.segment_path(segno), "rb") as file:
-        header = file.read(fmt.SEGMENT_HEADER_BYTES)
+    with contextlib.suppress(OSError):
+        fd = os.open(
+            place.directory.segment_path(segno), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        )
+        with open(fd, "rb") as file:
+            header = file.read(fmt.SEGMENT_HEADER_BYTES)
     return "static" if fmt.parse_log_mark(header) is None else "packed"
 
 

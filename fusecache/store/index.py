@@ -2,7 +2,8 @@
 
 Every row carries a checksum; a row that fails it is reported, never returned, and replaced by the
 next put of that file or block.
-INVARIANT: a row is returned only for the dataset, path and version that it was written for.
+INVARIANT: a row is returned only for the dataset, path and version that it was written for (inode
+number 0, in a row or a question: it does not count).
 Rows to come are kept in memory (at most PENDING_ROWS_MAX), visible to this process at once.
 
 Connections: one for writing, guarded by the caller (the store's write lock); a few for reading,
@@ -13,7 +14,9 @@ handed out one thread at a time. Errors of SQLite leave this module as they are 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 import struct
 import threading
 import time
@@ -23,7 +26,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from fusecache import digest
+from fusecache import digest, trust
 from fusecache.store.format import align, signed, unsigned, wrap_version
 from fusecache.store.types import BLOCK_BYTES, Location, Version
 
@@ -199,6 +202,18 @@ def finish(connection: sqlite3.Connection) -> None:
     connection.close()
 
 
+def _check_plain(path: str) -> None:
+    """IndexDamaged: a link, or no file that is ours alone, was put in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        try:
+            trust.check_private(status, path)
+        except trust.Untrusted as error:
+            raise IndexDamaged(error.strerror) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise IndexDamaged(f"{path} is not a file")
+
+
 class Index:
     """One generation. `damaged` (called from any thread, without locks) reports a broken row."""
 
@@ -214,6 +229,8 @@ class Index:
         self._first_pending = 0.0
         self._readers: list[sqlite3.Connection] = []
         self._closed = False
+        for suffix in ("", "-wal", "-shm"):  # SQLite opens them by name, and follows links
+            _check_plain(f"{path}{suffix}")
         status = path.stat()
         self.identity = (status.st_dev, status.st_ino)
         self._writer = self._connect()
@@ -310,7 +327,7 @@ class Index:
         if found is None:
             self._damaged("a row of files does not match its checksum")
             return None
-        if found[0] != wrap_version(version) or found[1].segno in self._gone:
+        if not found[0].matches(wrap_version(version)) or found[1].segno in self._gone:
             return None
         return found[1]
 

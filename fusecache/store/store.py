@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeGuard
 
-from fusecache import digest
+from fusecache import digest, trust
 from fusecache.errors import CacheFault, UserError
 from fusecache.store import format as fmt
 from fusecache.store import index as idx
@@ -187,13 +187,11 @@ class Store:
 
         UserError: not writable, newer format, another digest algorithm, in exclusive use.
         """
-        if settings.digest not in digest.ALGORITHMS:
-            raise UserError(f"unknown digest {settings.digest!r}: use xxh3-128 or blake3")
         store = cls(directory, settings, on_fault, on_segment_gone, further)
         try:
             for path in store._paths if create else ():
                 with contextlib.suppress(OSError):  # opening says what is wrong
-                    path.mkdir(mode=0o700)
+                    os.close(trust.open_directory(str(path.absolute()), make=True))
             opened = store._open_directory(None if create else {})
         except OSError as error:
             raise UserError(
@@ -217,12 +215,23 @@ class Store:
         on_segment_gone: Callable[[int], None],
     ) -> Store:
         """For a server that takes over a live mount: as `open`, but what is wrong with the
-        directory is a fault, and `housekeeping` opens it once it is there, with the cache in it:
-        where it is not, its disk may not be mounted. Opens nothing yet, so it cannot block.
+        directory is a fault, and `attach` or `housekeeping` opens it once it is there, with the
+        cache in it: where it is not, its disk may not be mounted. Opens nothing yet, so it cannot
+        block.
         """
         return cls(directory, settings, on_fault, on_segment_gone, further)
 
+    def attach(self) -> None:
+        """After `reopen`: have look-ups find something. Writes nothing, so it does not wait for a
+        writer; the rest is for `housekeeping`.
+        """
+        with self._lock, self._faults():
+            if self._directory is None and not self._closed:
+                self._recreate()
+
     def _open_directory(self, devices: dict[Path, int] | None) -> Directory:
+        if why := digest.why_unusable(self.settings.digest):
+            raise UserError(why)
         return Directory(
             self._paths,
             self.settings.digest,
@@ -608,7 +617,8 @@ class Store:
                 oldest = next(iter(self._dedupe_fds))
                 os.close(self._dedupe_fds.pop(oldest))
             try:
-                fd = os.open(self.segment_path(location.segno), os.O_RDONLY | os.O_CLOEXEC)
+                path = self.segment_path(location.segno)
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except OSError:
                 return False
             self._dedupe_fds[location.segno] = fd
@@ -1017,7 +1027,7 @@ class Store:
         for path, device in self._devices.items():
             with contextlib.suppress(OSError):
                 if path not in self._out and path.parent.stat().st_dev == device:
-                    path.mkdir(mode=0o700)
+                    os.close(trust.open_directory(str(path.absolute()), make=True))
         try:
             directory = self._open_directory(self._devices)
         except (OSError, UserError) as error:

@@ -12,12 +12,18 @@ ALIGNMENT = 4096
 
 
 class Version(NamedTuple):
-    """What identifies the content of a file at the origin (see docs/ARCHITECTURE.md)."""
+    """What identifies the content of a file at the origin (see docs/ARCHITECTURE.md). `ino` 0: the
+    origin's inode numbers mean nothing.
+    """
 
     ino: int
     size: int
     mtime_ns: int
     ctime_ns: int
+
+    def matches(self, other: Version) -> bool:
+        """Of the two, one may be from before it was known that numbers mean nothing."""
+        return self[1:] == other[1:] and (self.ino == other.ino or not self.ino or not other.ino)
 
 
 # A block to store: (path, version of the file, number of the block in it, its bytes).

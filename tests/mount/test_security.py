@@ -34,6 +34,12 @@ for path in sys.argv[1:]:
         print(errno.errorcode[error.errno])
 """
 
+FIND_SOCKET = """
+import sys
+from hintsd import link
+print(link.find_socket(sys.argv[1])[0])
+"""
+
 
 @pytest.mark.claim("X1", "X2", "X6", "A3")
 def test_other_users(ordinary_user: OrdinaryUser, zero_open: bool) -> None:
@@ -51,7 +57,10 @@ def test_other_users(ordinary_user: OrdinaryUser, zero_open: bool) -> None:
     cache = ordinary_user.base / "cache"
     with (
         Mount(source, closed, cache, "--ssd", "64M", zero_open=zero_open) as alone,
-        Mount(source, shared, cache, "--ssd", "64M", "--allow-other", zero_open=zero_open) as mount,
+        Mount(
+            *(source, shared, cache, "--ssd", "64M", "--allow-other", "--hintsd", "/run/some.sock"),
+            zero_open=zero_open,
+        ) as mount,
     ):
         assert (closed / "open").read_text() == "open"
         assert ordinary_user.run(READ, closed, closed / "open").stdout.split() == ["EACCES"] * 2
@@ -63,6 +72,7 @@ def test_other_users(ordinary_user: OrdinaryUser, zero_open: bool) -> None:
         seen = ordinary_user.run(STAT, *paths[:4]).stdout.split()
         assert seen == ["0o100644", "0o100600", "0o100000", "0o100400"]
         assert (shared / "none").read_text() == "none"  # root may
+        assert ordinary_user.run(FIND_SOCKET, shared).stdout == "/run/some.sock\n"
         # Another user can neither look at the server nor command it.
         for mounted in (alone, mount):
             for arguments in (

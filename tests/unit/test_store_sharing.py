@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from fusecache.errors import UserError
+from fusecache.store import Store, StoreSettings
 from tests.store_support import (
+    DATASET,
     MIB,
     Opened,
     check_invariants,
@@ -256,3 +261,39 @@ def test_a_directory_that_becomes_newer_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="newer"):
         Opened(tmp_path / "cache")
     assert disk_bytes(tmp_path / "cache") <= 8192
+
+
+# Stores a file, and is killed before its segment is sealed; another writes to the index for ever.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.store_support import Opened, content
+store = Opened(Path(sys.argv[1]))
+store.put(b"file", content(1, 100_000))
+store.store.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_look_ups_do_not_wait_for_who_writes_the_index(tmp_path: Path) -> None:
+    """A killed server's lock on the index stays until the next one has answered what its last
+    threads wait for: that one must not wait for the lock before it answers anything.
+    """
+    cache, payload = tmp_path / "cache", content(1, 100_000)
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", KILLED, str(cache)], cwd=root, check=False)
+    with contextlib.closing(
+        sqlite3.connect(max((cache / "index").glob("*.db")), isolation_level=None)
+    ) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        settings = StoreSettings(64 * MIB, 0, "lrf", "xxh3-128")
+        store = Store.reopen(
+            cache, settings, on_fault=lambda *_: None, on_segment_gone=lambda _: None
+        )
+        attaching = threading.Thread(target=store.attach, daemon=True)
+        attaching.start()
+        attaching.join(8.0)  # housekeeping, which adopts the segment, waits for 10 s and more
+        assert not attaching.is_alive()
+        assert store.lookup(DATASET, b"file", version_of(payload), 0) is not None
+        assert writer.in_transaction
+    store.close()
