@@ -9,16 +9,17 @@ dies the next one gets the same descriptors; the kernel repeats what the dead on
 Protocols, all one JSON object a line:
 
 * to the server: argv[1] = {"config", "fds": {"fuse", "source", "table", "control", "ready"},
-  "source_device", "keeper_pid", "restarts", "mounted_at", "resume", "planned"}
+  "source_device", "source_identity", "keeper_pid", "restarts", "mounted_at", "resume", "planned"}
 * from the server, on the ready descriptor: {"ready": true, "zero_open", "warnings", "logged"} or
-  {"error", "exit"}; "logged" are warnings that are in the log already. It exits 0 when the mount is
-  gone, and on SIGTERM
+  {"error", "exit"}; "logged" are warnings that are in the log already; then an empty line now and
+  then (processes.Watch). It exits 0 when the mount is gone, and on SIGTERM
 * to the CLI, on REPORT_FD: {"ready": true, "zero_open", "warnings", "device", "log"} or
   {"error", "exit"}; without REPORT_FD (--foreground) it goes to stderr, and to systemd if it asked
 * keeper.sock: {"op": "info"}, {"op": "restart", "config"}, {"op": "umount", "lazy"}
   → {"ok": true, …} or {"ok": false, "error", "exit", "pids"?}
 
-INVARIANT: stdlib and `mounts` only; what breaks the server's imports cannot break the keeper.
+INVARIANT: stdlib, `mounts`, `mount_namespace`, `processes`, `spare` and `trust` only; what breaks
+the server's imports cannot break the keeper.
 INVARIANT: descriptors of the mount are open here until it is gone; no server's death ends it.
 INVARIANT: at most one server lives, apart from threads of killed ones that are stuck in the kernel.
 It is not on the path of any read, and knows nothing of the cache.
@@ -38,17 +39,19 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from fusecache import mounts
+from fusecache import mount_namespace, mounts, processes, trust
+from fusecache.spare import Spare
 
 MAX_READ_BYTES = 1 << 20
 POLL_S = 0.025  # how long a dead main thread can stay unnoticed
+FAULT_PAUSE_MAX_S = 1.0  # of the loop, when something in it fails again and again
+LOOK_AROUND_S = 10.0  # how often the keeper looks who lives in its mount namespace
 START_TIMEOUT_S = 900.0  # a first start may rebuild a large index
 ANSWER_TIMEOUT_S = 30.0  # from ready to the first answered stat
 FIRST_STARTS_MAX = 3
@@ -69,7 +72,7 @@ EXIT_FAILED, EXIT_BUSY = 1, 4
 FIXED_FOR_LIFE = ("source", "mountpoint", "allow_other", "zero_open", "noexec")
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_NOATIME = 1, 2, 4, 8, 1024
-_MNT_DETACH = 2
+_MNT_FORCE, _MNT_DETACH = 1, 2
 _UMOUNT_NOFOLLOW = 8
 
 Json = dict[str, Any]
@@ -108,7 +111,7 @@ def mount_as_root(config: Json) -> int:
             flags |= _MS_NOEXEC
         _libc_call(
             "mount",
-            os.fsencode(config["source"]),
+            os.fsencode(mounts.source_field(config["source"])),
             os.fsencode(config["mountpoint"]),
             mounts.FILESYSTEM_TYPE.encode(),
             ctypes.c_ulong(flags),
@@ -126,7 +129,7 @@ def mount_as_user(config: Json) -> int:
     if program is None:
         raise KeeperError("fusermount3 is not installed (Debian: apt install fuse3)")
     # fusermount3 splits at commas, and takes a backslash as an escape
-    fsname = re.sub(rb"([,\\])", rb"\\\1", os.fsencode(config["source"]))
+    fsname = re.sub(rb"([,\\])", rb"\\\1", os.fsencode(mounts.source_field(config["source"])))
     options = (
         b"fsname=" + fsname + b",subtype=fusecache,ro,nosuid,nodev,noatime,default_permissions,"
         b"max_read=%d" % MAX_READ_BYTES
@@ -162,10 +165,12 @@ def mount_as_user(config: Json) -> int:
     return received[0]
 
 
-def unmount(mountpoint: str, lazy: bool) -> None:
-    """Take the topmost mount off `mountpoint`. OSError (EBUSY when it is in use and not `lazy`)."""
+def unmount(mountpoint: str, lazy: bool, abort: bool = False) -> None:
+    """Take the topmost mount off `mountpoint`. OSError (EBUSY when it is in use and not `lazy`).
+    `abort`: whoever waits for an answer gets an error, as far as we may.
+    """
     if os.getuid() == 0:
-        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if abort else 0)
         _libc_call("umount2", os.fsencode(mountpoint), ctypes.c_int(flags))
         return
     program = shutil.which("fusermount3")
@@ -216,35 +221,31 @@ def is_gone(fuse_fd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def abort_connection(device: str) -> None:
+    """Whoever waits for an answer of this mount gets an error, if fusectl is mounted."""
+    with contextlib.suppress(OSError):
+        path = f"/sys/fs/fuse/connections/{device.partition(':')[2]}/abort"
+        with open(path, "w", encoding="ascii") as file:
+            file.write("1")
+
+
 def answers(mountpoint: str, timeout_s: float) -> bool:
     """Whether stat and statvfs of the mount point return: asked in a child, since it could hang."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.stat(mountpoint)
-            os.statvfs(mountpoint)
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    deadline = time.monotonic() + timeout_s
-    pidfd = os.pidfd_open(child)
-    try:
-        waiting = select.poll()
-        waiting.register(pidfd, select.POLLIN)
-        if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            os.kill(child, signal.SIGKILL)
-            return False
-    finally:
-        os.close(pidfd)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def look() -> str:
+        os.stat(mountpoint)
+        os.statvfs(mountpoint)
+        return "yes"
+
+    return processes.ask(look, timeout_s) == "yes"
 
 
 # ---- servers -------------------------------------------------------------------------------------
 
 
-def _python() -> list[str]:
+def _command() -> list[str]:
     # -P: the directory we are started in is no place to import from
-    return [sys.executable, "-P"]
+    return [sys.executable, "-P", "-m", "fusecache.server"]
 
 
 def package_environment() -> dict[str, str]:
@@ -274,21 +275,26 @@ def reason(code: int) -> str:
 class Server:
     """One server process, from its start to its reaping."""
 
-    def __init__(self, arguments: Json, keep: list[int], stderr: int) -> None:
-        """Starts it. `keep` are the descriptors it inherits, besides its end of the ready pipe."""
+    def __init__(self, arguments: Json, fds: dict[str, int], stderr: int, spare: Spare | None):
+        """Starts it, or has the spare become it. `fds` are its descriptors, besides its end of the
+        ready pipe.
+        """
         self.ready_fd, theirs = os.pipe2(os.O_CLOEXEC)
+        fds = {**fds, "ready": theirs}
         try:
-            arguments["fds"]["ready"] = theirs
-            self.process = subprocess.Popen(
-                [*_python(), "-m", "fusecache.server", json.dumps(arguments)],
-                pass_fds=[*keep, theirs],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                cwd="/",
-                env=_environment(),
-                process_group=0,  # a Ctrl-C at the terminal is for the keeper
-            )
+            if spare is not None and spare.become(arguments, {**fds, "log": stderr}):
+                self.process = spare.process
+            else:
+                self.process = subprocess.Popen(
+                    [*_command(), json.dumps({**arguments, "fds": fds})],
+                    pass_fds=list(fds.values()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    cwd="/",
+                    env=_environment(),
+                    process_group=0,  # a Ctrl-C at the terminal is for the keeper
+                )
         except BaseException:
             os.close(self.ready_fd)
             raise
@@ -298,20 +304,26 @@ class Server:
         self.started = time.monotonic()
         self.ready_at: float | None = None
         self.report: Json | None = None
+        self.watch = processes.Watch()
+        self.is_condemned = False  # it was told to go, and why was logged
         self._received = b""
         self._stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self.pidfd = os.pidfd_open(self.pid)
 
     def take_report(self) -> Json | None:
-        """Read what the ready pipe has; the report, and the pipe closed, once it is complete."""
-        if self.ready_fd < 0:
-            return self.report
+        """Read what the ready pipe has; the report, when it has just become complete. What comes
+        after it are signs of life.
+        """
         data = os.read(self.ready_fd, 65536)
+        if not data:
+            os.close(self.ready_fd)
+            self.ready_fd = -1
+        if self.report is not None:
+            self.watch.beat()
+            return None
         self._received += data
         if data and b"\n" not in self._received:
             return None
-        os.close(self.ready_fd)
-        self.ready_fd = -1
         try:
             report = json.loads(self._received.split(b"\n")[0])
         except ValueError:
@@ -322,16 +334,23 @@ class Server:
                 self.ready_at = time.monotonic()
         return self.report
 
+    def state(self) -> str:
+        """Its main thread's: see `processes.state`."""
+        try:
+            return processes.letter(os.pread(self._stat, 512, 0))
+        except OSError:
+            return "X"
+
     def is_dead(self) -> bool:
         """Whether the main thread has ended; other threads may still be stuck in the kernel.
 
         The next server must not wait for those: what they sleep on, only it can answer.
         """
-        try:
-            stat = os.pread(self._stat, 512, 0)
-        except OSError:
-            return True
-        return stat[stat.rindex(b")") + 2 :][:1] in b"ZX"
+        return self.state() in "ZX"
+
+    def fault(self) -> str:
+        """Why it must be replaced although it lives, or ""."""
+        return self.watch.look(self.state())
 
     def exit_code(self, wait_s: float) -> int | None:
         """None: threads of it are still there after `wait_s`."""
@@ -384,6 +403,8 @@ class Keeper:
         self.kills: list[float] = []  # when servers died lately
         self.server: Server | None = None
         self.unreaped: list[Server] = []
+        self.spare: Spare | None = None
+        self.died_early = False  # the last server, before it was ready
         self.next_start: float | None = None
         self.restart: Restart | None = None
         self.stop_deadline: float | None = None
@@ -391,6 +412,8 @@ class Keeper:
         self.clients: dict[int, Client] = {}
         self.farewells: list[socket.socket] = []
         self.signals: list[int] = []
+        self.household = mount_namespace.Household()
+        self.next_look_around = time.monotonic() + LOOK_AROUND_S
         self.log_begin = 0  # where the present server's part of the log begins
         self.resend = _kernel_version() >= RESEND_KERNEL
 
@@ -409,10 +432,7 @@ class Keeper:
             return
         path = self.log_path
         try:
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(path).st_size > LOG_BYTES_MAX:
-                    os.replace(path, path + ".1")
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = trust.open_log(path, LOG_BYTES_MAX)
         except OSError as error:
             if self.server is None and self.restarts == 0:
                 raise KeeperError(f"cannot write the log {path}: {error.strerror}") from None
@@ -430,7 +450,8 @@ class Keeper:
         if self.foreground and self.config.get("log_file") is None:
             return ""
         try:
-            with open(self.log_path, "rb") as file:
+            fd = os.open(self.log_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(fd, "rb") as file:
                 begin = max(self.log_begin, os.fstat(file.fileno()).st_size - 8192)
                 file.seek(begin)
                 lines = os.fsdecode(file.read()).splitlines()
@@ -452,6 +473,8 @@ class Keeper:
             )
             device = os.fstat(self.source_fd).st_dev
             self.source_device = f"{os.major(device)}:{os.minor(device)}"
+            mount = mounts.of_descriptor(self.source_fd, mounts.mounts())
+            self.source_identity = mount and mounts.identity(self.config["source"], mount)
         except OSError as error:
             raise KeeperError(
                 f"cannot open source {self.config['source']}: {error.strerror}"
@@ -460,14 +483,23 @@ class Keeper:
     def mount(self) -> None:
         mountpoint = self.config["mountpoint"]
         try:
-            self.fuse_fd = (mount_as_root if os.getuid() == 0 else mount_as_user)(self.config)
+            with mounts.mounting():
+                self.refuse_second(mounts.mounts())
+                self.fuse_fd = (mount_as_root if os.getuid() == 0 else mount_as_user)(self.config)
+                table = mounts.mounts()
         except OSError as error:
             raise KeeperError(f"cannot mount on {mountpoint}: {error.strerror}") from None
-        mounted = mounts.at(mountpoint)
-        if mounted is None or not mounted.is_fusecache:
+        ours = [m for m in mounts.fusecaches_on(mountpoint, table) if m.uid == os.getuid()]
+        if not ours:
             os.close(self.fuse_fd)
             raise KeeperError(f"mounted on {mountpoint}, but the kernel does not list it there")
-        self.device = mounted.device
+        self.device = ours[-1].device
+        try:
+            # another user's, who has a lock of his own, may have been faster by an instant
+            self.refuse_second(table[: table.index(ours[-1])])
+        except KeeperError:
+            self.take_down()
+            raise
         try:
             self.make_runtime_directory()
             self.table_fd = os.memfd_create("fusecache-table", os.MFD_CLOEXEC)
@@ -476,7 +508,14 @@ class Keeper:
             self.take_down()
             if isinstance(error, KeeperError):
                 raise
-            raise KeeperError(f"cannot make the runtime directory: {error}") from None
+            line = f"cannot make the runtime directory or the inode table: {error}"
+            raise KeeperError(line) from None
+
+    def refuse_second(self, table: list[mounts.Mount]) -> None:
+        mountpoint = self.config["mountpoint"]
+        if mounts.fusecaches_on(mountpoint, table):
+            line = f"mount point {mountpoint} is a fusecache already: another mount was faster"
+            raise KeeperError(line, EXIT_BUSY)
 
     def make_runtime_directory(self) -> None:
         base = mounts.make_runtime_base()
@@ -491,8 +530,11 @@ class Keeper:
 
     def take_down(self) -> None:
         """Undo `mount` after a start that failed."""
+        abort_connection(self.device)  # a server's threads, or a reader, may wait for an answer
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            unmount(self.config["mountpoint"], lazy=True)
+            mounted = mounts.at(self.config["mountpoint"])
+            if mounted is not None and mounted.device == self.device:
+                unmount(self.config["mountpoint"], lazy=True, abort=True)
         for name in ("fuse_fd", "table_fd"):
             fd = getattr(self, name, -1)
             if fd >= 0:
@@ -515,15 +557,19 @@ class Keeper:
         return False
 
     def keep_log_of_failure(self) -> str:
-        """Where the log of a start that failed can be read: the runtime directory goes away."""
-        if self.config.get("log_file") is not None or self.foreground:
-            return self.log_path if self.config.get("log_file") else ""
-        kept = os.path.join(os.path.dirname(self.directory), "last-failure.log")
-        try:
-            os.replace(self.log_path, kept)
-        except OSError:
-            return ""
-        return kept
+        """Where the log of a start that failed can be read, for the end of a line: the runtime
+        directory goes away.
+        """
+        kept = self.log_path
+        if self.config.get("log_file") is None:
+            if self.foreground:
+                return ""
+            kept = os.path.join(os.path.dirname(self.directory), "last-failure.log")
+            try:
+                os.replace(self.log_path, kept)
+            except OSError:
+                return ""
+        return f" (log: {kept})"
 
     def start_server(self, resume: bool) -> None:
         self.open_log()  # rotates
@@ -536,15 +582,16 @@ class Keeper:
         }
         arguments: Json = {
             "config": self.config,
-            "fds": dict(fds),
             "source_device": self.source_device,
+            "source_identity": self.source_identity,
             "keeper_pid": os.getpid(),
             "restarts": self.restarts,
             "mounted_at": self.mounted_at,
             "resume": resume,
             "planned": self.restart is not None,
         }
-        self.server = Server(arguments, list(fds.values()), 2)
+        spare, self.spare = self.spare, None
+        self.server = Server(arguments, fds, 2, spare)
         self.write_record()
 
     def write_record(self) -> None:
@@ -578,21 +625,21 @@ class Keeper:
                 if report is not None and report.get("ready"):
                     if answers(self.config["mountpoint"], ANSWER_TIMEOUT_S):
                         return report
-                    last = "the server is ready, but the mount does not answer"
-                elif report is not None:
+                    # another would do no better: this one has had ANSWER_TIMEOUT_S
+                    line = "the server is ready, but the mount does not answer"
+                    raise KeeperError(line + self.keep_log_of_failure())
+                if report is not None:
                     raise KeeperError(
                         str(report.get("error")), int(report.get("exit", EXIT_FAILED))
                     )
-                else:
-                    last = self.describe_death()
-                kept = self.keep_log_of_failure() if attempt == FIRST_STARTS_MAX else ""
+                last = self.describe_death()
+                where = self.keep_log_of_failure() if attempt == FIRST_STARTS_MAX else ""
             except BaseException:
                 self.kill_server()
                 self.take_down()
                 raise
             self.kill_server()
             self.take_down()
-        where = f" (log: {kept})" if kept else ""
         raise KeeperError(f"the server does not start: {last}{where}")
 
     def wait_ready(self) -> Json | None:
@@ -608,6 +655,9 @@ class Keeper:
             if poll.poll(POLL_S * 1000):
                 return server.take_report()  # None: end of file, it died
             if server.is_dead() and not poll.poll(0):
+                return None
+            if fault := server.fault():
+                self.log("WARNING", f"server {server.pid} {fault}")
                 return None
             if is_gone(self.fuse_fd):
                 raise KeeperError(f"{self.config['mountpoint']} was unmounted during the start")
@@ -663,20 +713,25 @@ class Keeper:
         self.open_source()
         report = self.first_start()
         self.announce(report)
+        pause_s = POLL_S
         while True:
             try:
                 happened = self.wait_for_something()
                 if is_gone(self.fuse_fd):
                     break
-                if not happened and self.is_quiet():
-                    continue
-                self.look_at_server()
-                self.look_at_clients()
-                if self.look_at_signals():
+                # The server last: whatever is wrong with it, we can be asked, and told to go.
+                if self.signals and self.look_at_signals():
                     break
+                if happened or not self.is_quiet():
+                    self.look_at_clients()
+                    self.look_at_server()
+                if self.is_deserted() and self.leave():
+                    break
+                pause_s = POLL_S
             except Exception as error:  # INVARIANT: nothing but the mount's end ends this loop
                 self.log("ERROR", f"keeper: {type(error).__name__}: {error}")
-                time.sleep(POLL_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, FAULT_PAUSE_MAX_S)
         self.end()
         return 0
 
@@ -707,8 +762,11 @@ class Keeper:
 
     def is_quiet(self) -> bool:
         """Whether a round in which nothing happened has nothing to do: nearly all of them."""
-        waiting = self.signals or self.clients or self.unreaped or self.stop_deadline is not None
-        return not waiting and self.server is not None and not self.server.is_dead()
+        if self.clients or self.unreaped or self.stop_deadline is not None or self.server is None:
+            return False
+        if self.spare is not None and self.server.lived_s() >= STABLE_S:
+            return False
+        return not self.server.is_dead() and not self.server.fault()
 
     def look_at_server(self) -> None:
         self.unreaped = [old for old in self.unreaped if not self.reaped(old)]
@@ -716,6 +774,10 @@ class Keeper:
         server = self.server
         if server is None:
             if self.next_start is not None and now >= self.next_start:
+                if self.died_early and self.restart is None:
+                    self.have_spare()
+                if self.spare is not None and self.spare.is_coming():
+                    return
                 self.next_start = None
                 self.restarts += 1
                 try:
@@ -729,9 +791,26 @@ class Keeper:
             if report is not None:
                 self.server_reported(report)
         if server.is_dead():
-            self.server_died(server)
+            if not is_gone(self.fuse_fd):  # unmounted a moment ago: it has ended as it should
+                self.server_died(server)
+        elif self.spare is not None and server.lived_s() >= STABLE_S:
+            self.drop_spare()
         elif self.stop_deadline is not None and now > self.stop_deadline:
             server.signal(signal.SIGKILL)
+        elif not server.is_condemned and (fault := server.fault()):
+            server.is_condemned = True
+            self.log("WARNING", f"server {server.pid} {fault}: the next one takes its place")
+            server.signal(signal.SIGKILL)
+
+    def have_spare(self) -> None:
+        if self.spare is None:
+            with contextlib.suppress(OSError):
+                self.spare = Spare(_command(), _environment(), 2)
+
+    def drop_spare(self) -> None:
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            spare.end()
 
     def reaped(self, server: Server) -> bool:
         code = server.exit_code(0)
@@ -748,6 +827,8 @@ class Keeper:
             if self.server is not None:
                 seconds = time.monotonic() - self.server.started
                 self.log("INFO", f"server {self.server.pid} is ready after {seconds:.2f} s")
+            if self.failures:  # the last one died
+                self.have_spare()
             warnings = [*(report.get("warnings") or []), *(report.get("logged") or [])]
             self.finish_restart({"ok": True, "warnings": warnings})
             return
@@ -764,6 +845,7 @@ class Keeper:
         planned = self.stop_deadline is not None
         self.stop_deadline = None
         self.server = None
+        self.died_early = server.ready_at is None
         code = server.exit_code(0.01)
         if code is None:
             self.unreaped.append(server)
@@ -813,7 +895,7 @@ class Keeper:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while len(self.clients) < CLIENTS_MAX:
                 connection, _ = self.listener.accept()
-                if not _is_trusted(connection):
+                if not trust.is_ours(mounts.peer_uid(connection)):
                     connection.close()
                     continue
                 connection.setblocking(False)
@@ -882,6 +964,7 @@ class Keeper:
         self.restart = Restart(connection, self.config)
         self.config = config
         self.failures = 0
+        self.drop_spare()  # what it has imported may be of an older version
         if self.server is None:
             self.next_start = time.monotonic()
         else:
@@ -963,10 +1046,28 @@ class Keeper:
             return False
         return True
 
+    def is_deserted(self) -> bool:
+        """Whether nobody is left who could reach the mount: see `mount_namespace`."""
+        now = time.monotonic()
+        if now < self.next_look_around or self.foreground:
+            return False
+        self.next_look_around = now + LOOK_AROUND_S
+        return self.household.is_deserted(self.device)
+
+    def leave(self) -> bool:
+        """Unmount, unless somebody outside holds something open. Whether that was done."""
+        answer = self.begin_umount(None, lazy=False)
+        if answer is not None and not answer["ok"]:
+            return False
+        self.log("INFO", "no process is left in the mount namespace: unmounted")
+        return True
+
     def end(self) -> None:
         """The mount is gone, or we are told to go: the server finishes, then we clean up."""
+        self.drop_spare()
         server, self.server = self.server, None
         if server is not None:
+            server.signal(signal.SIGCONT)  # it may be stopped
             if not is_gone(self.fuse_fd):
                 server.signal(signal.SIGTERM)
             code = server.exit_code(END_S / 2)
@@ -999,12 +1100,6 @@ def _readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _is_trusted(connection: socket.socket) -> bool:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _, uid, _ = struct.unpack("iII", credentials)
-    return uid in (0, os.getuid())
-
-
 def _reply(connection: socket.socket, answer: Json) -> None:
     with contextlib.suppress(OSError), connection:
         connection.settimeout(REQUEST_TIMEOUT_S)
@@ -1022,6 +1117,7 @@ def _tell_systemd(state: str) -> None:
 
 
 def main(arguments: list[str]) -> NoReturn:
+    processes.open_standard_descriptors()
     report_fd = int(arguments[1]) if len(arguments) > 1 else None
     if report_fd is not None:
         os.set_inheritable(report_fd, False)

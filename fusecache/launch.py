@@ -27,6 +27,8 @@ class Launch:
     mounted_at: float  # seconds since the epoch
     resume: bool  # takes over a live mount
     planned: bool  # ... because somebody asked for it, not because the last server died
+    # mounts.identity of the source when it was opened; None: from a keeper that does not tell
+    source_identity: dict[str, str] | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Launch:
@@ -40,3 +42,14 @@ class Launch:
             os.write(self.ready_fd, json.dumps(message).encode() + b"\n")
         except OSError:
             log.info("the keeper does not listen")
+
+    def beat(self) -> bool:
+        """A sign of life to the keeper (processes.Watch). False: it does not want any."""
+        try:
+            os.set_blocking(self.ready_fd, False)
+            os.write(self.ready_fd, b"\n")
+        except BlockingIOError:
+            pass  # the keeper is stopped
+        except OSError:
+            return False
+        return True

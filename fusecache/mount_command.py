@@ -6,6 +6,8 @@ report is told.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import select
@@ -13,17 +15,28 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
-from fusecache import command, config, control_client, hintsd_client, keeper, mounts
+from fusecache import (
+    command,
+    config,
+    control_client,
+    hintsd_client,
+    keeper,
+    mounts,
+    processes,
+    trust,
+)
 from fusecache.config import Config
 from fusecache.errors import EXIT_BUSY, EXIT_FAILED, EXIT_USAGE, ConfigError, UserError
 
 _HINTSD_START_S: Final = 5.0
+_DEAD_ANSWER_S: Final = 2.0  # a dead mount answers at once
 
 
 def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -134,12 +147,16 @@ def mount(
 
 def start(given: Config) -> None:
     """Start the keeper and wait for its report. Of what is mounted already, the hintsd alone."""
+    _take_off_dead(given.mountpoint)
     try:
         wanted = config.check_places(given)
     except UserError as error:
-        if error.exit_code != EXIT_BUSY or given.foreground or given.hintsd == "none":
+        if error.exit_code != EXIT_BUSY:
             raise
-        raise UserError(f"{error}{_restarted_hintsd(given.mountpoint)}", EXIT_BUSY) from None
+        more = _keeperless(given.mountpoint)
+        if not (more or given.foreground or given.hintsd == "none"):
+            more = _restarted_hintsd(given.mountpoint)
+        raise UserError(f"{error}{more}", EXIT_BUSY) from None
     warnings = config.warnings_of(wanted)
     if len(wanted.cache_dirs) < len(given.cache_dirs):
         warnings.append(f"the same directory twice, by a link: {', '.join(given.cache_dirs)}")
@@ -171,6 +188,61 @@ def start(given: Config) -> None:
         line = "; ".join([str(report.get("error")), *others])
         raise UserError(line, int(report.get("exit", EXIT_FAILED)))
     _have_hintsd(wanted.hintsd)
+
+
+def is_mounted(given: Config) -> bool:
+    """Whether a fusecache that lives is on the mount point already, with the same source."""
+    _take_off_dead(given.mountpoint)
+    mount = mounts.at(mounts.resolve(given.mountpoint))
+    return (
+        mount is not None
+        and mount.is_fusecache
+        and mount.source in (given.source, mounts.resolve(given.source))
+    )
+
+
+def _take_off_dead(mountpoint: str) -> None:
+    """A fusecache whose keeper and server were both killed gives nothing but ENOTCONN."""
+    mount = mounts.at(mounts.resolve(mountpoint))
+    if mount is None or not mount.is_fusecache or os.getuid() not in (0, mount.uid):
+        return
+
+    def look() -> str:
+        # Asks the server, whatever the kernel remembers; not the origin, which may be dead itself.
+        try:
+            fd = os.open(mount.mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.ioctl(fd, termios.TCGETS)
+        except OSError as error:
+            return "dead" if error.errno in (errno.ENOTCONN, errno.ECONNABORTED) else ""
+        return ""
+
+    if processes.ask(look, _DEAD_ANSWER_S) != "dead":
+        return
+    target = control_client.find(mount.mountpoint)
+    if control_client.is_kept(target):
+        return
+    answer = _umount_alone(target, lazy=True)
+    if not answer["ok"]:
+        raise UserError(
+            f"{mount.mountpoint} is a dead fusecache, and cannot be unmounted: {answer['error']}"
+        )
+    command.complain(
+        "fusecache",
+        f"warning: {mount.mountpoint} was a dead fusecache (its keeper and server had been "
+        "killed): it was unmounted",
+    )
+
+
+def _keeperless(mountpoint: str) -> str:
+    """What is to be done with a mount that is there, but without a keeper; "" if it has one."""
+    target = control_client.find(mountpoint)
+    try:
+        control_client.ask_keeper(target, {"op": "info"})
+    except ConnectionError:
+        return "; its keeper is gone: umount it, then mount again"
+    except UserError:
+        return ""
+    return ""
 
 
 def _have_hintsd(setting: str) -> None:
@@ -210,7 +282,7 @@ def start_hintsd(path: str) -> bool:
     if _listens(directory, name):
         return False
     log_path = os.path.join(directory, "hintsd.log")
-    with open(log_path, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
+    with open(trust.open_log(log_path, keeper.LOG_BYTES_MAX), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hintsd", "serve", "--socket", path, "--until-unmounted"],
             stdin=subprocess.DEVNULL,
@@ -353,17 +425,19 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
         )
     try:
         answer = control_client.ask_keeper(target, {"op": "umount", "lazy": lazy})
-    except (ConnectionError, UserError):
+    except (ConnectionError, UserError) as error:
         if target.mount.uid != os.getuid() and os.getuid() != 0:
             raise
         answer = _umount_alone(target, lazy)
+        if answer["ok"] and isinstance(error, control_client.KeeperStoppedError):
+            command.complain("fusecache", f"unmounted; {error}, and so end")
     if answer.get("ok"):
         if answer.get("detached"):
             command.complain("fusecache", "detached; open files are served until they are closed")
         return
     line, code = str(answer.get("error")), int(answer.get("exit", EXIT_FAILED))
     if code == EXIT_BUSY:
-        line = _busy(target, answer.get("pids") or [])
+        line = _busy(target, [pid for pid in answer.get("pids") or [] if isinstance(pid, int)])
     raise UserError(line, code)
 
 
@@ -407,6 +481,7 @@ def _umount_alone(target: control_client.Target, lazy: bool) -> dict[str, Any]:
             "exit": EXIT_BUSY if busy else EXIT_FAILED,
             "pids": keeper.users_of(target.mountpoint) if busy else [],
         }
-    if target.directory is not None:
+    is_ours = target.mount.uid == os.getuid()
+    if target.directory is not None and is_ours and not control_client.stopped(target):
         shutil.rmtree(target.directory, ignore_errors=True)  # the keeper did not live to do it
     return {"ok": True}

@@ -17,29 +17,40 @@ It is not a mount table of our own: what the kernel does not list is not mounted
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
 import socket
 import stat
+import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 FILESYSTEM_TYPE = "fuse.fusecache"
+SOURCE_PREFIX = "fusecache@"
 KEEPER_SOCKET = "keeper.sock"
 CONTROL_SOCKET = "control.sock"
 HINTSD_SOCKET = "hintsd.sock"
 KEEPER_FILE = "keeper.json"
 LOG_FILE = "log"
+MOUNTING_LOCK = "mounting.lock"
+MOUNTING_S = 60.0  # so long another's mount(2), or its fusermount3, may take
 
 _ROOT_BASE = "/run/fusecache"
+_RECORD_BYTES_MOST = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo. Paths are str with surrogateescape."""
+    """One line of mountinfo. Paths are str with surrogateescape. `source` of a fusecache is the
+    origin's path, whichever version mounted it: see `source_field`.
+    """
 
     mount_id: int
     device: str  # "major:minor"
@@ -47,6 +58,8 @@ class Mount:
     filesystem: str
     source: str
     super_options: dict[str, str] = field(default_factory=dict)
+    root: str = "/"  # the directory of the file system that is mounted
+    is_shared: bool = False  # it is mounted in other namespaces as well
 
     @property
     def is_fusecache(self) -> bool:
@@ -83,8 +96,10 @@ def parse(text: str) -> list[Mount]:
                     device=fields[2],
                     mountpoint=unescape(fields[4]),
                     filesystem=unescape(fields[dash + 1]),
-                    source=unescape(fields[dash + 2]),
+                    source=unescape(fields[dash + 2]).removeprefix(SOURCE_PREFIX),
                     super_options=options,
+                    root=unescape(fields[3]),
+                    is_shared=any(item.startswith("shared:") for item in fields[6:dash]),
                 )
             )
         except (ValueError, IndexError):
@@ -95,6 +110,13 @@ def parse(text: str) -> list[Mount]:
 def mounts() -> list[Mount]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         return parse(file.read())
+
+
+def source_field(source: str) -> str:
+    """What the mount table shows as the source of a fusecache. Not the path itself: `umount SOURCE`
+    takes off what has that for its source. Mounts of older versions show the path.
+    """
+    return SOURCE_PREFIX + source
 
 
 def is_below(path: str, directory: str) -> bool:
@@ -108,6 +130,11 @@ def at(mountpoint: str, table: list[Mount] | None = None) -> Mount | None:
     return next((m for m in reversed(table) if m.mountpoint == mountpoint), None)
 
 
+def fusecaches_on(mountpoint: str, table: list[Mount]) -> list[Mount]:
+    """The fusecaches exactly on `mountpoint`, the topmost last."""
+    return [m for m in table if m.mountpoint == mountpoint and m.is_fusecache]
+
+
 def holding(path: str, table: list[Mount] | None = None) -> Mount | None:
     """The mount that absolute `path` lies on: the deepest mount point, of equals the topmost."""
     table = mounts() if table is None else table
@@ -118,6 +145,25 @@ def holding(path: str, table: list[Mount] | None = None) -> Mount | None:
         ):
             best = mount
     return best
+
+
+def of_descriptor(fd: int, table: list[Mount]) -> Mount | None:
+    """The mount that an open file is on, without asking it; None: it is in no place any more."""
+    with open(f"/proc/self/fdinfo/{fd}") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    return next((m for m in table if m.mount_id == int(fields["mnt_id"])), None)
+
+
+def identity(path: str, mount: Mount) -> dict[str, str]:
+    """What `path` on `mount` leads to, as far as the mount table tells: equal for the same file
+    system that was mounted anew.
+    """
+    inside = os.path.join(mount.root, os.path.relpath(path, mount.mountpoint))
+    return {
+        "filesystem": mount.filesystem,
+        "source": mount.source,
+        "inside": os.path.normpath(inside),
+    }
 
 
 def find(path: str) -> Mount | None:
@@ -195,6 +241,26 @@ def make_runtime_base() -> str:
     raise last
 
 
+@contextmanager
+def mounting() -> Iterator[None]:
+    """One mount(2) of this user at a time. OSError: the other does not end."""
+    path = os.path.join(make_runtime_base(), MOUNTING_LOCK)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + MOUNTING_S
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(errno.EBUSY, "another mount does not end", path) from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(fd)
+
+
 def _is_private(directory: str, uid: int) -> bool:
     try:
         status = os.lstat(directory)
@@ -211,21 +277,58 @@ def hintsd_socket(uid: int) -> str:
 
 def runtime_directory(mount: Mount) -> str | None:
     """The runtime directory of a mount, if there is one that belongs to the mount's owner."""
-    for base in runtime_bases(mount.uid):
+    for base in (*runtime_bases(mount.uid), *_bases_of_keepers(mount.uid)):
         directory = os.path.join(base, mount.device)
         if _is_private(base, mount.uid) and _is_private(directory, mount.uid):
             return directory
     return None
 
 
+def _bases_of_keepers(uid: int) -> Iterator[str]:
+    """Where keepers of `uid` that run were told to have theirs: XDG_RUNTIME_DIR may differ. Only of
+    those whose environment we may see.
+    """
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if not name.isdigit() or os.stat(f"/proc/{name}").st_uid != uid:
+                continue
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                if b"\0fusecache.keeper\0" not in file.read():
+                    continue
+            with open(f"/proc/{name}/environ", "rb") as file:
+                for item in file.read().split(b"\0"):
+                    if item.startswith(b"XDG_RUNTIME_DIR="):
+                        yield os.path.join(os.fsdecode(item.partition(b"=")[2]), "fusecache")
+
+
 def keeper_record(directory: str) -> dict[str, Any]:
-    """What the keeper wrote about itself; {} when there is nothing readable."""
+    """What the keeper wrote about itself; {} when there is nothing readable.
+
+    Root may be reading another user's: no link is followed, nobody waits for a FIFO, and what is
+    not of the type that a keeper writes is left out. A record is text to show and numbers to
+    compare: never a process to signal or a path to open.
+    """
     try:
-        with open(os.path.join(directory, KEEPER_FILE), encoding="utf-8") as file:
-            record = json.load(file)
-    except (OSError, ValueError):
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(os.path.join(directory, KEEPER_FILE), flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return {}
+            record = json.loads(file.read(_RECORD_BYTES_MOST))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        return {}
+    return {key: value for key, value in record.items() if _is_recorded(key, value)}
+
+
+def _is_recorded(key: str, value: Any) -> bool:
+    if key == "config":
+        return isinstance(value, dict) and all(
+            isinstance(item, (str, int, float, type(None)))
+            or (isinstance(item, list) and all(isinstance(part, str) for part in item))
+            for item in value.values()
+        )
+    return isinstance(value, (str, int, float, type(None)))
 
 
 @contextmanager
@@ -249,13 +352,25 @@ def listen(directory: str, name: str, backlog: int) -> socket.socket:
     return listener
 
 
-def connect(directory: str, name: str, timeout_s: float | None) -> socket.socket:
-    """A connection to that socket. OSError when nobody listens."""
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a connected Unix socket (as of its connect or listen)."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("iII", credentials)[1])
+
+
+def connect(
+    directory: str, name: str, timeout_s: float | None, uid: int | None = None
+) -> socket.socket:
+    """A connection to that socket. OSError when nobody listens; PermissionError: not a process of
+    user `uid`, to whose directory a link may have led us.
+    """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout_s)
     try:
         with _short_path(directory, name) as path:
             client.connect(path)
+        if uid is not None and peer_uid(client) != uid:
+            raise PermissionError(errno.EPERM, f"{name} is not a socket of uid {uid}")
     except OSError:
         client.close()
         raise

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place
+from fusecache import control_client
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.faulty_origin import Fault, FaultyOrigin
 from tests.mounted import (
     Mount,
@@ -38,6 +39,8 @@ from tests.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
 KILLS = 16
+LIVES_S = 0.2  # of a server; Python and its imports take longer
+_KILLED = r"killed by SIGKILL|died, with threads"
 
 # Reads, maps, lists and stats until the stop file appears; the first surprise ends it with a line.
 READER = """
@@ -199,6 +202,42 @@ def test_killed_while_requests_wait_for_the_origin(
         assert link.result(40) == "class000"
         assert len(listing.result(40)) == 8
     assert_same(place.source, mount.path)
+
+
+@in_one_mode
+@pytest.mark.claim("K1")
+def test_servers_that_live_shorter_than_a_start_takes(place: Place, mounting: Mounting) -> None:
+    """Readers get on all the same: what was done for the next server is not lost with one."""
+    files = make_files(place.source, 40, lambda index: 10_000 + index)
+    mount = mounting()
+    target = control_client.find(str(mount.path))
+    mount.allow_log.append(_KILLED)
+
+    def server() -> int:
+        """The one that there is now, ready or not."""
+        return int(control_client.ask_keeper(target, {"op": "info"})["info"]["server_pid"] or 0)
+
+    def read_all() -> None:
+        for path in files:
+            found = mount.path / path.relative_to(place.source)
+            assert found.read_bytes() == path.read_bytes()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        kills, killed = 0, 0
+        reading: concurrent.futures.Future[None] | None = None
+        deadline = time.monotonic() + 60
+        while reading is None or not reading.done():
+            assert time.monotonic() < deadline, f"no read in {kills} kills"
+            pid = server()
+            if pid not in (0, killed):
+                time.sleep(LIVES_S)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                kills, killed = kills + 1, pid
+                if kills == 3:  # the first had answered already
+                    reading = pool.submit(read_all)
+            time.sleep(0.01)
+        reading.result()
 
 
 @pytest.mark.claim("K1")

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from fusecache import keeper
+from fusecache import keeper, mounts, processes
 from fusecache.keeper import Keeper, Server
+from fusecache.launch import Launch
 
+IMPORTABLE = {**os.environ, **keeper.package_environment()}
 CONFIG: dict[str, Any] = {
     "source": "/s",
     "mountpoint": "/m",
@@ -76,6 +78,14 @@ def test_kills_from_outside_make_no_reader_wait(lone: Keeper) -> None:
     kills = [Dead(-signal.SIGKILL, 0.1), Dead(None, None)] * (keeper.KILLS_MAX // 2)
     assert delays(lone, kills) == [0.0] * keeper.KILLS_MAX
     assert delays(lone, kills[:3]) == [0.1, 0.2, 0.4]  # so many are a fault, whoever does it
+
+
+def test_a_kill_a_second_makes_no_reader_wait_however_long_it_goes_on(
+    lone: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for second in range(200):
+        monkeypatch.setattr(time, "monotonic", lambda now_s=1000.0 + second: now_s)
+        assert delays(lone, [Dead(-signal.SIGKILL, 0.1)]) == [0.0]
 
 
 def test_a_new_configuration_that_crashes_gives_way_to_the_old(lone: Keeper) -> None:
@@ -168,3 +178,140 @@ def test_answers_waits_no_longer_than_asked(
     if answer == "hang":
         monkeypatch.setattr(os, "statvfs", lambda _: time.sleep(60))
     assert keeper.answers(str(tmp_path), timeout_s=20.0 if expected else 0.2) is expected
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+
+    def look(self, watch: processes.Watch, seconds: float, state: str = "S") -> str:
+        """What the watch says after so long, looked at often."""
+        said = ""
+        for _ in range(int(seconds * 4)):
+            self.now_s += 0.25
+            said = said or watch.look(state)
+        return said
+
+
+def test_a_server_that_is_stopped_or_says_nothing_is_to_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, watch = Clock(monkeypatch), processes.Watch()
+    assert not clock.look(watch, 2 * processes.SILENT_S)  # of an older version: it never beats
+    assert not clock.look(watch, processes.STOPPED_S, "T")
+    assert not clock.look(watch, 1, "S")  # it goes on
+    assert "is stopped" in clock.look(watch, processes.STOPPED_S + 1, "T")
+    assert not clock.look(watch, 60, "t")  # somebody debugs it
+    watch.beat()
+    assert not clock.look(watch, processes.SILENT_S)
+    assert f"{processes.SILENT_S:g} s" in clock.look(watch, 1)
+    watch.beat()
+    assert not watch.look("S")
+
+
+def test_a_keeper_that_did_not_run_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was suspended, or both were frozen: one long round is one second."""
+    clock, watch = Clock(monkeypatch), processes.Watch()
+    watch.beat()
+    for _ in range(20):
+        clock.now_s += 3600
+        assert not watch.look("S")
+
+
+def test_signs_of_life_come_after_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server.__new__(Server)
+    server.ready_fd, theirs = os.pipe()
+    server._received, server.report, server.ready_at = b"", None, None
+    server.watch = processes.Watch()
+    launch = Launch({}, 0, 0, 0, 0, theirs, "", 0, 0, 0.0, False, False)
+    launch.report(ready=True)
+    report = server.take_report()
+    assert report == {"ready": True}
+    beats: list[None] = []
+    monkeypatch.setattr(server.watch, "beat", lambda: beats.append(None))
+    for number in range(3):
+        assert len(beats) == number
+        assert launch.beat()
+        assert server.take_report() is None  # the report is told once
+    assert len(beats) == 3
+    for _ in range(70_000):  # the keeper is stopped: the pipe fills, the server goes on
+        assert launch.beat()
+    os.close(server.ready_fd)
+    assert not launch.beat()  # an older keeper has closed its end
+    os.close(theirs)
+
+
+def test_a_keeper_whose_work_fails_still_ends_and_does_not_spin(
+    lone: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+    pauses: list[float] = []
+
+    def fail() -> None:
+        rounds.append(1)
+        if len(rounds) > 20:
+            raise KeyboardInterrupt  # nothing less ends it
+        if len(rounds) == 20:
+            lone.signals.append(signal.SIGTERM)
+        raise OSError(9, "Bad file descriptor")
+
+    for name, value in {
+        "catch_signals": lambda: None,
+        "open_source": lambda: None,
+        "first_start": lambda: {},
+        "announce": lambda _report: None,
+        "wait_for_something": lambda: True,
+        "look_at_server": fail,
+        "look_at_signals": lambda: True,
+        "look_at_clients": lambda: None,
+        "end": lambda: None,
+        "log": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(lone, name, value)
+    monkeypatch.setattr(keeper, "is_gone", lambda _fd: False)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    lone.fuse_fd = -1
+    assert lone.run() == 0
+    assert len(rounds) == 20
+    assert pauses[-1] == keeper.FAULT_PAUSE_MAX_S
+
+
+def test_standard_descriptors_are_open_afterwards() -> None:
+    code = (
+        "import os; from fusecache import processes\n"
+        "for fd in (0, 1, 2): os.close(fd)\n"
+        "processes.open_standard_descriptors()\n"
+        "names = [os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]\n"
+        "raise SystemExit(names != ['/dev/null'] * 3)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], check=False, env=IMPORTABLE)
+    assert done.returncode == 0
+
+
+def test_who_asks_in_vain_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    """The child of a question that hangs keeps nothing open: not our output, not /dev/fuse."""
+    reading, writing = os.pipe()
+
+    def hang() -> str:
+        (tmp_path / "there").touch()
+        while True:
+            time.sleep(60)
+
+    assert processes.ask(hang, 0.5) is None
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    assert processes.ask(lambda: "yes", 20) == "yes"
+    assert processes.ask(lambda: str(1 / 0), 20) == ""
+    assert processes.ask(lambda: " ".join(sorted(os.listdir("/proc/self/fd"))), 20) == "0 1 2 3 4"
+
+
+def test_an_old_mount_and_a_new_one_have_the_same_source() -> None:
+    line = "36 35 0:50 / /mnt rw - fuse.fusecache {} ro,user_id=0"
+    old, new = (
+        mounts.parse(line.format(source))[0] for source in ("/da\\040ta", "fusecache@/da\\040ta")
+    )
+    assert old == new
+    assert new.source == "/da ta"
+    assert mounts.source_field("/da ta") == "fusecache@/da ta"

@@ -1,5 +1,6 @@
 """Finding mounts in mountinfo, and their runtime directories."""
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -108,8 +109,37 @@ def test_sockets_work_at_any_depth(tmp_path: Path) -> None:
     assert isinstance(listener, socket.socket)
 
 
+@pytest.mark.claim("S4")
 def test_a_keeper_record_may_be_anything(tmp_path: Path) -> None:
+    """Root reads those of other users, who may put there what they like."""
+    record = tmp_path / mounts.KEEPER_FILE
     assert mounts.keeper_record(str(tmp_path)) == {}
-    for content in ("", "[1]", "{", '{"keeper_pid": 7}'):
-        (tmp_path / mounts.KEEPER_FILE).write_text(content)
+    for content in ("", "[1]", "{", "[" * 100_000, '{"a": "' + "x" * (2 << 20) + '"}'):
+        record.write_text(content)
+        assert mounts.keeper_record(str(tmp_path)) == {}
+    record.write_text(
+        '{"keeper_pid": 7, "server_pid": [], "log": {}, "config": {"ssd_bytes": {}}, "x": [[1]]}'
+    )
     assert mounts.keeper_record(str(tmp_path)) == {"keeper_pid": 7}
+    config = {"cache_dir": "/c", "further_cache_dirs": ["/d"], "revalidate_s": None}
+    record.write_text(json.dumps({"config": config}))
+    assert mounts.keeper_record(str(tmp_path)) == {"config": config}
+    record.rename(tmp_path / "elsewhere")
+    record.symlink_to(tmp_path / "elsewhere")
+    assert mounts.keeper_record(str(tmp_path)) == {}
+    record.unlink()
+    os.mkfifo(record)
+    assert mounts.keeper_record(str(tmp_path)) == {}  # and nobody waits for a writer
+
+
+@pytest.mark.claim("S4")
+def test_a_socket_is_of_the_user_who_mounted(tmp_path: Path) -> None:
+    """A link in another user's runtime directory may lead to a socket of ours."""
+    with mounts.listen(str(tmp_path), "ours", 4) as listener:
+        (tmp_path / mounts.KEEPER_SOCKET).symlink_to("ours")
+        with pytest.raises(PermissionError, match="not a socket of uid 1234"):
+            mounts.connect(str(tmp_path), mounts.KEEPER_SOCKET, 1.0, 1234)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.recv(16) == b""
+        mounts.connect(str(tmp_path), mounts.KEEPER_SOCKET, 1.0, os.getuid()).close()
