@@ -119,6 +119,8 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
     fusecache warm /data/imagenet/train
     fusecache warm /data/imagenet train 'val/**/*.JPEG'
     """
+    if "" in globs:
+        raise UserError("'' is no glob", EXIT_USAGE)
     target = control_client.find(path)
     request = _warm_request(target.mountpoint, path, globs)
     done: dict[str, Any] = {}
@@ -298,12 +300,13 @@ def _help_mount(arguments: list[str]) -> None:
     if len(places) != 2:
         raise ConfigError("usage: mount.fusecache SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]")
     settings = config.read_options(options)
+    places[0] = places[0].removeprefix(mounts.SOURCE_PREFIX)
     for name, place in zip(("source", "mountpoint"), places, strict=True):
         settings[name] = config.parse_setting(name, place, name)[1]
     given = config.build(settings)
     if fake:
         config.check_places(given)
-    else:
+    elif not mount_command.is_mounted(given):  # mount -a compares the source's name only
         mount_command.start(given)
 
 

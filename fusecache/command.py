@@ -16,6 +16,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
+from fusecache import installed, processes
 from fusecache.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 
 WIDTH_MOST: Final = 10_000
@@ -37,7 +38,10 @@ class Commands(click.Group):
 
 def run(program: str, command: Callable[[], object]) -> NoReturn:
     """Ends the process: with the number that `command` gives, if any, else as the module says."""
+    _open_standard_streams()
     try:
+        if line := installed.mixture():
+            raise UserError(line)
         code = command()
     except UserError as error:
         complain(program, str(error))
@@ -57,6 +61,14 @@ def run(program: str, command: Callable[[], object]) -> NoReturn:
         complain(program, str(error))
         sys.exit(EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _open_standard_streams() -> None:
+    """On /dev/null where the shell has closed them (`2>&-`)."""
+    processes.open_standard_descriptors()
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w", closefd=False))
 
 
 def complain(program: str, line: str) -> None:

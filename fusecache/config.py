@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusecache import cache_names, mounts
+from fusecache import cache_names, mounts, processes, trust
 from fusecache.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
 from fusecache.memory import total_memory_bytes, usable_memory_bytes
 from fusecache.units import format_bytes, parse_bytes
@@ -175,10 +175,11 @@ def _revalidate(value: Any) -> float | None:
 
 def _count(most: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
-        number = _number(value)
-        if not 1 <= number <= most or number != int(number):
-            raise ValueError(f"{value!r} is not a whole number between 1 and {most}")
-        return int(number)
+        with contextlib.suppress(ValueError, OverflowError):
+            number = _number(value)
+            if 1 <= number <= most and number == int(number):
+                return int(number)
+        raise ValueError(f"{value!r} is not a whole number between 1 and {most}")
 
     return parse
 
@@ -508,6 +509,7 @@ def check_places(config: Config) -> Config:
     """
     table = mounts.mounts()
     _check_not_fusecache(config.mountpoint, table)  # before any look-up: it may hang
+    _check_origin_answers(config)
     source, mountpoint = os.path.realpath(config.source), os.path.realpath(config.mountpoint)
     _check_not_fusecache(mountpoint, table)
     _check_source(source)
@@ -530,7 +532,11 @@ def check_places(config: Config) -> Config:
 
 def check_cache_dirs(config: Config) -> Config:
     """The same of the cache directories alone; source and mount point are not looked up."""
-    cache_dirs = tuple(dict.fromkeys(map(os.path.realpath, config.cache_dirs)))
+    from fusecache import digest
+
+    if why := digest.why_unusable(config.digest):
+        raise ConfigError(f"--digest {config.digest}: {why}")
+    cache_dirs = tuple(dict.fromkeys(map(_trusted, config.cache_dirs)))
     for cache_dir in cache_dirs:
         _check_cache_dir(cache_dir, config.source, config.mountpoint, others=len(cache_dirs) - 1)
         for other in cache_dirs:
@@ -539,6 +545,16 @@ def check_cache_dirs(config: Config) -> Config:
                     f"cache directory {cache_dir} lies inside another one, {other}", EXIT_USAGE
                 )
     return dataclasses.replace(config, cache_dir=cache_dirs[0], further_cache_dirs=cache_dirs[1:])
+
+
+def _trusted(cache_dir: str) -> str:
+    """The path without links. UserError: others may choose where it leads."""
+    try:
+        return trust.real_path(cache_dir)
+    except trust.Untrusted as error:
+        raise cache_names.refusal(cache_dir, error) from None
+    except OSError:
+        return cache_dir  # whoever uses it will say what is wrong
 
 
 def begin_caches(config: Config) -> None:
@@ -596,9 +612,10 @@ def users_of_more(config: Config) -> list[str]:
 
 
 def _other_mounts() -> Iterator[tuple[mounts.Mount, dict[str, Any]]]:
-    """Mounts of fusecache that can be looked into, and their settings."""
+    """Our mounts of fusecache, and their settings: no other user can share a cache with us."""
     for mount in mounts.mounts():
-        directory = mounts.runtime_directory(mount) if mount.is_fusecache else None
+        is_ours = mount.is_fusecache and mount.uid == os.getuid()
+        directory = mounts.runtime_directory(mount) if is_ours else None
         other = mounts.keeper_record(directory).get("config") if directory else None
         if isinstance(other, dict):
             yield mount, other
@@ -611,6 +628,23 @@ def _check_not_fusecache(mountpoint: str, table: list[mounts.Mount]) -> None:
             f"mount point {mountpoint} is already a fusecache (of {mount.source}); "
             f"to end it: fusecache umount {mountpoint}",
             EXIT_BUSY,
+        )
+
+
+def _check_origin_answers(config: Config) -> None:
+    """A look that hangs in the kernel could not be interrupted."""
+
+    def look() -> str:
+        os.path.realpath(config.mountpoint)
+        os.close(os.open(config.source, os.O_RDONLY | os.O_DIRECTORY))
+        with os.scandir(config.source) as entries:
+            next(entries, None)
+        return ""
+
+    if processes.ask(look, config.origin_timeout_s) is None:
+        raise UserError(
+            f"source {config.source} does not answer within {config.origin_timeout_s:g} s "
+            "(--origin-timeout): is its server, or the network, down?"
         )
 
 
@@ -687,17 +721,9 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str, others: int =
                 EXIT_USAGE,
             )
     try:
-        if os.path.isdir(cache_dir):
-            if not cache_names.is_cache(os.listdir(cache_dir)):
-                raise UserError(
-                    f"cache directory {cache_dir} holds other files and is no fusecache cache: "
-                    "choose an empty or a new directory with --cache-dir",
-                    EXIT_USAGE,
-                )
-        else:
-            if _is_default(cache_dir):
-                os.makedirs(os.path.dirname(cache_dir), exist_ok=True)
-            os.mkdir(cache_dir, 0o700)
+        if _is_default(cache_dir):
+            os.makedirs(os.path.dirname(cache_dir), exist_ok=True)
+        cache_names.check(cache_dir, make=True, claim=True)
         with tempfile.NamedTemporaryFile(dir=cache_dir, prefix=cache_names.CHECK_PREFIX):
             pass
     except FileNotFoundError:
@@ -716,7 +742,8 @@ def _check_cache_dir(cache_dir: str, source: str, mountpoint: str, others: int =
     except OSError as error:
         if not others or error.errno not in _FAILED_DISK:
             raise UserError(
-                f"cache directory {cache_dir} is not writable: {error.strerror}"
+                f"cache directory {cache_dir} is not writable: {error.strerror}; "
+                "choose another with --cache-dir"
             ) from None
 
 

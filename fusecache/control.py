@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import re
 import socket
-import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import trio
+
+from fusecache import mounts, trust
+from fusecache.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ Operation = Callable[[Message, Send], Awaitable[Message]]
 Takeover = Callable[[Message, Send, trio.SocketStream], Awaitable[None]]
 
 
-class RequestError(Exception):
-    """The client asked for something that cannot be done; one line."""
+class RequestError(UserError):
+    """The client asked for something that cannot be done."""
 
 
 class ControlServer:
@@ -74,7 +74,7 @@ class ControlServer:
         async def send(message: Message) -> None:
             await stream.send_all(json.dumps(message).encode() + b"\n")
 
-        if not _is_allowed(stream.socket):
+        if not trust.is_ours(mounts.peer_uid(cast(socket.socket, stream.socket))):
             await send({"ok": False, "error": "permission denied: not your mount", "exit": 1})
             return
         line = b""
@@ -107,52 +107,10 @@ class ControlServer:
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 try:
                     reply = {"ok": True, **await operation(request, send)}
-                except RequestError as error:
-                    reply = {"ok": False, "error": str(error), "exit": 1}
+                except UserError as error:
+                    reply = {"ok": False, "error": str(error), "exit": error.exit_code}
                 except OSError as error:
                     log.exception("%s failed", request["op"])
                     reply = {"ok": False, "error": f"{request['op']}: {error}", "exit": 1}
                 await send(reply)
             nursery.cancel_scope.cancel()
-
-
-def _is_allowed(connection: trio.socket.SocketType) -> bool:
-    credentials = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
-    _, uid, _ = struct.unpack("3i", credentials)
-    return uid in (0, os.geteuid())
-
-
-def glob_matcher(globs: list[str]) -> Callable[[bytes], bool]:
-    """True for paths (relative to the mount point) that a glob names, or that lie below one it
-    names.
-
-    `*` and `?` do not cross `/`, `**` does, `[...]` is a set of characters; no globs: every path.
-    """
-    if not globs:
-        return lambda path: True
-    patterns = [re.compile(_glob_to_regex(os.fsencode(glob.strip("/"))) + rb"(?:/.*)?", re.DOTALL)
-                for glob in globs]  # fmt: skip
-    return lambda path: any(pattern.fullmatch(path) for pattern in patterns)
-
-
-def _glob_to_regex(glob: bytes) -> bytes:
-    result, index = b"", 0
-    while index < len(glob):
-        rest = glob[index:]
-        if rest.startswith(b"**/"):
-            result, index = result + b"(?:.*/)?", index + 3
-        elif rest.startswith(b"**"):
-            result, index = result + b".*", index + 2
-        elif rest.startswith(b"*"):
-            result, index = result + b"[^/]*", index + 1
-        elif rest.startswith(b"?"):
-            result, index = result + b"[^/]", index + 1
-        elif rest.startswith(b"[") and (end := rest.find(b"]", 2)) > 0:
-            body = rest[1:end]
-            body = b"^" + body[1:] if body.startswith(b"!") else body
-            result, index = result + b"[" + body.replace(b"\\", b"\\\\") + b"]", index + end + 1
-        else:
-            result, index = result + re.escape(rest[:1]), index + 1
-    return result

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fusecache import mounts
+from fusecache import mounts, processes
 from fusecache.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, UserError
 
 ANSWER_TIMEOUT_S = 30.0  # silence of a server, or of a keeper that umounts
@@ -61,12 +61,50 @@ def directory_of(target: Target) -> str:
     if target.mount.uid != os.getuid() and os.getuid() != 0:
         raise UserError(f"{target.mountpoint} belongs to another user (uid {target.mount.uid})")
     raise UserError(
-        f"{target.mountpoint}: its keeper is gone; fusecache umount it, then mount again"
+        f"{target.mountpoint}: its keeper is gone, or hidden from you; "
+        "fusecache umount it, then mount again"
     )
+
+
+class KeeperStoppedError(UserError):
+    """The keeper is stopped (SIGSTOP, Ctrl-Z): it will answer when it is told to go on."""
+
+
+def stopped(target: Target, *names: str) -> list[int]:
+    """Of keeper and server ("keeper_pid", "server_pid"), the processes that are stopped."""
+    record = mounts.keeper_record(target.directory) if target.directory else {}
+    pids = [record.get(name) for name in names or ("keeper_pid",)]
+    return [pid for pid in pids if isinstance(pid, int) and processes.state(pid) == "T"]
+
+
+def _check_runs(target: Target) -> None:
+    """KeeperStoppedError. To be called when something listens: its process id is its own then."""
+    if pids := stopped(target):
+        raise KeeperStoppedError(
+            f"{target.mountpoint}: its keeper (process {pids[0]}) is stopped; "
+            f"kill -CONT {pids[0]} lets it go on"
+        )
 
 
 class _HangUpError(Exception):
     """The other end closed the connection before its last line."""
+
+
+def is_kept(target: Target) -> bool:
+    """Whether a keeper or a server of the mount lives, as far as its sockets tell."""
+    for name in (mounts.KEEPER_SOCKET, mounts.CONTROL_SOCKET) if target.directory else ():
+        try:
+            _connect(target, name, ANSWER_TIMEOUT_S).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            continue
+        except OSError:
+            pass  # it listens, and is busy
+        return True
+    return False
+
+
+def _connect(target: Target, name: str, timeout_s: float) -> socket.socket:
+    return mounts.connect(directory_of(target), name, timeout_s, target.mount.uid)
 
 
 def _lines(connection: socket.socket) -> Iterator[Message]:
@@ -75,7 +113,13 @@ def _lines(connection: socket.socket) -> Iterator[Message]:
         line, newline, rest = received.partition(b"\n")
         if newline:
             received = rest
-            yield json.loads(line)
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                message = None
+            if not isinstance(message, dict):
+                raise UserError("the answer is none that fusecache gives")
+            yield message
             continue
         data = connection.recv(1 << 16)
         if not data or len(received) > LINE_BYTES_MAX:
@@ -96,7 +140,9 @@ def converse(
         if attempt:
             time.sleep(RECONNECT_PAUSE_S)
         try:
-            with mounts.connect(directory, mounts.CONTROL_SOCKET, timeout_s) as connection:
+            with _connect(target, mounts.CONTROL_SOCKET, timeout_s) as connection:
+                if stopped(target, "server_pid"):
+                    _check_runs(target)  # it is who would replace that
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 for message in _lines(connection):
                     if "ok" in message:
@@ -114,7 +160,8 @@ def converse(
             raise UserError(f"{target.mountpoint} belongs to another user") from None
         except FileNotFoundError:
             break
-    raise UserError(f"{target.mountpoint}: neither server nor keeper answers")
+    what = "; mount it again (fusecache mount), or fusecache umount" if is_gone(target) else ""
+    raise UserError(f"{target.mountpoint}: neither server nor keeper answers{what}")
 
 
 def ask(target: Target, request: Message) -> Message:
@@ -123,11 +170,22 @@ def ask(target: Target, request: Message) -> Message:
     return last
 
 
+def is_gone(target: Target) -> bool:
+    """Whether the keeper is. By its socket: processes may be out of our sight."""
+    try:
+        _connect(target, mounts.KEEPER_SOCKET, ANSWER_TIMEOUT_S).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return True
+    except (OSError, UserError):
+        pass
+    return False
+
+
 def ask_keeper(target: Target, request: Message, timeout_s: float = ANSWER_TIMEOUT_S) -> Message:
     """The keeper's answer, refusals included. ConnectionError: the keeper is gone."""
-    directory = directory_of(target)
     try:
-        with mounts.connect(directory, mounts.KEEPER_SOCKET, timeout_s) as connection:
+        with _connect(target, mounts.KEEPER_SOCKET, timeout_s) as connection:
+            _check_runs(target)
             connection.sendall(json.dumps(request).encode() + b"\n")
             return next(_lines(connection))
     except TimeoutError:

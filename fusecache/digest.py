@@ -2,14 +2,15 @@
 
 Digests name the content of a block (deduplication); checksums find flipped bits. xxh3-128 is fast
 but not collision-proof, which is right for a cache that one user fills; blake3 is for shared ones.
+The package blake3 is an extra (`pip install blake3`), imported with the first digest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Final
 
-import blake3
 import xxhash
 
 Buffer = bytes | bytearray | memoryview
@@ -22,12 +23,23 @@ def _xxh3_128(data: Buffer) -> bytes:
 
 
 def _blake3(data: Buffer) -> bytes:
+    import blake3
+
     return blake3.blake3(data).digest()
 
 
 # The numbers are those of the segment format (docs/FORMAT.md).
 ALGORITHMS: Final[dict[str, int]] = {"xxh3-128": 1, "blake3": 2}
 _FUNCTIONS: Final[dict[int, Callable[[Buffer], bytes]]] = {1: _xxh3_128, 2: _blake3}
+
+
+def why_unusable(name: str) -> str:
+    """A line for the user; "": this algorithm is known, and its package is installed."""
+    if name not in ALGORITHMS:
+        return f"unknown digest {name!r}: use {' or '.join(ALGORITHMS)}"
+    if name == "blake3" and find_spec("blake3") is None:
+        return "the digest blake3 needs the package of that name: pip install blake3"
+    return ""
 
 
 def digest(algorithm: int, data: Buffer) -> bytes:

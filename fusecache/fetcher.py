@@ -170,6 +170,8 @@ class Fetcher:
 
     def fail(self, ino: int, flight: Flight, error: OriginError) -> None:
         """The file was not read. Readers that have joined try it themselves, unless it hung."""
+        if isinstance(error, OriginTimeout):
+            self._origin.note_hang(ino, trio.Event())
         flight.error = error
         flight.done.set()
         self._land((ino, 0), flight)
@@ -236,7 +238,7 @@ class Fetcher:
             begun_ns = time.time_ns()
             try:
                 data, was_stored = await self._origin.call(
-                    partial(self._load, ino, version, block, offset, length)
+                    partial(self._load, ino, version, block, offset, length), about=ino
                 )
             except OriginChanged:
                 await self.refresh(ino)
@@ -272,9 +274,10 @@ class Fetcher:
                 return cached, True
         return read_range(ino, version, offset, length, tick), False
 
-    def is_origin_ready(self) -> bool:
-        """False while the origin is away or all threads are waiting for it."""
-        return self._origin.available and self._origin.has_free_thread()
+    def is_origin_ready(self, ino: int = 0) -> bool:
+        """False while the origin is away, all threads are waiting for it, or one for this inode."""
+        ready = self._origin.available and self._origin.has_free_thread()
+        return ready and not self._origin.hangs(ino)
 
     def locate(self, ino: int, version: Version, block: int) -> bool:
         """Make sure the front knows where the block lies, if the store has it. Blocking."""

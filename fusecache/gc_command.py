@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from fusecache import command, control_client
+from fusecache import cache_names, command, control_client
 from fusecache.errors import EXIT_BUSY, EXIT_NOT_A_MOUNT, CacheFault, UserError
 from fusecache.units import format_bytes
 
@@ -109,6 +109,8 @@ def _directories(paths: Sequence[str]) -> list[Path]:
     """All of one cache."""
     if all(_is_cache(Path(path)) for path in paths):
         found = [Path(path).absolute() for path in paths]
+        for directory in found:
+            cache_names.check(str(directory), claim=True)
         _refuse_some(found)
         return found
     if len(paths) > 1:
@@ -129,9 +131,7 @@ def _is_cache(path: Path) -> bool:
     try:
         return (path / "format").is_file() and (path / "segments").is_dir()
     except PermissionError:
-        raise UserError(
-            f"{path}: another user's cache directory: run gc as that user, or as root"
-        ) from None
+        raise UserError(f"{path}: another user's cache directory: run gc as that user") from None
 
 
 def _refuse_some(directories: Sequence[Path]) -> None:

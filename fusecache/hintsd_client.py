@@ -70,7 +70,7 @@ def setting(target: Target) -> str | None:
 
 def _layout(status: dict[str, Any], mountpoint: str) -> dict[str, Any]:
     jobs = [job for job in status["jobs"] if job["mountpoint"] == mountpoint]
-    said = [job for job in jobs if "layout" in job]
+    said = [job for job in jobs if job.get("layout")]
     found: dict[str, Any] = {}
     if said:
         found = _verdict(min(said, key=lambda job: (job["layout"] == "static", _is_in_last(job))))
@@ -78,7 +78,7 @@ def _layout(status: dict[str, Any], mountpoint: str) -> dict[str, Any]:
         return found
     before = [job for job in status.get("ended") or [] if job.get("mountpoint") == mountpoint]
     last = min(before, key=lambda job: float(job["ended_ago_s"]), default=None)
-    return found | {"last": _verdict(last)} if last and "layout" in last else found
+    return found | {"last": _verdict(last)} if last and last.get("layout") else found
 
 
 def _verdict(job: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _verdict(job: dict[str, Any]) -> dict[str, Any]:
 def _is_in_last(job: dict[str, Any]) -> bool:
     """Whether no epoch follows the one that it is in: nothing is written for it."""
     epochs = job.get("epochs")
-    return epochs is not None and job.get("epoch", 0) + 1 >= epochs
+    return epochs is not None and (job.get("epoch") or 0) + 1 >= epochs
 
 
 def _reads(job: dict[str, Any], mountpoint: str) -> bool:
@@ -115,7 +115,9 @@ def _socket(target: Target) -> str | None:
     chosen = setting(target)
     if chosen is None or chosen == "none":
         return None
-    return mounts.hintsd_socket(target.mount.uid) if chosen == "auto" else chosen
+    if chosen == "auto":
+        return mounts.hintsd_socket(target.mount.uid)
+    return chosen if target.mount.uid == os.getuid() else None  # not where others send us
 
 
 def _status(path: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -12,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 import trio
 
 from fusecache import _native, namespace
-from fusecache.control import PROGRESS_INTERVAL_S, Message, RequestError, Send, glob_matcher
+from fusecache.control import PROGRESS_INTERVAL_S, Message, RequestError, Send
 from fusecache.errors import OriginError
+from fusecache.globs import Globs
 from fusecache.operations import Operations
 from fusecache.reader import Reader
 from fusecache.store import Store
@@ -23,7 +25,8 @@ from fusecache.store.types import BLOCK_BYTES, Location, RecordFault
 ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
 LOCATIONS_BATCH = 1 << 14
-LISTING_BATCH = 4096
+LISTING_BATCH = 1024  # names that are asked for at once
+SLICE_S = 0.001  # of work, after which others get their turn
 WARM_SHARE = 0.9  # of the limit: segments are not filled to the last byte, and the index needs room
 
 
@@ -131,8 +134,9 @@ class Maintenance:
         self, below: bytes, unmatched: dict[str, None], progress: WarmProgress
     ) -> array[int]:
         """The files, and in `unmatched` only the globs that named none."""
-        matches = glob_matcher(list(unmatched))
-        single = {glob: glob_matcher([glob]) for glob in unmatched}
+        globs = Globs(unmatched)
+        names_all = not unmatched
+        give_way_at = time.monotonic() + SLICE_S
         files, directories = array("Q"), [1]
         while directories:
             directory = directories.pop()
@@ -141,9 +145,11 @@ class Maintenance:
             except OriginError as error:
                 _note_error(progress, directory, error)
                 continue
-            await trio.sleep(0)  # a listed directory did not wait: let readers in between
             prefix = _native.path(directory)
             for name, ino in _entries(directory):
+                if time.monotonic() >= give_way_at:
+                    await trio.sleep(0)  # readers wait for this thread, too
+                    give_way_at = time.monotonic() + SLICE_S
                 mode = _native.attributes(ino)[0]
                 path = prefix + b"/" + name if prefix else name
                 if stat.S_ISDIR(mode):
@@ -152,10 +158,10 @@ class Maintenance:
                     continue
                 if not stat.S_ISREG(mode) or not _is_below(path, below):
                     continue
-                relative = path[len(below) :].lstrip(b"/")
-                if matches(relative):
-                    for glob in [glob for glob in unmatched if single[glob](relative)]:
-                        del unmatched[glob]
+                naming = globs.naming(path[len(below) :].lstrip(b"/"))
+                if naming or names_all:
+                    for glob in naming:
+                        unmatched.pop(glob, None)
                     files.append(ino)
                     size = namespace.version(ino).size
                     progress.bytes_total += size

@@ -18,12 +18,14 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
 
 from fusecache import _native
+from fusecache.access_lists import AccessLists
 from fusecache.errors import OriginError
 from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.reader import Reader
@@ -36,8 +38,10 @@ T = TypeVar("T")
 
 FOREVER_S = 1e9
 LOOKUPS_BEFORE_LISTING = 8
+LOOK_WAIT_S = 0.5  # for the origin to say what is known already
 BLOCK_SIZE_HINT = 128 << 10  # st_blksize: what one READ brings
 LISTING_BATCH = 512
+ACL_XATTRS = (b"system.posix_acl_access", b"system.posix_acl_default")
 HINTSD_XATTR = b"user.fusecache.hintsd"
 
 
@@ -59,6 +63,15 @@ def answers(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             raise pyfuse3.FUSEError(errno.EIO) from None
 
     return answer
+
+
+@dataclass(eq=False, slots=True)
+class Look:
+    """A known inode is being looked at again, for all who ask meanwhile."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    is_there: bool = True
+    error: OriginError | None = None
 
 
 class Operations(pyfuse3.Operations):
@@ -83,6 +96,7 @@ class Operations(pyfuse3.Operations):
         self.initialized = trio.Event()
         self.zero_open = False  # known once the session is open
         self._origin = origin
+        self._access_lists = AccessLists(origin)
         self._reader = reader
         self._revalidation = revalidation
         self._source_fd = source_fd
@@ -91,6 +105,8 @@ class Operations(pyfuse3.Operations):
         self._hintsd = hintsd
         self._listing: dict[int, trio.Event] = {}
         self._unlisted_lookups: Counter[int] = Counter()
+        self._looks: dict[int, Look] = {}
+        self._waited_at = 0.0  # when LOOK_WAIT_S was last over (trio clock)
 
     def init(self) -> None:
         self.initialized.set()
@@ -128,17 +144,30 @@ class Operations(pyfuse3.Operations):
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         status = await self._origin.call(lambda _tick: os.fstatvfs(self._source_fd))
         data = pyfuse3.StatvfsData()
-        for field in (
+        for name in (
             "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail",
             "f_files", "f_ffree", "f_favail", "f_namemax",
         ):  # fmt: skip
-            setattr(data, field, getattr(status, field))
+            setattr(data, name, getattr(status, name))
         return data
+
+    # Asked for access control lists, which the kernel keeps and honours with --allow-other. For
+    # others only where libfuse could not be interposed: else there is an ioctl for the one
+    # attribute of ours, and the kernel learns that there are no others (native_raw.c).
 
     @answers
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if inode == pyfuse3.ROOT_INODE and name == HINTSD_XATTR and self._hintsd:
             return self._hintsd
+        if name in ACL_XATTRS:
+            version = _native.version(inode)
+            acl = await self._access_lists.read(inode, name)
+            if (inode, name) == (pyfuse3.ROOT_INODE, ACL_XATTRS[0]) and (
+                _native.version(inode) == version
+            ):
+                _native.keep_root_acl(acl or b"", version[3])
+            if acl is not None:
+                return acl
         raise pyfuse3.FUSEError(errno.ENODATA)
 
     @answers
@@ -149,18 +178,37 @@ class Operations(pyfuse3.Operations):
         """Inode numbers are kept for the life of the mount."""
 
     async def _make_fresh(self, ino: int) -> bool:
-        """Look at the origin again if nothing else watches this inode. False: the name is gone."""
+        """Look at the origin again if nothing else watches this inode. False: the name is gone.
+
+        An origin that takes long may hang: what is known is said meanwhile, and what the look finds
+        is told to the kernel when it ends. Until it answers anything, nobody waits again.
+        """
         if self._is_watched(ino) or _native.is_dead(ino):
             return True
         if not self._origin.available:
             return True
+        look = self._looks.get(ino)
+        if look is None:
+            look = self._looks[ino] = Look()
+            self._nursery.start_soon(self._look, ino, look)
+        if self._waited_at <= self._origin.answered_at:
+            with trio.move_on_after(LOOK_WAIT_S) as scope:
+                await look.ended.wait()
+            if scope.cancelled_caught:
+                self._waited_at = trio.current_time()
+        if look.error is not None:
+            raise look.error
+        return look.is_there
+
+    async def _look(self, ino: int, look: Look) -> None:
         try:
-            has_changed = await self._origin.refresh(ino)
+            look.is_there = await self._origin.refresh(ino) is not None
         except OriginError as error:
-            if error.errno not in AWAY_ERRNOS:
-                raise
-            return True  # what we know is what we can say
-        return has_changed is not None
+            if error.errno not in AWAY_ERRNOS:  # else what we know is what we can say
+                look.error = error
+        finally:
+            del self._looks[ino]
+            look.ended.set()
 
     def _is_watched(self, ino: int) -> bool:
         return self._revalidation.period_s is None or _native.is_listed(_native.parent(ino))

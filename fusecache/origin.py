@@ -5,6 +5,10 @@ be killed, so no handler may wait for the origin without a limit: the call is ab
 `timeout_s` without progress and the reader gets EIO. Abandoned threads keep their place in the
 limiter until the origin lets them go, so a dead origin holds at most `threads` of them.
 
+The kernel asks twice: a READ that failed ahead of the reader is sent again when the reader comes to
+its page. So a call about an inode that was abandoned a moment ago and still hangs fails at once:
+one hang costs a reader one time-out.
+
 ESTALE is retried once: every operation starts from the path, so the retry finds the file anew.
 """
 
@@ -15,7 +19,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
 
@@ -40,11 +44,21 @@ DIRECT_FILE_SYSTEMS = frozenset({"fuse", "nfs", "nfs4"})
 
 GONE = 3  # _native.refresh: the name is gone or another file
 
+HANG_S = 1.0  # how long another call about the same inode is taken for the kernel's second try
+HANG_GRACE_S = 0.25  # in which the one that hangs may still come back
+
 PROBE_TIMEOUT_S = 5.0
 PROBE_AGAIN_S = 1.0
 
 PIECE_BYTES = 1 << 20  # progress is noticed after each piece
 AWAY_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT})
+
+
+class Hang(NamedTuple):
+    """A call about an inode that was given up."""
+
+    until: float  # trio clock
+    ended: trio.Event  # it has come back after all
 
 
 class Origin:
@@ -57,37 +71,55 @@ class Origin:
     """
 
     def __init__(
-        self, source_fd: int, device: str, threads: int, timeout_s: float, stats: Stats
+        self, source_fd: int, file_system: str, threads: int, timeout_s: float, stats: Stats
     ) -> None:
         self.timeout_s = timeout_s
-        file_system = file_system_of(device)
         self.tick_ns = LOCAL_TICK_NS if file_system in LOCAL_FILE_SYSTEMS else NETWORK_TICK_NS
         self.reads_direct = file_system.partition(".")[0] in DIRECT_FILE_SYSTEMS
         self._source_fd = source_fd
         self._doubt = trio.Event()
         self.stats = stats
         self.available = True
+        self.answered_at = 0.0  # trio clock; whatever it said
         self.last_error = ""
         self._readers = trio.CapacityLimiter(threads)
         self._background = trio.CapacityLimiter(4)
         self._probes = trio.CapacityLimiter(2)
+        self._hangs: dict[int, Hang] = {}
 
     def has_free_thread(self) -> bool:
         return self._readers.available_tokens > 0
 
-    async def call(self, function: Callable[[Tick], T], *, background: bool = False) -> T:
+    async def call(
+        self, function: Callable[[Tick], T], *, background: bool = False, about: int = 0
+    ) -> T:
         """function(tick) in a thread. It calls `tick` whenever it made progress, which moves the
-        deadline.
+        deadline. `about`: the inode that it asks for, if any.
 
         Raises OriginError with the origin's errno, OriginTimeout (EIO).
         """
+        if self.hangs(about):
+            with trio.move_on_after(HANG_GRACE_S):
+                await self._hangs[about].ended.wait()
+            if self.hangs(about):
+                raise OriginTimeout(self.timeout_s)
         try:
-            result = await self._attempt(function, background)
+            result = await self._attempt(function, background, about)
         except OriginError as error:
             if error.errno != errno.ESTALE or isinstance(error, OriginChanged):
                 raise
-            result = await self._attempt(function, background)
+            result = await self._attempt(function, background, about)
         return result
+
+    def hangs(self, ino: int) -> bool:
+        """Whether a call about the inode was given up just now, and has not come back."""
+        hang = self._hangs.get(ino)
+        return hang is not None and not hang.ended.is_set() and trio.current_time() < hang.until
+
+    def note_hang(self, ino: int, ended: trio.Event) -> None:
+        now = trio.current_time()
+        self._hangs = {i: hang for i, hang in self._hangs.items() if now < hang.until}
+        self._hangs[ino] = Hang(now + HANG_S, ended)
 
     async def refresh(self, ino: int) -> bool | None:
         """Look at a known inode again, into the table.
@@ -95,7 +127,7 @@ class Origin:
         True: it has changed. False: it has not. None: its name is gone, or another file's (which is
         in the table then: who opens the name again, gets that). Raises OriginError.
         """
-        result = await self.call(lambda _tick: _native.refresh(ino))
+        result = await self.call(lambda _tick: _native.refresh(ino), about=ino)
         if result != GONE:
             return result > 0
         parent, name = _native.parent(ino), _native.name(ino)
@@ -103,10 +135,10 @@ class Origin:
             await self.call(lambda _tick: _native.add(parent, name))
         return None
 
-    async def _attempt(self, function: Callable[[Tick], T], background: bool) -> T:
+    async def _attempt(self, function: Callable[[Tick], T], background: bool, about: int) -> T:
         token = trio.lowlevel.current_trio_token()
         limiter = self._background if background else self._readers
-        abandoned = False
+        abandoned, has_ended, ended = False, False, trio.Event()
         with trio.CancelScope(deadline=trio.current_time() + self.timeout_s) as scope:
 
             def extend() -> None:
@@ -117,14 +149,26 @@ class Origin:
                     raise OriginTimeout(self.timeout_s)
                 token.run_sync_soon(extend, idempotent=True)
 
+            def run() -> T:
+                nonlocal has_ended
+                try:
+                    return function(tick)
+                finally:
+                    has_ended = True
+                    if abandoned:
+                        with contextlib.suppress(trio.RunFinishedError):
+                            token.run_sync_soon(ended.set)
+
             try:
-                result = await trio.to_thread.run_sync(
-                    function, tick, abandon_on_cancel=True, limiter=limiter
-                )
+                result = await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=limiter)
             except OSError as error:
+                self.answered_at = trio.current_time()
                 raise self.failed(error.errno or errno.EIO, str(error)) from error
+            self.answered_at = trio.current_time()
             return result
         abandoned = True
+        if about and not has_ended:
+            self.note_hang(about, ended)
         self.failed(errno.EIO, f"no answer within {self.timeout_s:g} s")
         raise OriginTimeout(self.timeout_s)
 

@@ -27,10 +27,11 @@ from fusecache.errors import OriginError
 from fusecache.operations import Operations
 from fusecache.packer import Packer
 from fusecache.passings import Passings
-from fusecache.prefetcher import Inos, Prefetcher
+from fusecache.prefetcher import Prefetcher
 from fusecache.probe import Device, Probe
 from fusecache.stats import Stats
 from fusecache.store import Store
+from fusecache.window import Inos
 from fusecache.wire import CHUNKS_MOST, VERSION, Fields, WireError
 from fusecache.wire_trio import FrameStream
 
@@ -343,6 +344,8 @@ class _Channel:
                 is_wanted = array & _native.PLAN_WANTED != 0
                 is_late = (array & WHAT != _native.SEEN_LOOKUP) & is_wanted
                 self._plan.overtaking_reads += int(np.count_nonzero(is_late))
+                if np.any(is_late & (array & _native.PLAN_STAGED != 0)):
+                    self._prefetcher.window.suspect()
                 if is_wanted.any():
                     wanted_at = trio.current_time()
                 await self._frames.send(

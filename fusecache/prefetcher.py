@@ -10,7 +10,8 @@ the kernel is behind (FLYING_BYTES_MOST), or while the origin is away.
 INVARIANT: each file in the fetch pool is a Flight in Fetcher, so a reader's miss joins it.
 INVARIANT: no page of an inode is pushed between the end of its `drop` and the next `stage` of it.
 INVARIANT: each staged or fetched inode is reported once, unless it is cancelled or dropped before
-its turn. What a plan has begun when it ends is finished, and reported to nobody.
+its turn; one that is restored (window.py) is reported again. What a plan has begun when it ends is
+finished, and reported to nobody.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from fusecache.packer import Packer
 from fusecache.reader import Reader
 from fusecache.stats import Stats
 from fusecache.store.types import BLOCK_BYTES, Version
+from fusecache.window import Inos, Window, flags_of
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,6 @@ POLL_S = 0.02  # what holds prefetching back ends without a sign
 # Between two looks at what the pool has fetched, where a fetch takes LONG_FETCH_S or more
 LONG_FETCH_S, LAND_EVERY_S = 0.015, 0.0015
 
-Inos = NDArray[np.uint32]
 File = tuple[int, tuple[int, int, int, int], bytes | memoryview]
 Report = Callable[[bytes, bytes], None]  # inodes (packed u32), a result each
 
@@ -150,10 +151,6 @@ class Job:
 WAITING = -1
 
 
-def flags_of(inos: Inos) -> NDArray[np.uint8]:
-    return np.frombuffer(_native.plan_flags(inos.tobytes()), np.uint8)
-
-
 def _refusal(ino: int) -> int:
     """Why the kernel was not given a file's pages. What is flagged as changed, too young, or
     another version may be tried again.
@@ -203,7 +200,10 @@ class Prefetcher:
         self._plan = 0
         self.preloaded: set[int] = set()  # directories whose files' locations the front knows
 
+        self.window = Window(kernel, stats, self._restore)
+
         self._staging, self._fetching = ArrayQueue(), ArrayQueue()
+        self._restoring = ArrayQueue()  # staged before, and let go of by the kernel: they go first
         # Not on SSD: inode -> whether to store it. Those to be staged go first, and in their order,
         # a heap of (number in that order, inode): batches come from several threads.
         self._to_stage: dict[int, bool] = {}
@@ -242,7 +242,7 @@ class Prefetcher:
     @property
     def queued_stage(self) -> int:
         left = sum(len(inos) for inos, _ in self._left + self._waiting)
-        return self._staging.count + left + len(self._to_stage)
+        return self._restoring.count + self._staging.count + left + len(self._to_stage)
 
     @property
     def queued_fetch(self) -> int:
@@ -267,6 +267,8 @@ class Prefetcher:
         self._left_over |= self._busy
         _native.plan_end()
         self._staging.clear()
+        self._restoring.clear()
+        self.window.clear()
         self._left.clear()
         self._waiting.clear()
         self._fetching.clear()
@@ -296,6 +298,7 @@ class Prefetcher:
                 inos, store = inos[order], store[order]
             self._chunk_mark = CHUNK_MARKS[self._chunk_mark == CHUNK_MARKS[0]]
             store = store | np.uint8(self._chunk_mark)
+        self.window.put(inos)
         self._queue(self._staging, inos, store, marks)
         self._stageable.unpark(count=-(-len(inos) // STAGE_BATCH))
 
@@ -319,6 +322,12 @@ class Prefetcher:
             self._answer_all(inos[~is_known], CHANGED)
             inos, store = inos[is_known], store[is_known]
         queue.put(inos, store)
+
+    def _restore(self, inos: Inos) -> None:
+        """Not stored once more: where the origin has to be asked, it once was not."""
+        _native.plan_mark(inos.tobytes(), _native.PLAN_QUEUED, _native.PLAN_READ)
+        self._restoring.put(inos, np.zeros(len(inos), np.uint8))
+        self._stageable.unpark(count=-(-len(inos) // STAGE_BATCH))
 
     def cancel(self, inos: Inos) -> None:
         _native.plan_mark(inos.tobytes(), 0, _native.PLAN_QUEUED | _native.PLAN_WANTED)
@@ -369,12 +378,13 @@ class Prefetcher:
             nursery.start_soon(self._sort_forever)
             nursery.start_soon(self._land_forever)
             nursery.start_soon(self._poll_forever)
+            nursery.start_soon(self.window.watch_forever)
 
     async def _stage_forever(self) -> None:
         while True:
             if self._left and (self._number >= self._left_until or not self._staging.count):
                 self._take_back()
-            if not self._staging.count or len(self._to_stage) >= SORTED_MOST:
+            if not self._to_be_staged.count or len(self._to_stage) >= SORTED_MOST:
                 await self._stageable.park()
                 continue
             plan = self._plan
@@ -431,16 +441,21 @@ class Prefetcher:
         self._left.clear()
         self._stageable.unpark_all()
 
+    @property
+    def _to_be_staged(self) -> ArrayQueue:
+        return self._restoring if self._restoring.count else self._staging
+
     def _next_to_stage(self) -> tuple[Inos, NDArray[np.uint8]]:
         """The next batch of those that were not cancelled and are not under way."""
-        flags = self._staging.first_flags
+        queue = self._to_be_staged
+        flags = queue.first_flags
         if flags & (MOVE | SORT) and not flags & KEEP_ORDER:
-            inos, store = self._staging.take(MOVE_BATCH)
+            inos, store = queue.take(MOVE_BATCH)
             count = _native.count_within(inos.tobytes(), MOVE_BATCH_BYTES)
-            self._staging.put_first(inos[count:], store[count:])
+            queue.put_first(inos[count:], store[count:])
             inos, store = inos[:count], store[:count]
         else:
-            inos, store = self._staging.take(STAGE_BATCH)
+            inos, store = queue.take(STAGE_BATCH)
         is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
         if not is_live.all():
             inos, store = inos[is_live], store[is_live]
@@ -598,7 +613,7 @@ class Prefetcher:
                 ino, store = self._to_fetch.popitem(last=False)
             if _flags(ino) & _native.PLAN_QUEUED:
                 self._fetch(ino, store)
-        if self._staging.count and len(self._to_stage) < SORTED_MOST // 2:
+        if self._to_be_staged.count and len(self._to_stage) < SORTED_MOST // 2:
             self._stageable.unpark_all()
         if self._fetching.count and len(self._to_fetch) < SORTED_MOST // 2:
             self._sortable.unpark()

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fusecache import cache_names
-from fusecache.errors import EXIT_USAGE, UserError
+from fusecache.errors import UserError
 from fusecache.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -156,18 +156,6 @@ def load(directory: Path) -> Probe | None:
         return None
 
 
-def _check_is_cache(directory: Path) -> None:
-    """Or empty, so that it may become one: nothing is written among other people's files, which
-    may lie on quite another disk. UserError.
-    """
-    if not cache_names.is_cache(os.listdir(directory)):
-        raise UserError(
-            f"{directory} holds other files and is no cache directory: give one, a mount point, "
-            "or an empty directory on the disk that is meant",
-            EXIT_USAGE,
-        )
-
-
 def measure(directory: Path, file_bytes: int | None = None, pass_s: float = PASS_S) -> Probe:
     """Measure, and keep the result there. Takes about 3 s, and room for `file_bytes`; None: for
     FILE_BYTES, or less where less is free.
@@ -178,7 +166,8 @@ def measure(directory: Path, file_bytes: int | None = None, pass_s: float = PASS
     from fusecache import _native  # hintsd reads results, and needs no more
 
     try:
-        _check_is_cache(directory)
+        # Nothing is written among other people's files, which may lie on quite another disk.
+        cache_names.check(str(directory.absolute()))
         file_bytes = file_bytes or _file_bytes(directory)
         # Without a name where the file system has that (O_TMPFILE), else unlinked at once.
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:

@@ -11,7 +11,7 @@ from typing import Final
 import click
 from rich.table import Table
 
-from fusecache import command, control_client, mounts, probe
+from fusecache import cache_names, command, control_client, mounts, probe
 from fusecache.errors import EXIT_NOT_A_MOUNT, UserError
 from fusecache.units import format_bytes, format_duration
 
@@ -82,6 +82,7 @@ def _probed(path: str) -> list[pathlib.Path]:
         why = "is on a file system that stores nothing; give a directory on the SSD"
     if why is not None:
         raise UserError(f"{path} {why}", EXIT_NOT_A_MOUNT)
+    cache_names.check(str(directory.absolute()))
     return [directory]
 
 

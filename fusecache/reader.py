@@ -84,7 +84,7 @@ class Reader:
         """
         return (
             version.size > BLOCK_BYTES
-            or not self._fetcher.is_origin_ready()
+            or not self._fetcher.is_origin_ready(ino)
             or _native.get_location(ino, 0) is not None
         )
 

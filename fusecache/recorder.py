@@ -152,7 +152,9 @@ class Recorder:
     def _connect(self) -> socket.socket | None:
         """None: there is no such mount any more. The keeper's socket outlives its servers."""
         try:
-            return mounts.connect(self._directory, mounts.CONTROL_SOCKET, ANSWER_TIMEOUT_S)
+            return mounts.connect(
+                self._directory, mounts.CONTROL_SOCKET, ANSWER_TIMEOUT_S, self._target.mount.uid
+            )
         except PermissionError:
             raise UserError(f"{self._target.mountpoint} belongs to another user") from None
         except (FileNotFoundError, ConnectionError):

@@ -1,6 +1,7 @@
 """The server process: loads the C extension in the right way, then serves.
 
-Started by the keeper with one JSON argument (see `launch.Launch`). Says on the ready descriptor
+Started by the keeper with one JSON argument (see `launch.Launch`), or as a spare (`--spare FD`, see
+spare.py), which imports everything and waits for that argument. Says on the ready descriptor
 that it serves, or why it cannot. Exit code 0: unmounted, or asked to stop (SIGTERM); anything else
 is a crash to the keeper.
 
@@ -12,6 +13,7 @@ which imports pyfuse3, is imported late.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -19,6 +21,7 @@ import resource
 import sys
 from importlib.util import find_spec
 
+from fusecache import spare
 from fusecache.config import Config
 from fusecache.errors import UserError
 from fusecache.launch import Launch
@@ -46,6 +49,13 @@ def load_extension(zero_open: bool) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["--spare"] and len(arguments) == 2:
+        load_extension(zero_open=True)
+        _import()
+        needed = spare.wait(int(arguments[1]))
+        if needed is None:
+            return 0
+        arguments = [needed]
     if len(arguments) != 1:
         print("fusecache.server is started by the keeper; use: fusecache mount", file=sys.stderr)
         return 2
@@ -69,11 +79,17 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def _import() -> None:
+    """What needs the extension to be loaded before, and half a second."""
+    # numpy's linear algebra is not used: its threads would spin while the server starts.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    importlib.import_module("fusecache.serving")
+
+
 def _run(launch: Launch) -> int:
     config = Config.from_json(json.dumps(launch.config))
     why_ordinary = load_extension(config.zero_open)
-    # numpy's linear algebra is not used: its threads would spin while the server starts.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _import()
 
     import trio
 

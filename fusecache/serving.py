@@ -19,7 +19,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from fusecache import __version__, _native, mounts, namespace, wire
+from fusecache import __version__, _native, mounts, namespace, processes, wire
 from fusecache.config import Config
 from fusecache.control import ControlServer, Message, Send
 from fusecache.errors import UserError
@@ -28,7 +28,7 @@ from fusecache.kernel import Kernel
 from fusecache.launch import Launch
 from fusecache.maintenance import Maintenance
 from fusecache.operations import FOREVER_S, Operations
-from fusecache.origin import Origin
+from fusecache.origin import Origin, file_system_of
 from fusecache.packer import Packer
 from fusecache.passings import Passings
 from fusecache.plan import Plan
@@ -36,6 +36,7 @@ from fusecache.prefetcher import Prefetcher
 from fusecache.probe import Device
 from fusecache.reader import Reader
 from fusecache.recording import Recording
+from fusecache.remount import Remount
 from fusecache.revalidate import Revalidation
 from fusecache.stager import Stager
 from fusecache.stats import FaultLog, Stats
@@ -49,7 +50,7 @@ HOUSEKEEPING_S = 1.0
 SWEEP_ROUNDS = 30  # of housekeeping, from one sweep for dead segments to the next
 RETRY_TASK_S = 1.0
 DRAINERS = 4  # each may be held up by one inode whose page is being fetched
-RESUME_STORE_WAIT_S = 2.0
+RESUME_STORE_WAIT_S = 0.5
 FRONT_THREADS = 8
 SLOW_REQUESTS_MOST = 10_000  # waiting for the origin; the kernel sends no more than its own limit
 PRELOAD_BATCH = 256
@@ -88,9 +89,10 @@ class Server:
             on_segment_gone=self._lose_segment,
         )
         self.kernel = Kernel(launch.fuse_fd)
+        identity = launch.source_identity or {}
         self.origin = Origin(
             launch.source_fd,
-            launch.source_device,
+            identity.get("filesystem") or file_system_of(launch.source_device),
             config.origin_threads,
             config.origin_timeout_s,
             self.stats,
@@ -102,6 +104,9 @@ class Server:
         self.stager = Stager(self.kernel, config.ram_bytes, self.stats)
         self.reader = Reader(self.fetcher, self.stager, self.stats, self.faults)
         self.revalidation = Revalidation(self.origin, config.revalidate_s, self.stats)
+        self.remount = Remount(
+            config.source, launch.source_fd, launch.source_identity, self.origin.timeout_s
+        )
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
             reader=self.reader,
@@ -120,7 +125,7 @@ class Server:
         """Serve until the mount is gone or SIGTERM. Returns the exit code."""
         with trio.move_on_after(RESUME_STORE_WAIT_S):
             # Locks that the dead server's stuck threads hold are let go only when we answer.
-            await trio.to_thread.run_sync(self.store.housekeeping, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self.store.attach, abandon_on_cancel=True)
         async with trio.open_nursery() as nursery:
             operations = Operations(
                 origin=self.origin,
@@ -131,7 +136,9 @@ class Server:
                 on_listed=lambda directory: nursery.start_soon(self._preload, directory),
                 hintsd=self._hintsd_socket(),
             )
+            _native.configure_answers(self._hintsd_socket(), self.config.allow_other)
             self._open_session(operations)
+            await self.remount.look()  # the keeper knows the source as it was first mounted
             maintenance = Maintenance(
                 operations,
                 self.reader,
@@ -180,6 +187,7 @@ class Server:
                 control.serve_forever,
                 *[self.kernel.drain_forever] * DRAINERS,
                 self.origin.probe_forever,
+                self.remount.watch_forever,
                 self.fetcher.publish_forever,
                 self.stager.push_forever,
                 self.stager.drop_forever,
@@ -226,8 +234,12 @@ class Server:
             self.launch.resume,
         )
         pyfuse3.init(operations, f"/dev/fd/{self.launch.fuse_fd}", set())
-        if not self.why_ordinary and not _native.interposed():
-            self.why_ordinary = "this libfuse does not call the functions that were interposed"
+        why_not = _native.why_not_interposed()
+        if why_not and self.config.allow_other and not self.launch.resume:
+            raise UserError(
+                f"--allow-other: the origin's access control lists would not be honoured: {why_not}"
+            )
+        self.why_ordinary = self.why_ordinary or why_not
         operations.zero_open = not self.why_ordinary
         try:
             highest = _native.attach(
@@ -259,6 +271,8 @@ class Server:
         self.launch.report(
             ready=True, zero_open=not self.why_ordinary, warnings=warnings, logged=self._said
         )
+        while self.launch.beat():
+            await trio.sleep(processes.BEAT_S)
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -414,6 +428,8 @@ class Server:
                     "files": stats["prefetched_files"],
                     "bytes": stats["prefetched_bytes"],
                     "overtaking_reads": self.plan.overtaking_reads,
+                    "looks": stats["window_looks"],
+                    "restored_files": stats["restored_files"],
                 },
                 "integrity": {
                     "mismatches": stats["mismatches"],

@@ -61,6 +61,7 @@ def status(path: str, as_json: bool) -> None:
     """
     target = control_client.find(path)
     answer = control_client.ask(target, {"op": "status"})["status"]
+    answer["keeper_stopped"] = bool(control_client.stopped(target))
     told = hintsd_client.told(target)
     if isinstance(answer.get("layout"), dict):
         answer["layout"] |= told.layout
@@ -224,6 +225,9 @@ def _status_table(answer: dict[str, Any]) -> Table:
         )
     if answer.get("keeper_alive") is False:
         rows.append(("", "THE KEEPER IS GONE: umount and mount again at the next occasion"))
+    if answer.get("keeper_stopped"):
+        pid = answer["keeper_pid"]
+        rows.append(("", f"THE KEEPER IS STOPPED: kill -CONT {pid}; it replaces no server now"))
     if line := _full_disk(answer["ssd"]):
         rows.append(("", line))
     if path := answer.get("no_hintsd_at"):
@@ -250,6 +254,7 @@ def list_mounts(as_json: bool) -> None:
                 "uid": target.mount.uid,
                 "keeper_pid": record.get("keeper_pid"),
                 "log": record.get("log"),
+                "keeper_gone": bool(record) and control_client.is_gone(target),
             }
         )
     if as_json:
@@ -259,7 +264,9 @@ def list_mounts(as_json: bool) -> None:
     for title in ("mount point", "source", "user", "keeper", "log"):
         table.add_column(title, overflow="fold")
     for row in found:
-        table.add_row(*(printable("-" if value is None else value) for value in row.values()))
+        pid = f"{row['keeper_pid']} (gone)" if row.pop("keeper_gone") else row["keeper_pid"]
+        shown = (row | {"keeper_pid": pid}).values()
+        table.add_row(*(printable("-" if value is None else value) for value in shown))
     if found:
         console().print(table)
     else:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 VERSION = 1
 FRAME_BYTES_MOST = 4 << 20
 FRAME_TIMEOUT_S = 10.0
+CLIENT_FRAME_BYTES_MOST = (
+    9 << 17
+)  # on the hints channel, to hintsd: a MiB of an array, and its head
 TYPE_LENGTH_MOST = 32
 LIST_LENGTH_MOST = 4096
 ITEMS_MOST = 1 << 16  # elements of all lists and maps of one frame together
@@ -165,33 +168,67 @@ def _pack(value: object) -> object:
 
 
 class Decoder:
-    """Bytes in, frames out. After a WireError the connection is of no more use."""
+    """Bytes in, frames out. After a WireError the connection is of no more use.
 
-    def __init__(self) -> None:
+    INVARIANT: what it holds are bytes: a frame is decoded when it is asked for.
+    """
+
+    def __init__(self, frame_bytes_most: int = FRAME_BYTES_MOST) -> None:
+        self._frame_bytes_most = frame_bytes_most
         self._buffer = bytearray()
+        self._start = 0  # of what is not decoded yet
 
     @property
     def is_inside_frame(self) -> bool:
-        """The first bytes of a frame are here, and it is not complete."""
-        return bool(self._buffer)
+        """There are bytes of a frame that is not decoded."""
+        return len(self._buffer) > self._start
+
+    @property
+    def has_frame(self) -> bool:
+        """`next` has one, or a WireError."""
+        length = self._next_length()
+        return length is not None and (not self._is_allowed(length) or self._rest() >= length)
+
+    def add(self, data: bytes | bytearray | memoryview) -> None:
+        del self._buffer[: self._start]
+        self._start = 0
+        self._buffer += data
+
+    def next(self) -> Frame | None:
+        """The next frame; None: it is not complete."""
+        length = self._next_length()
+        if length is not None and not self._is_allowed(length):
+            raise WireError(f"a frame of {length} bytes is not allowed")
+        if length is None or self._rest() < length:
+            return None
+        begin = self._start + _LENGTH.size
+        self._start = begin + length
+        payload = bytes(memoryview(self._buffer)[begin : self._start])
+        if not self.is_inside_frame:
+            self._buffer.clear()
+            self._start = 0
+        return _decode(payload)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that these bytes complete, in order."""
-        buffer = self._buffer
-        buffer += data
+        self.add(data)
         frames: list[Frame] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            if not 1 <= length <= FRAME_BYTES_MOST:
-                raise WireError(f"a frame of {length} bytes is not allowed")
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
-                break
-            frames.append(_decode(bytes(memoryview(buffer)[start + _LENGTH.size : end])))
-            start = end
-        del buffer[:start]
+        while (frame := self.next()) is not None:
+            frames.append(frame)
         return frames
+
+    def _next_length(self) -> int | None:
+        if len(self._buffer) - self._start < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        return int(length)
+
+    def _is_allowed(self, length: int) -> bool:
+        return 1 <= length <= self._frame_bytes_most
+
+    def _rest(self) -> int:
+        """Bytes behind the next frame's length."""
+        return len(self._buffer) - self._start - _LENGTH.size
 
 
 def _decode(payload: bytes) -> Frame:

@@ -1,13 +1,22 @@
-"""Frames over a trio stream: bounded in time in both directions."""
+"""Frames over a trio stream: bounded in time in both directions, and in memory.
+
+Of what was received a frame and RECEIVE_BYTES are held at most, and one frame is decoded at a time.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import trio
 
-from fusecache.wire import FRAME_TIMEOUT_S, Decoder, Frame, WireError, encode
+from fusecache.wire import (
+    FRAME_BYTES_MOST,
+    FRAME_TIMEOUT_S,
+    Decoder,
+    Frame,
+    WireError,
+    encode,
+)
 
 RECEIVE_BYTES = 256 << 10
 SEND_PIECE_BYTES = 64 << 10  # a send has made progress when a piece is gone
@@ -16,17 +25,22 @@ SEND_PIECE_BYTES = 64 << 10  # a send has made progress when a piece is gone
 class FrameStream:
     """One connection. One task receives; any number send, whole frames one after the other."""
 
-    def __init__(self, stream: trio.abc.Stream, received: bytes = b"") -> None:
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        received: bytes = b"",
+        frame_bytes_most: int = FRAME_BYTES_MOST,
+    ) -> None:
         """`received`: what was read from the stream before."""
         self._stream = stream
-        self._decoder = Decoder()
-        self._frames = deque(self._decoder.feed(received))
+        self._decoder = Decoder(frame_bytes_most)
+        self._decoder.add(received)
         self._sending = trio.Lock()
 
     @property
     def has_frames(self) -> bool:
         """`receive` has a frame without reading."""
-        return bool(self._frames)
+        return self._decoder.has_frame
 
     async def send(self, type_: str, /, **fields: Any) -> None:
         """WireError: the peer does not read. BrokenResourceError, ClosedResourceError: it is gone,
@@ -46,9 +60,9 @@ class FrameStream:
 
         WireError: not a frame, or it was not complete FRAME_TIMEOUT_S after its first byte.
         """
-        if self._frames:
+        if (frame := self._decoder.next()) is not None:
             await trio.lowlevel.checkpoint()
-            return self._frames.popleft()
+            return frame
         deadline_s = trio.current_time() + FRAME_TIMEOUT_S
         while True:
             is_inside = self._decoder.is_inside_frame
@@ -67,9 +81,9 @@ class FrameStream:
                 return None
             if not is_inside:
                 deadline_s = trio.current_time() + FRAME_TIMEOUT_S
-            self._frames.extend(self._decoder.feed(data))
-            if self._frames:
-                return self._frames.popleft()
+            self._decoder.add(data)
+            if (frame := self._decoder.next()) is not None:
+                return frame
 
     async def aclose(self) -> None:
         await trio.aclose_forcefully(self._stream)

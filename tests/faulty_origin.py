@@ -62,8 +62,14 @@ class Fault:
 class FaultyOrigin:
     """The test's side: starts the process, sends rules, always cleans up."""
 
-    def __init__(self, backing: Path, mountpoint: Path, socket_path: Path) -> None:
+    def __init__(
+        self, backing: Path, mountpoint: Path, socket_path: Path, subtype: str = ""
+    ) -> None:
+        """`subtype`: the mount table calls it fuse.SUBTYPE, and inode numbers are the same in each
+        life of the process; "": plain fuse, and numbers as they come.
+        """
         self.backing, self.mountpoint, self._socket_path = backing, mountpoint, socket_path
+        self._subtype = subtype
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> FaultyOrigin:
@@ -74,6 +80,7 @@ class FaultyOrigin:
                 str(self.backing),
                 str(self.mountpoint),
                 str(self._socket_path),
+                self._subtype,
             ]
         )
         deadline = time.monotonic() + 20
@@ -89,6 +96,16 @@ class FaultyOrigin:
         self._process.kill()  # closes /dev/fuse: every operation in flight ends with ENOTCONN
         self._process.wait()
         subprocess.run(["umount", "-l", str(self.mountpoint)], capture_output=True, timeout=20)
+
+    def mount_again(self) -> None:
+        """After `die`: off its place, and mounted there anew by another process."""
+        self.take_off()
+        self.__enter__()
+
+    def take_off(self) -> None:
+        """After `die`: nothing is mounted any more."""
+        subprocess.run(["umount", "-l", str(self.mountpoint)], check=True, timeout=20)
+        self._socket_path.unlink(missing_ok=True)
 
     def die(self) -> None:
         """End the process: from now on every operation gives ENOTCONN."""
@@ -119,6 +136,12 @@ class FaultyOrigin:
         """How many operations hang at this moment."""
         return int(self._ask(do="hanging"))
 
+    def renumber(self) -> None:
+        """As if the kernel had dropped every inode of it: each file gets another number (st_ino)
+        when it is looked at next, as with sshfs.
+        """
+        self._ask(do="renumber")
+
     def reset_counts(self) -> None:
         self._ask(do="reset")
 
@@ -133,7 +156,7 @@ class FaultyOrigin:
         return total
 
 
-def serve(backing: str, mountpoint: str, socket_path: str) -> None:
+def serve(backing: str, mountpoint: str, socket_path: str, subtype: str) -> None:
     """The origin's process."""
     import pyfuse3
     import trio
@@ -172,6 +195,12 @@ def serve(backing: str, mountpoint: str, socket_path: str) -> None:
             self.paths: dict[int, bytes] = {pyfuse3.ROOT_INODE: b""}
             self.numbers: dict[tuple[bytes, int], int] = {}
             self.opened: dict[int, str] = {}
+            self.renumbered = 0
+
+        def next_number(self, found: os.stat_result) -> int:
+            if subtype:
+                return found.st_ino + (self.renumbered << 40)
+            return len(self.paths) + 1
 
         def full(self, path: bytes) -> bytes:
             return os.path.join(os.fsencode(backing), path) if path else os.fsencode(backing)
@@ -185,7 +214,7 @@ def serve(backing: str, mountpoint: str, socket_path: str) -> None:
             key = (path, found.st_ino)
             number = pyfuse3.ROOT_INODE if not path else self.numbers.get(key)
             if number is None:
-                number = self.numbers[key] = len(self.paths) + 1
+                number = self.numbers[key] = self.next_number(found)
                 self.paths[number] = path
             entry = pyfuse3.EntryAttributes()
             for field in ("mode", "nlink", "uid", "gid", "rdev", "size", "blocks"):
@@ -281,6 +310,9 @@ def serve(backing: str, mountpoint: str, socket_path: str) -> None:
                 release()
             case "hanging":
                 answer = len(held)
+            case "renumber":
+                operations.numbers.clear()
+                operations.renumbered += 1
             case "reset":
                 counts.clear()
             case "counts":
@@ -299,9 +331,12 @@ def serve(backing: str, mountpoint: str, socket_path: str) -> None:
             nursery.cancel_scope.cancel()
 
     options = {"fsname=faulty-origin", "default_permissions", "allow_other"}
-    pyfuse3.init(Passthrough(), mountpoint, options)
+    if subtype:
+        options.add(f"subtype={subtype}")
+    operations = Passthrough()
+    pyfuse3.init(operations, mountpoint, options)
     trio.run(run)
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:4])
+    serve(*sys.argv[1:5])

@@ -6,9 +6,11 @@ import concurrent.futures
 import ctypes
 import mmap
 import os
+import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -159,14 +161,87 @@ def test_every_write_gets_erofs(everything: Mount) -> None:
     assert snapshot(everything.source) == before
 
 
+def statx(path: Path, *flags: str) -> str:
+    """Type, mode, links, owners, size, blocks, device number, times; of birth last."""
+    shown = "%f %h %u %g %s %b %t:%T %y %z %w"
+    done = subprocess.run(
+        ["stat", "-c", shown, *flags, path], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.claim("A6", "A1")
+def test_the_time_of_birth(place: Place, mounting: Mounting) -> None:
+    place.write("d/file", b"one")
+    (place.source / "d/link").symlink_to("file")
+    os.mkfifo(place.source / "d/fifo")
+    os.mknod(place.source / "d/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    assert statx(place.source / "d/file").split()[-1] != "-", "no such time here"
+    mount = mounting("--revalidate", "1")
+    names = ("", "d", "d/file", "d/link", "d/fifo", "d/null")
+
+    def same(*flags: str) -> bool:
+        for name in names:
+            assert statx(mount.path / name, *flags) == statx(place.source / name), name
+        return True
+
+    held = os.open(mount.path / "d/file", os.O_RDONLY)
+    opened = Path(f"/proc/{os.getpid()}/fd/{held}")
+    try:
+        same()  # before anything was listed
+        for size in (5, 50):  # and after: by the sweep
+            place.write("d/file", bytes(size))
+            eventually(same)
+            assert os.stat(mount.path / "d/file").st_size == size
+            assert statx(opened, "-L") == statx(place.source / "d/file")
+            same("--cached=never")
+            os.listdir(mount.path / "d")
+        (place.source / "d/new").write_bytes(b"another")
+        (place.source / "d/new").rename(place.source / "d/file")
+        eventually(same)
+        mount.drop_kernel_caches()
+        same()
+        mount.kill_server()
+        mount.drop_kernel_caches()
+        same()
+    finally:
+        os.close(held)
+
+
+LONG_LISTING = """
+import errno, os, sys
+
+for path in sys.argv[1:]:
+    os.lstat(path)
+    for ask in (lambda: os.listxattr(path, follow_symlinks=False),
+                lambda: os.getxattr(path, "user.colour", follow_symlinks=False),
+                lambda: os.getxattr(path, "security.capability", follow_symlinks=False),
+                lambda: os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)):
+        try:
+            assert not ask(), "there is none"
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENODATA):
+                raise
+    if os.path.islink(path):
+        os.readlink(path)
+"""
+
+
 @pytest.mark.claim("U1")
-def test_extended_attributes_are_not_shown(everything: Mount) -> None:
-    path = everything.source / "modes/644"
-    shown = everything.path / "modes/644"
-    os.setxattr(path, "user.colour", b"red")
-    for name in ("user.colour", "security.capability"):
-        assert errno_of(os.getxattr, shown, name) == "ENODATA"
-    assert "user.colour" not in os.listxattr(shown)
+def test_extended_attributes_are_not_shown_and_asked_for_once(everything: Mount) -> None:
+    os.setxattr(everything.source / "modes/644", "user.colour", b"red")
+    names = ("modes/644", "modes/400", "third", "links/relative", "wide")
+    paths = [everything.path / name for name in ("", *names)]
+    command = [sys.executable, "-c", LONG_LISTING, *map(str, paths)]
+    subprocess.run(command, check=True, timeout=20)
+    server = everything.server_pid()
+    os.kill(server, signal.SIGSTOP)  # what has to be asked for now waits
+    try:
+        subprocess.run(command, check=True, timeout=3)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert errno_of(os.getxattr, paths[1], "user.colour") == "ENOTSUP"
+    assert errno_of(os.listxattr, paths[0]) in ("", "ENOTSUP")
 
 
 @pytest.mark.claim("U2")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -94,6 +95,56 @@ def test_a_hang_ends_in_eio_and_readers_can_be_killed(
         assert killed.wait(15) == -signal.SIGKILL
         assert waiting.result(30) == "EIO"
     faulty.clear()
+    assert_same(place.source, mount.path)
+
+
+TIMEOUT_S = 4.0
+
+
+@pytest.mark.claim("E3", "E1")
+@pytest.mark.parametrize("is_listed", [True, False], ids=["listed", "unlisted"])
+def test_a_hang_costs_one_timeout(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting, is_listed: bool
+) -> None:
+    """The kernel reads a page ahead of the reader, and again when the reader comes to it."""
+    content = place.write("d/hangs", random_bytes("hangs", 300_000)).read_bytes()
+    flags = ("--origin-timeout", f"{TIMEOUT_S:g}", "--revalidate", "2")
+    mount = mounting(*flags, source=faulty.mountpoint, allow_log=[AWAY])
+    path = mount.path / "d/hangs"
+    path.stat()
+    if is_listed:
+        os.listdir(mount.path / "d")
+    faulty.add(Fault("read", "d/hangs", hang=True))
+    begun_s = time.monotonic()
+    assert errno_of(path.read_bytes) == "EIO"
+    took_s = time.monotonic() - begun_s
+    assert TIMEOUT_S <= took_s < TIMEOUT_S * 1.5
+    faulty.clear()  # what hung comes back: the next read asks the origin again
+    assert path.read_bytes() == content
+
+
+@pytest.mark.claim("E5", "E6")
+def test_a_cached_file_is_read_at_once_while_everything_hangs(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting
+) -> None:
+    """Nothing watches the directory, so that each look-up asks the origin; and nobody knows yet
+    that it hangs.
+    """
+    names = ["d/cached", "d/e/deeper", "d/e/large"]
+    for name in names:
+        place.write(name, random_bytes(name, 9 << 20 if "large" in name else 100_000))
+    flags = ("--origin-timeout", f"{TIMEOUT_S:g}", "--revalidate", "1")
+    mount = mounting(*flags, source=faulty.mountpoint, allow_log=[AWAY])
+    mount.read_until_stored(*names, blocks=5)
+    mount.restart()  # where large ones lie is forgotten
+    mount.drop_kernel_caches()
+    faulty.add(Fault("*", hang=True))
+    begun_s = time.monotonic()
+    for name in names:
+        assert (mount.path / name).read_bytes() == (place.source / name).read_bytes()
+    assert time.monotonic() - begun_s < TIMEOUT_S
+    faulty.clear()
+    eventually(lambda: mount.value("origin", "available"))
     assert_same(place.source, mount.path)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.mounted import ROOT, Mount, digest, drop_file, environment, eventually
+from tests.mounted import ROOT, Mount, digest, drop_file, environment, errno_of, eventually
 from tests.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
@@ -305,3 +305,18 @@ def test_the_ram_budget_outlives_the_server(place: Place, mounting: Mounting) ->
     assert mount.run("restart", mount.path, "--ram", "16M").returncode == 0
     eventually(lambda: mount.value("ram", "bytes") <= 16 << 20)
     assert_same(place.source, mount.path)
+
+
+@pytest.mark.claim("U4")
+def test_nowait_reads_are_refused_by_the_kernel(place: Place, mounting: Mounting) -> None:
+    place.write("file", b"in memory")
+    mount = mounting()
+    assert (mount.path / "file").read_bytes() == b"in memory"
+    fd = os.open(mount.path / "file", os.O_RDONLY)
+    try:
+        assert errno_of(os.preadv, fd, [bytearray(9)], 0, os.RWF_NOWAIT) == "ENOTSUP"
+        buffer = bytearray(9)
+        assert os.preadv(fd, [buffer], 0, os.RWF_HIPRI) == 9, "other flags are as anywhere"
+        assert buffer == b"in memory"
+    finally:
+        os.close(fd)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from fusecache import origin
-from fusecache.origin import LOCAL_TICK_NS, NETWORK_TICK_NS, Origin, file_system_of
+from fusecache import _native, access_lists
+from fusecache.origin import GONE, LOCAL_TICK_NS, NETWORK_TICK_NS, Origin, file_system_of
 from fusecache.stats import Stats
+from tests.mounted import errno_of
 
 
 @pytest.mark.parametrize(
@@ -26,11 +28,8 @@ from fusecache.stats import Stats
         ("", False, NETWORK_TICK_NS),
     ],
 )
-def test_what_the_file_system_decides(
-    monkeypatch: pytest.MonkeyPatch, file_system: str, reads_direct: bool, tick_ns: int
-) -> None:
-    monkeypatch.setattr(origin, "file_system_of", lambda device: file_system)
-    made = Origin(-1, "0:1", 1, 1.0, Stats())
+def test_what_the_file_system_decides(file_system: str, reads_direct: bool, tick_ns: int) -> None:
+    made = Origin(-1, file_system, 1, 1.0, Stats())
     assert (made.reads_direct, made.tick_ns) == (reads_direct, tick_ns)
 
 
@@ -38,3 +37,26 @@ def test_the_file_system_is_the_mount_tables() -> None:
     device = Path("/proc").stat().st_dev
     assert file_system_of(f"{os.major(device)}:{os.minor(device)}") == "proc"
     assert file_system_of("4095:1") == ""
+
+
+@pytest.mark.claim("X7")
+def test_a_list_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never "none", and never ENOSYS, after which the kernel would not ask again."""
+    version = (1, 2, 3, 4)
+
+    def read(number: int, now: tuple[int, ...] = version, refreshed: int = 0) -> str:
+        def getxattr(path: str, name: bytes) -> bytes:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "getxattr", getxattr)
+        monkeypatch.setattr(_native, "open", lambda ino, flags: os.open("/", flags))
+        monkeypatch.setattr(_native, "version", lambda ino: version)
+        monkeypatch.setattr(_native, "version_of_fd", lambda fd: (*now, 0o100644))
+        monkeypatch.setattr(_native, "refresh", lambda ino: refreshed)
+        return errno_of(access_lists.read, 7, b"system.posix_acl_access")
+
+    assert read(errno.ENODATA) == read(errno.EOPNOTSUPP) == ""
+    assert read(errno.EACCES) == "EACCES"
+    assert read(errno.EIO) == read(errno.ENOSYS) == "EIO"
+    assert read(errno.ENODATA, (9, 2, 3, 4), refreshed=GONE) == "ESTALE"
+    assert read(errno.ENODATA, (1, 2, 3, 5), refreshed=1) == ""

@@ -1,0 +1,135 @@
+"""What is staged and let go of by the kernel before it is read is staged again; nothing else is."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mounting, Place
+from tests.mounted import Mount, errno_of, eventually
+from tests.plan_client import PlanClient
+from tests.trees import random_bytes
+
+FILES, SIZE = 400, 20_000
+TAKEN = FILES // 20  # pages that a host may page out by itself, as cold (DAMON)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether a file's first page is in the page cache. It brings none in, and asks no server."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapped:
+            pages = (ctypes.c_ubyte * 1)()
+            start = ctypes.c_char.from_buffer(mapped)
+            assert _libc.mincore(ctypes.byref(start), ctypes.c_size_t(mmap.PAGESIZE), pages) == 0
+            del start
+            return bool(pages[0] & 1)
+    finally:
+        os.close(fd)
+
+
+def let_go(paths: list[Path]) -> None:
+    """What drop_caches does, to these files only."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def in_memory(paths: list[Path]) -> int:
+    return sum(is_in_memory(path) for path in paths)
+
+
+def staged_window(place: Place, mount: Mount, client: PlanClient) -> list[Path]:
+    """All files of the source, staged, in the order of need; their paths on the mount."""
+    names = {os.fsencode(path.name): mount.path / path.name for path in place.source.iterdir()}
+    listing = client.listing(b"")
+    order = sorted(names)
+    client.stage_all([listing[name][0] for name in order])
+    return [names[name] for name in order]
+
+
+def requests(mount: Mount) -> int:
+    return int(mount.value("reads", "requests"))
+
+
+@pytest.fixture
+def files(place: Place) -> None:
+    for number in range(FILES):
+        place.write(f"{number:04}", random_bytes(str(number), SIZE))
+
+
+@pytest.mark.claim("P13")
+def test_evicted_files_are_staged_again(place: Place, mounting: Mounting, files: None) -> None:
+    mount = mounting("--ram", "64M")
+    with PlanClient(mount.path) as client:
+        paths = staged_window(place, mount, client)
+        assert in_memory(paths) >= FILES - TAKEN
+        held_bytes = mount.value("ram", "bytes")
+        let_go(paths[: FILES // 4])
+        let_go(paths[FILES // 2 :])
+        eventually(lambda: in_memory(paths) >= FILES - TAKEN, timeout_s=30)
+        assert mount.value("ram", "bytes") == held_bytes
+        assert mount.value("prefetch", "restored_files") >= FILES // 4
+        before = requests(mount)
+        for path in paths:
+            assert path.read_bytes() == (place.source / path.name).read_bytes()
+        assert requests(mount) - before <= 4 * TAKEN  # a file has five pages
+        # Nothing of what is not wanted any more comes back.
+        passed, looks = paths[: FILES // 2], mount.value("prefetch", "looks")
+        listing = client.listing(b"")
+        client.command("drop", [listing[os.fsencode(path.name)][0] for path in passed])
+        client.obeyed()
+        left = paths[FILES // 2 :]
+        let_go(left)
+        eventually(lambda: in_memory(left) >= len(left) - TAKEN, timeout_s=30)
+        assert mount.value("prefetch", "looks") > looks
+        assert in_memory(passed) == 0
+
+
+@pytest.mark.claim("P13", "P6")
+def test_what_the_budget_has_dropped_stays_dropped(place: Place, mounting: Mounting) -> None:
+    for number in range(FILES):
+        place.write(f"{number:04}", random_bytes(str(number), 4 * SIZE))
+    mount = mounting("--ram", "16M")
+    with PlanClient(mount.path) as client:
+        paths = staged_window(place, mount, client)
+        limit = mount.value("ram", "limit_bytes")
+        eventually(lambda: mount.value("ram", "bytes") <= limit)
+        looks = mount.value("prefetch", "looks")
+        eventually(lambda: mount.value("prefetch", "looks") >= looks + 3, timeout_s=30)
+        assert mount.value("prefetch", "restored_files") <= TAKEN
+        assert in_memory(paths) * 4 * SIZE <= limit
+
+
+@pytest.mark.claim("P13")
+def test_files_whose_inodes_are_gone(place: Place, mounting: Mounting, files: None) -> None:
+    """As with `echo 3 > drop_caches`: names, inodes and pages."""
+    mount = mounting("--ram", "64M")
+    with PlanClient(mount.path) as client:
+        paths = staged_window(place, mount, client)
+        mount.drop_kernel_caches()
+        eventually(lambda: mount.value("prefetch", "restored_files") >= FILES - TAKEN, timeout_s=30)
+        eventually(lambda: in_memory(paths) >= FILES - TAKEN, timeout_s=30)
+
+
+@pytest.mark.claim("P13")
+def test_the_next_server_ignores_answers_to_the_one_before(
+    place: Place, mounting: Mounting, files: None
+) -> None:
+    mount = mounting("--ram", "64M")
+    for _ in range(3):
+        with PlanClient(mount.path) as client:
+            paths = staged_window(place, mount, client)
+            let_go(paths)
+            eventually(lambda: mount.value("prefetch", "looks") > 0, timeout_s=30)
+            mount.kill_server()
+        eventually(lambda: mount.server_pid() > 0)
+    for path in paths:
+        assert path.read_bytes() == (place.source / path.name).read_bytes()
+    assert errno_of(os.stat, mount.path / "absent") == "ENOENT"
