@@ -4,26 +4,32 @@ This module is what a training script imports: `attach` a torch DataLoader, or `
 dataset's mount and describe the order by hand; both give a `Job`.
 
 INVARIANT: importing it costs nothing; numpy and msgpack come with the first use of a name, torch
-never comes unless the script has it already.
+never comes unless the script has it already. It is a part of both distributions, and runs on
+Python 3.9 (docs/PACKAGES.md).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fusecache import __version__
+
+__all__ = ["Job", "__version__", "attach", "connect"]
+
 if TYPE_CHECKING:
     from hintsd.client import Job, connect
     from hintsd.loaders import attach
+else:  # unseen by type checkers, to which it would give every name
+    _HOMES = {"Job": "hintsd.client", "attach": "hintsd.loaders", "connect": "hintsd.client"}
 
-__all__ = ["Job", "attach", "connect"]
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'hintsd' has no attribute {name!r}")
+        from importlib import import_module
 
-_HOMES = {"Job": "hintsd.client", "attach": "hintsd.loaders", "connect": "hintsd.client"}
+        return getattr(import_module(home), name)
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'hintsd' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(home), name)
+def __dir__() -> list[str]:
+    return sorted(__all__)  # what Tab shows: they are not there before their first use

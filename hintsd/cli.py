@@ -57,6 +57,21 @@ Exit codes:
   run: the command's own, or {EXIT_NOT_FOUND}: not found, {EXIT_NOT_EXECUTABLE}: not executable"""
 
 
+_PID_MOST: Final = 1 << 22  # hintsd.messages.PID_MOST, whose import takes a while
+
+
+class _Whole(click.IntRange):
+    """A number of the command line."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        number: int = super().convert(value, param, ctx)
+        return number
+
+
 class Unreachable(UserError):
     """No daemon listens."""
 
@@ -140,7 +155,11 @@ def _import_torch() -> None:
     try:
         import torch
     except ImportError as error:
-        log.warning("no order can be computed: %s; install torch beside hintsd", error)
+        log.warning(
+            "orders given as indices alone are taken: %s; pip install torch for %s",
+            error,
+            sys.executable,
+        )
     else:
         log.info("torch %s computes the orders", torch.__version__)
 
@@ -270,14 +289,12 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
     help="Random, distributed: of the sampler's generator (torch counts negative ones from 2^64 "
     "down).",
 )
-@click.option("--epochs", type=click.IntRange(1), metavar="N", help="In all. [until it is ended]")
-@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, metavar="N")
-@click.option("--world-size", type=click.IntRange(1), metavar="N", help="Distributed: needed.")
-@click.option("--rank", type=click.IntRange(0), metavar="N", help="Distributed: needed.")
+@click.option("--epochs", type=_Whole(1), metavar="N", help="In all. [until it is ended]")
+@click.option("--batch-size", type=_Whole(1), default=1, show_default=True, metavar="N")
+@click.option("--world-size", type=_Whole(1), metavar="N", help="Distributed: needed.")
+@click.option("--rank", type=_Whole(0), metavar="N", help="Distributed: needed.")
 @click.option("--drop-last", is_flag=True, help="The sampler's if distributed, else the loader's.")
-@click.option(
-    "--num-samples", type=click.IntRange(1), metavar="N", help="Random: an epoch. [the files]"
-)
+@click.option("--num-samples", type=_Whole(1), metavar="N", help="Random: an epoch. [the files]")
 @click.option("--replacement", is_flag=True, help="Random: the sampler's.")
 @click.option(
     "--loader-draws",
@@ -287,24 +304,22 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
     help="Random: the DataLoader has the sampler's generator, too (with persistent workers: "
     "first), or not (never).",
 )
-@click.option(
-    "--workers", type=click.IntRange(0), default=0, metavar="N", help="The loader's. [unknown]"
-)
+@click.option("--workers", type=_Whole(0), default=0, metavar="N", help="The loader's. [unknown]")
 @click.option(
     "--prefetch-factor",
-    type=click.IntRange(0),
+    type=_Whole(0),
     default=0,
     metavar="N",
     help="The loader's. [unknown]",
 )
-@click.option("--start-epoch", type=click.IntRange(0), default=0, metavar="N")
-@click.option("--start-batch", type=click.IntRange(0), default=0, metavar="N")
+@click.option("--start-epoch", type=_Whole(0), default=0, metavar="N")
+@click.option("--start-batch", type=_Whole(0), default=0, metavar="N")
 @click.option(
     "--extensions", metavar="A,B", help="Of the files, in any case. [ImageFolder's: .jpg,.png,…]"
 )
 @click.option(
     "--pid",
-    type=click.IntRange(1),
+    type=_Whole(1),
     metavar="PID",
     help="Of the reader, or of one that starts it: the hint is theirs, and ends with it.",
 )
@@ -332,9 +347,11 @@ def hint(
     hintsd hint /data/imagenet --seed 0 --epochs 90 --batch-size 256
     hintsd hint /data/imagenet --sampler distributed --seed 0 --world-size 8 --rank 3 --pid 4711
     """
-    from hintsd.folders import IMG_EXTENSIONS
+    from hintsd.extensions import IMG_EXTENSIONS
 
     spec = _order(order)
+    if pid is not None and pid > _PID_MOST:
+        raise click.UsageError(f"--pid must lie in 1 … {_PID_MOST}")
     if epochs is not None and start_epoch >= epochs:
         raise click.UsageError("--start-epoch must lie below --epochs")
     socket_path, path = _place(path, socket_path)
@@ -466,8 +483,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     late      reads, by the job's own readers, of files in the window that were not in RAM (below,
               for each reason). queued: their turn had not come; fetching: under way; failed: the
               origin gave an error; evicted: they were in RAM, and the kernel let go of them (for
-              want of memory, or because the host pages out what it believes cold: where it counts,
-              a line below says which). fusecache status counts less: see there, prefetch
+              want of memory, or because the host pages out what it believes cold: when they are
+              more than 1% of the not late, a line below says which). fusecache status counts
+              less: see there, prefetch
     unplanned other reads that were not answered from RAM. not in window: files of the dataset
               elsewhere in the order, so the reader is not where it is thought to be, or there
               is another one; not in dataset: other files of the mount

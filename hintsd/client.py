@@ -18,20 +18,20 @@ import reprlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from hintsd.folders import IMG_EXTENSIONS
+from hintsd.extensions import IMG_EXTENSIONS
 from hintsd.link import Description, Files, Link, State, Unhinted
 from hintsd.orders import LENGTH_MOST, LoaderDraws, OrderSpec, to_message
 
 CLOSE_TIMEOUT_S: Final = 1.0
 
-Path = str | os.PathLike[str]
-Ahead = Callable[[int], OrderSpec | None]
-Orders = Iterable[npt.ArrayLike] | Callable[[int], npt.ArrayLike]
+Path = Union[str, "os.PathLike[str]"]
+Ahead = Callable[[int], Optional[OrderSpec]]
+Orders = Union[Iterable[npt.ArrayLike], Callable[[int], npt.ArrayLike]]
 
 
 class Job:
@@ -68,9 +68,11 @@ class Job:
     @property
     def state(self) -> State:
         """`waiting`: no hintsd has it now, or hintsd has no mount (unmounted, its server gone):
-        looked for again; `hinted`: it is planned for; `wrong`: hintsd has seen the reader follow
-        another order, and plans nothing until it follows this one; `over`: see `is_over`. A second
-        old at most. Printing the job gives the reason, too. Costs nothing, from any thread.
+        looked for again; or no epoch's order is announced yet (of `attach`: until it is read),
+        or it was refused; `hinted`: it is planned for; `wrong`: hintsd has seen the reader follow
+        another order, or read what was never announced, and plans nothing until it follows this
+        one; `over`: see `is_over`. A second old at most. Printing the job gives the reason, too.
+        Costs nothing, from any thread.
         """
         return self._link.state
 
@@ -106,6 +108,10 @@ class Job:
     def close(self, wait_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the job; waits at most `wait_s` for hintsd to confirm it. Again: nothing."""
         self._link.stop(wait_s)
+
+    def give_up(self, why: str) -> None:
+        """Close the job, with one warning at the line that made it: it cannot be hinted."""
+        self._link.give_up(why)
 
     def __enter__(self) -> Job:
         return self
@@ -370,7 +376,7 @@ def common_root(paths: Sequence[str]) -> str:
 
 def tidy_paths(paths: Sequence[Path], base: str) -> list[str]:
     """Of an argument `paths`, each as `absolute` gives it. ValueError: not paths."""
-    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
+    if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
         raise ValueError(f"paths must be a sequence of paths, not {_shown(paths)}")
     given = list(paths)
     try:
@@ -406,13 +412,13 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
 
 
 def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, not {_shown(value)}")
     return bool(value)
 
 
 def _path(name: str, value: Any) -> str:
-    if not isinstance(value, str | bytes | os.PathLike):
+    if not isinstance(value, (str, bytes, os.PathLike)):
         raise ValueError(f"{name} must be a path, not {_shown(value)}")
     return os.fsdecode(value)
 

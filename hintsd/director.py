@@ -18,16 +18,17 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from fusecache import mounts, wire
-from hintsd import folders, search
+from hintsd import folders, search, status, unheard
 from hintsd.commands import Command
 from hintsd.folders import DatasetError, Samples
 from hintsd.messages import Check, JobRequest
@@ -48,10 +49,20 @@ from hintsd.mount_link import (
     Up,
     relative,
 )
-from hintsd.orders import Order, OrderSpec, OrderUnknown, samples_per_epoch
-from hintsd.planner import MountPlanner
-from hintsd.readers import Hinted, Readers
+from hintsd.orders import (
+    NoTorch,
+    Order,
+    OrderSpec,
+    OrderTooFar,
+    OrderUnknown,
+    epochs_at_once,
+    samples_per_epoch,
+)
+from hintsd.own_log import internal_error
+from hintsd.planner import SEEN_LOOKUP, SEEN_MASK, MountPlanner
+from hintsd.readers import OWN, Hinted, Readers, Standings
 from hintsd.trail import Passed
+from hintsd.unheard import Unheard
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +104,7 @@ PACKING_REFUSED: Final = {
     4: "too little room on SSD for a log",
 }
 """`packing` of a state, when what was announced is not open (docs/WIRE.md)."""
+_SILENT: Final = "no epoch's order was announced yet"
 
 T = TypeVar("T")
 Told: TypeAlias = Done | Seen | Callable[[], None]
@@ -100,6 +112,10 @@ Told: TypeAlias = Done | Seen | Callable[[], None]
 
 class JobRefused(Exception):
     """One line for the user."""
+
+
+class NotHere(JobRefused):
+    """This hintsd cannot compute the order; one with torch could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +149,8 @@ class _Job:
     is_finished: bool = False
     is_warned: bool = False  # that the origin has changed
     fault: str = ""  # why it is not planned any more
+    refused: str = ""  # why an order was refused, while there is no other one
+    unheard: Unheard = field(default_factory=Unheard)
     reported_s: float = -math.inf
     reported: tuple[int, int] | None = None
     status: dict[str, Any] = field(default_factory=dict)
@@ -160,6 +178,7 @@ class Director:
         self._mounts: dict[str, _Mount] = {}
         self._mount_of: dict[str, _Mount] = {}  # by job
         self._ordering = trio.CapacityLimiter(ORDERS_AT_ONCE)
+        self._far = trio.CapacityLimiter(1)
         self._resolving = trio.CapacityLimiter(RESOLVING_AT_ONCE)
         self._nursery: trio.Nursery | None = None
 
@@ -260,7 +279,14 @@ class Director:
         return ram_bytes, mount.state.get("ssd_room_bytes", 0) // len(sharers)
 
     async def in_order_thread(self, work: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(work, limiter=self._ordering)
+        """Of an epoch: others wait for the thread. Who is cancelled does not."""
+        return await trio.to_thread.run_sync(work, limiter=self._ordering, abandon_on_cancel=True)
+
+    async def in_far_thread(self, work: Callable[[], T]) -> T:
+        """As `in_order_thread`, for a part of what is drawn to come to an epoch: who wants that
+        waits for his like, and nobody else does.
+        """
+        return await trio.to_thread.run_sync(work, limiter=self._far, abandon_on_cancel=True)
 
     async def in_resolving_thread(self, work: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(work, limiter=self._resolving)
@@ -292,6 +318,7 @@ class _Mount:
         self.mountpoint = mountpoint
         self.jobs: dict[str, _Job] = {}
         self._opening: dict[str, Hinted] = {}  # jobs to be, whose processes may read already
+        self._ordering = 0  # orders that are being computed
         self.users = 0  # that open jobs
         self.facts: MountFacts | None = None
         self.state: dict[str, int] = {}
@@ -302,6 +329,7 @@ class _Mount:
         self._readers = Readers()
         self._planning = trio.Lock()
         self._told: list[Told] = []  # for the planner, in its thread
+        self._unheard: list[tuple[str, str]] = []  # notices, of the same thread
         self._steps: deque[tuple[float, Callable[[], None]]] = deque()  # when to tell them
         self._channel: Channel | None = None
         self._woken = trio.Event()
@@ -338,7 +366,7 @@ class _Mount:
         """Its task has ended with a fault: jobs stay, unplanned, until they are closed."""
         self._channel, self._has_failed = None, True
         for job in self.jobs.values():
-            self._give_up(job, "internal error: see hintsd's log")
+            self._give_up(job, internal_error())
 
     def _give_up(self, job: _Job, fault: str) -> None:
         job.is_planned, job.fault = False, fault
@@ -387,7 +415,7 @@ class _Mount:
                 if spec.length < job.samples and spec.sampler in ("sequential", "random"):
                     warnings.append(f"the order is of {spec.length} of the {job.samples} samples")
                 job.order = Order(spec)
-                inos = await self._sequence(job, job.order, self._tidy_place(job)[0])
+                inos = await self._sequence(job.inos, job.order, self._tidy_place(job)[0])
             # From here on the planner knows a job that we know.
             with trio.CancelScope(shield=True):
                 async with self._planning:
@@ -419,7 +447,7 @@ class _Mount:
 
     def _assert_sound(self) -> None:
         if self._has_failed:
-            raise JobRefused("internal error: see hintsd's log")
+            raise JobRefused(internal_error())
 
     def _samples_of(self, spec: OrderSpec, job: _Job) -> int:
         """Samples an epoch. JobRefused: not an order of this dataset."""
@@ -476,10 +504,17 @@ class _Mount:
         job = self.jobs.get(name)
         if job is None:
             raise JobRefused(f"job {name} has ended")
-        count, order = self._samples_of(spec, job), Order(spec)
-        inos = await self._sequence(job, order, epoch)
-        if inos is None:
-            raise JobRefused(f"the order does not tell epoch {epoch}")
+        self._ordering += 1
+        try:
+            count, order = self._samples_of(spec, job), Order(spec)
+            inos = await self._sequence(job.inos, order, epoch)
+            if inos is None:
+                raise JobRefused(f"the order does not tell epoch {epoch}")
+        except JobRefused as refusal:
+            job.refused = f"an order was refused: {refusal}"
+            raise
+        finally:
+            self._ordering -= 1
         with trio.CancelScope(shield=True):
             async with self._planning:
                 if self.jobs.get(name) is not job:
@@ -490,6 +525,8 @@ class _Mount:
                     self._planner.close_job(name)  # epochs of another length: planned anew
                     job.is_planned = False
                 job.order, job.known_from, job.epoch_samples = order, epoch, count
+                if is_first:
+                    job.status, job.refused = {}, ""
                 if job.is_planned:
                     announce = functools.partial(self._planner.announce, name, epoch, inos, _now())
                     await trio.to_thread.run_sync(announce)
@@ -587,9 +624,11 @@ class _Mount:
             warnings.append(f"{self.mountpoint} has no RAM budget: files are only put on SSD")
         return found, stored, warnings
 
-    async def _sequence(self, job: _Job, order: Order, epoch: int) -> Inos | None:
-        """The inode numbers of one epoch, in order; None: it is not known. JobRefused."""
-        inos = job.inos
+    async def _sequence(self, inos: Inos, order: Order, epoch: int) -> Inos | None:
+        """The files `inos` as they come in one epoch; None: that is not known. JobRefused.
+
+        May take minutes: not to be waited for with `_planning` held.
+        """
 
         def compute() -> Inos:
             sequence = order.sequence(epoch)
@@ -597,20 +636,37 @@ class _Mount:
             return found
 
         try:
+            await self._approach(order, epoch)
             return await self._director.in_order_thread(compute)
+        except NoTorch as error:
+            raise NotHere(str(error)) from None
         except OrderUnknown:
             return None
         except (ValueError, IndexError, MemoryError) as error:
             raise JobRefused(f"the order of epoch {epoch} cannot be computed: {error}") from None
 
+    async def _approach(self, order: Order, epoch: int) -> None:
+        """Until `order` tells this epoch at the cost of one. As `Order.approach` raises."""
+        while not await self._director.in_far_thread(functools.partial(order.approach, epoch)):
+            pass
+
     async def _supply(self) -> None:
-        """Give the planner the orders that it wants, one after another."""
+        """Give the planner the orders that it wants; no job waits for another one's."""
+        supplying: dict[str, bool] = {}  # whether to look again
+
+        async def supply(name: str) -> None:
+            while supplying.pop(name):
+                supplying[name] = False
+                await self._seek(name)
+                await self._supply_job(name)
+
         while True:
             await self._orders_wanted.wait()
             self._orders_wanted = trio.Event()
-            for name in list(self.jobs):
-                await self._seek(name)
-                await self._supply_job(name)
+            for name in self.jobs:
+                if name not in supplying:
+                    self._nursery.start_soon(supply, name)
+                supplying[name] = True
 
     async def _supply_job(self, name: str) -> None:
         while True:
@@ -625,7 +681,7 @@ class _Mount:
             assert order is not None
             try:
                 if epoch >= job.known_from:
-                    inos = await self._sequence(job, order, epoch)
+                    inos = await self._sequence(job.inos, order, epoch)
             except JobRefused as refusal:
                 self._director.tell_notice(name, str(refusal))
             async with self._planning:
@@ -650,15 +706,25 @@ class _Mount:
             order, planner = job.order, self._planner
             seen, epochs = await trio.to_thread.run_sync(planner.sought, name)
         assert order is not None
+        ahead = order.copy()  # `order` stays where it is
 
         def order_of(epoch: int) -> Inos | None:
             with suppress(OrderUnknown):
-                return job.inos[order.sequence(epoch)] if epoch >= job.known_from else None
+                return job.inos[ahead.sequence(epoch)] if epoch >= job.known_from else None
             return None
 
-        place = await self._director.in_order_thread(
-            functools.partial(search.walk, seen, epochs, order_of)
-        )
+        place, at_once = None, epochs_at_once(job.epoch_samples)
+        for start in range(0, len(epochs), at_once):
+            some = epochs[start : start + at_once]
+            try:
+                await self._approach(ahead, some[0])
+            except (OrderUnknown, OrderTooFar):
+                continue
+            place = await self._director.in_far_thread(
+                functools.partial(search.walk, seen, some, order_of)
+            )
+            if place is not None:
+                break
         async with self._planning:
             if self.jobs.get(name) is job and job.is_planned and job.order is order:
                 await trio.to_thread.run_sync(planner.found, name, place, _now())
@@ -720,19 +786,26 @@ class _Mount:
             if self._planner is planner and self.jobs.get(job.name) is job:
                 self._give_up(job, f"{self.mountpoint} was mounted anew: {refusal}")
             return
-        with trio.CancelScope(shield=True):
-            async with self._planning:
-                if self._planner is not planner or self.jobs.get(job.name) is not job:
-                    return
-                job.inos = samples.inos
-                learn = functools.partial(planner.learn, samples.inos, samples.sizes, stored)
-                await trio.to_thread.run_sync(learn)
-                if job.order is not None:
-                    epoch = self._tidy_place(job)[0]
-                    if epoch >= job.known_from:
-                        inos = await self._sequence(job, job.order, epoch)
-                    job.is_lost = True
-                    await trio.to_thread.run_sync(self._plan_job, job, inos)
+        while True:
+            order, epoch, inos = job.order, self._tidy_place(job)[0], None
+            if order is not None and epoch >= job.known_from:
+                try:
+                    inos = await self._sequence(samples.inos, order, epoch)
+                except JobRefused as refusal:
+                    self._director.tell_notice(job.name, str(refusal))
+            with trio.CancelScope(shield=True):
+                async with self._planning:
+                    if self._planner is not planner or self.jobs.get(job.name) is not job:
+                        return
+                    if (job.order, self._tidy_place(job)[0]) != (order, epoch):
+                        continue  # another one was announced meanwhile
+                    job.inos = samples.inos
+                    learn = functools.partial(planner.learn, samples.inos, samples.sizes, stored)
+                    await trio.to_thread.run_sync(learn)
+                    if order is not None:
+                        job.is_lost = True
+                        await trio.to_thread.run_sync(self._plan_job, job, inos)
+            break
         self._wake(orders=True)
 
     def _take_state(self, state: State) -> None:
@@ -812,6 +885,26 @@ class _Mount:
             parents = np.concatenate([event.parents for event in seen])
             whose = self._readers.whose(processes, parents, self._hinted(), now)
             self._planner.observe(inos, kinds, now, whose, processes)
+            self._look_for_unheard(inos, kinds & SEEN_MASK != SEEN_LOOKUP, whose, now)
+
+    def _look_for_unheard(
+        self,
+        inos: Inos,
+        reads: npt.NDArray[np.bool_],
+        whose: Mapping[str, Standings],
+        now: float,
+    ) -> None:
+        for job in self.jobs.values():
+            if job.order is not None or job.name not in whose:
+                continue
+            own = inos[reads & (whose[job.name] == OWN)]
+            told = self._planner.is_told(own)
+            if self._opening or self._ordering or (job.unheard.is_said and told.any()):
+                # what is read may be what will be announced in a moment, or was after all
+                job.unheard, job.status = Unheard(), {}
+            elif job.unheard.take(own[~told], job.inos, now):
+                job.status = {"state": "wrong", "reason": unheard.SAID}
+                self._unheard.append((job.name, unheard.SAID))
 
     def _hinted(self) -> dict[str, Hinted]:
         """Whose its jobs are, if process ids of the mount mean anything to us."""
@@ -848,8 +941,9 @@ class _Mount:
         share_s = PAUSE_SHARE * (_now() - now) if patience_s < math.inf else math.inf
         pause_most_s = max(PAUSE_MOST_S, min(share_s, PAUSE_IDLE_MOST_S))
         pause_s = min(max(patience_s, PAUSE_LEAST_S), pause_most_s)
+        notices, self._unheard = [*self._unheard, *planner.notices()], []
         return _Decided(
-            commands, planner.recording, passed, pause_s, planner.notices(), finished, wants_orders
+            commands, planner.recording, passed, pause_s, notices, finished, wants_orders
         )
 
     def _report(self, found: _Decided) -> None:
@@ -888,11 +982,13 @@ class _Mount:
         return [self._job_status(job) for job in self.jobs.values()]
 
     def _job_status(self, job: _Job) -> dict[str, Any]:
-        shown = job.status or {"state": "waiting"}
+        silent = (job.refused or _SILENT) if job.order is None else ""
+        shown = job.status or {"state": "waiting", "reason": silent}
         is_planned = job.is_planned and not self._is_gone
         if not is_planned and shown["state"] in ("running", "idle"):
             shown = {**shown, **_UNPLANNED}
         return {
+            **status.unknown(),
             **shown,
             "name": job.name,
             "path": os.fsdecode(job.request.path),

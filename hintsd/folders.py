@@ -23,10 +23,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-IMG_EXTENSIONS: Final = (
-    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
-)  # fmt: skip
-"""torchvision.datasets.folder.IMG_EXTENSIONS: what ImageFolder takes."""
+from hintsd.extensions import IMG_EXTENSIONS as IMG_EXTENSIONS
 
 OTHER: Final = 0
 FILE: Final = 1
@@ -235,9 +232,15 @@ def _class_files(tree: Tree, top: bytes, extensions: tuple[str, ...]) -> list[tu
     while pending:
         path = pending.pop()
         listed += 1
-        if listed > DIRECTORIES_MOST:
-            raise DatasetError(f"{_shown(top)} has too many directories: symlinks in a loop?")
-        listing = _followed(tree, tree.listing(path))
+        try:
+            if listed > DIRECTORIES_MOST:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            listing = _followed(tree, tree.listing(path))
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # the kernel follows 40 links, and now and then fewer
+                raise
+            line = f"{_shown(top)} has too many directories: symlinks in a loop?"
+            raise DatasetError(line) from None
         is_directory = listing.kinds == DIRECTORY
         for name in _names(listing, np.flatnonzero(is_directory)):
             pending.append(_join(path, name))

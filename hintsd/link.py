@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
@@ -30,7 +31,9 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 from fusecache import mounts, wire
 from hintsd.orders import OrderSpec, to_message
 
-SOCKET_ATTRIBUTE: Final = "user.fusecache.hintsd"
+SOCKET_IOCTL: Final = 0x9000FC01  # _IOR(0xfc, 1, char[4096]); the same in fusecache/native_raw.c
+SOCKET_BYTES_MOST: Final = 4096
+SOCKET_ATTRIBUTE: Final = "user.fusecache.hintsd"  # of servers that know no ioctl
 CONNECT_TIMEOUT_S: Final = 1.0
 ANSWER_TIMEOUT_S: Final = 10.0
 STEP_INTERVAL_S: Final = 0.02
@@ -40,6 +43,7 @@ LAST_ANSWER_TIMEOUT_S: Final = 0.5
 ARRAY_PIECE_BYTES: Final = 1 << 20
 INLINE_BYTES_MOST: Final = 1 << 16
 RECEIVE_BYTES: Final = 1 << 16
+WAKES_AT_ONCE_MOST: Final = 4096
 
 State = Literal["waiting", "hinted", "wrong", "over"]
 
@@ -47,7 +51,7 @@ _warned: set[str] = set()  # reasons that this process has been told
 _links: set[Link] = set()  # those with a thread, for the children of a fork
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Files:
     """Which file an index means: the fields `files` and `check` of a `job` message."""
 
@@ -55,7 +59,7 @@ class Files:
     check: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Description:
     """What a job is, before hintsd has heard of it."""
 
@@ -124,20 +128,52 @@ def warn_once(message: str, reason: str | None = None, place: Place | None = Non
 def find_socket(path: str) -> tuple[str, str]:
     """hintsd's socket for the mount that `path` lies on, and `path` without links.
 
-    Unhinted: not a mount, or hints are off for it. OSError: the mount does not answer now.
+    Unhinted: not a mount, hints are off for it, or they are for others to give. OSError: the mount
+    does not answer now.
     """
     mount = mounts.find(path)
     if mount is None:
-        raise Unhinted(f"{path} is not on a fusecache mount; going on without hints", "no mount")
+        raise Unhinted(f"{path} is not on a fusecache mount; going on without hints")
     try:
-        address = os.getxattr(mount.mountpoint, SOCKET_ATTRIBUTE)
+        address = _ask_for_socket(mount.mountpoint)
     except OSError as error:
         if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
             raise Unhinted(
                 f"hints are off for the mount {mount.mountpoint}; going on without", "off"
             ) from None
         raise
+    if os.geteuid() not in (0, mount.uid) and _is_barred(address):
+        whose = "root's" if mount.uid == 0 else "another user's"
+        raise Unhinted(
+            f"{mount.mountpoint} is {whose}: only its user, and root, can give it hints; mount the "
+            "dataset yourself to have your own; going on without hints"
+        )
     return os.fsdecode(address), mounts.resolve(path)
+
+
+def _is_barred(address: bytes) -> bool:
+    """Whether we may not connect to that socket, which need not be there."""
+    try:
+        os.stat(address)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(address, os.W_OK, effective_ids=True)
+
+
+def _ask_for_socket(mountpoint: str) -> bytes:
+    """OSError ENODATA: there is none."""
+    fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        told = bytearray(SOCKET_BYTES_MOST)
+        return bytes(told[: fcntl.ioctl(fd, SOCKET_IOCTL, told)])
+    except OSError as error:
+        if error.errno != errno.ENOTTY:
+            raise
+        return os.getxattr(fd, SOCKET_ATTRIBUTE)
+    finally:
+        os.close(fd)
 
 
 class Link:
@@ -164,13 +200,13 @@ class Link:
         self._socket: socket.socket | None = None
         self._decoder = wire.Decoder()
         self._frames: list[wire.Frame] = []
-        self._wake_fd = -1
+        self._wake_fds: tuple[int, ...] = ()  # of a pipe: to poll, and to write to
         self._thread = threading.Thread(target=self._run, name="hintsd", daemon=True)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # At the interpreter's end there may be no `os` any more.
-        if self._wake_fd >= 0:
-            close(self._wake_fd)
+        for fd in self._wake_fds:
+            close(fd)
 
     @property
     def job(self) -> str | None:
@@ -202,7 +238,7 @@ class Link:
         """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there, and not again
         in a process that has waited in vain."""
         try:
-            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._wake_fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._thread.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, to be had
             self._why_over = str(error)
@@ -260,19 +296,28 @@ class Link:
         if wait_s > 0:
             self._thread.join(wait_s)
 
+    def give_up(self, why: str) -> None:
+        """End the job, with a warning that says why."""
+        if not self._is_over and not self._is_stopping:
+            self._why_over = why
+            self._warn(f"{why}; going on without hints")
+            self.stop()
+
     def leave(self, why: str) -> None:
         """Be over without a word. In a forked child: the connection is the parent's."""
         self._why_over = why
         self._is_over = True
-        if self._wake_fd >= 0:
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+        for fd in self._wake_fds:
+            os.close(fd)
+        self._wake_fds = ()
         self._disconnect()
 
     def _wake(self) -> None:
-        # The descriptor lives as long as the object, so it cannot be another file by now.
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
+        # The pipe lives as long as the object, so it cannot be another file by now. A full one has
+        # woken the thread already.
+        if self._wake_fds:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_fds[1], b"w")
 
     # Everything below runs in the thread.
 
@@ -538,12 +583,13 @@ class Link:
     def _wait(self, events: int, timeout_s: float | None) -> bool:
         """Until the socket is ready, somebody called `_wake`, or the time is up: is it ready?"""
         poll = select.poll()  # not select(): a trainer may have more than 1024 files open
-        poll.register(self._wake_fd, select.POLLIN)
+        wake_fd = self._wake_fds[0]
+        poll.register(wake_fd, select.POLLIN)
         if self._socket is not None:
             poll.register(self._socket, events)
         ready = dict(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
-        if ready.pop(self._wake_fd, 0):
-            os.eventfd_read(self._wake_fd)
+        if ready.pop(wake_fd, 0):
+            os.read(wake_fd, WAKES_AT_ONCE_MOST)
         return bool(ready)
 
     def _pause(self, pause_s: float) -> None:

@@ -14,48 +14,41 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import logging
 import os
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from hintsd import samplers
 from hintsd.client import (
     Job,
     Path,
-    absolute,
     common_root,
     explicit_order,
-    folder_files,
     listed_files,
     program_name,
     tidy_paths,
     whole_number,
 )
-from hintsd.link import Description, Files, warn_once
-from hintsd.orders import OrderSpec, spec_of, to_message
+from hintsd.datasets import Unreadable, files_of, is_in_memory
+from hintsd.link import Description, warn_once
+from hintsd.orders import OrderSpec, access_sequence, spec_of, to_message
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-CHECK_SAMPLES_MOST: Final = 64
-
-Ways = tuple[Callable[[], Files], ...]
 
 # INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
 COPIED_MOST: Final = 1 << 27  # indices of a sampler that is copied: as a list, 1 GiB
 
 _jobs: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Job, Announcer | None]]
 _jobs = weakref.WeakKeyDictionary()
-
-
-class Unreadable(Exception):
-    """This loader cannot be hinted; one line that says why."""
 
 
 def attach(
@@ -66,7 +59,8 @@ def attach(
     copy_sampler: bool = False,
 ) -> Job:
     """Hint a DataLoader: it is watched from its next epoch on, until the job is closed or the
-    loader is gone. Its batches, their order and all random numbers are what they would be without.
+    loader is gone; a loader that is in a reference cycle goes when Python collects it: job.close()
+    ends it at once. Its batches, their order and all random numbers are what they would be without.
 
     `paths`: the file of each index, for a dataset that is no torchvision ImageFolder or
     DatasetFolder (or Subset or ConcatDataset of such). `epochs`: how many there will be, counted
@@ -82,8 +76,10 @@ def attach(
     epochs = None if epochs is None else whole_number("epochs", epochs, 1)
     if not hasattr(loader, "dataset") or not hasattr(loader, "batch_sampler"):
         kind = type(loader).__name__
-        warn_once(f"attach takes a torch DataLoader, not a {kind}; going on without hints")
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        warn_once(f"attach takes a torch DataLoader, not {article} {kind}; going on without hints")
         return Job(None)
+    loader = samplers.iterated_loader(loader)
     known = _jobs.get(loader)
     if known is not None:
         job, announcer = known
@@ -107,15 +103,17 @@ def attach(
 
 
 def attach_unasked(loader: DataLoader[Any]) -> None:
-    """`attach` on behalf of `hintsd run`: not in DataLoader workers, and not again what has failed
-    or was closed. Never raises."""
+    """`attach` on behalf of `hintsd run`: not in DataLoader workers, not again what has failed or
+    was closed, and not what reads no files. Never raises."""
     try:
         import torch.utils.data
 
         if torch.utils.data.get_worker_info() is not None:
             return
         known = _jobs.get(loader)
-        if known is None or not known[0].is_over:
+        if known is None and is_in_memory(loader.dataset):
+            logging.getLogger("hintsd").info("a dataset in memory reads no files: not hinted")
+        elif known is None or not known[0].is_over:
             attach(loader)
     except Exception as error:
         warn_once(f"this DataLoader cannot be hinted: {error!r}")
@@ -132,14 +130,15 @@ def _attach(
     if isinstance(loader.dataset, IterableDataset):
         raise Unreadable("an IterableDataset has no indices that could be announced")
     if paths is None:
-        root, ways = _files_of(loader.dataset)
+        root, ways = files_of(loader.dataset)
     else:
         root, listed = common_root(paths), paths
         ways = (listed_files(root, lambda: listed),)
     seat = _seat(loader)
     source = _Source(loader, seat)
     spec = source.stock_spec(base_seed_drawn=False)
-    if spec is None and not copy_sampler and type(source.sampler) not in (list, tuple, range):
+    is_told = spec is not None or type(source.sampler) in (list, tuple, range)
+    if not is_told and not copy_sampler and source.rebatched_spec() is None:
         raise Unreadable(
             f"the order of {type(source.sampler).__name__} cannot be told without reading it: "
             "attach(loader, copy_sampler=True) if a copy of it may be read"
@@ -159,6 +158,8 @@ def _attach(
     )
     if job.is_over:
         return job, None
+    for other in _announcers_of(seat):
+        other.leave()
     announcer = Announcer(source, job)
     seat.give(announcer)
     return job, announcer
@@ -167,7 +168,7 @@ def _attach(
 # Where a loader keeps its sampler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Seat:
     """The attribute that the loader's indices come from: `holder.attribute`.
 
@@ -186,11 +187,20 @@ class _Seat:
 
 
 def _seat(loader: DataLoader[Any]) -> _Seat:
-    from torch.utils.data import BatchSampler
-
     attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
     outer = getattr(loader, attribute)
-    return _Seat(outer, "sampler") if type(outer) is BatchSampler else _Seat(loader, attribute)
+    if samplers.is_plain_batching(outer):
+        return _Seat(outer, "sampler")
+    return _Seat(loader, attribute)
+
+
+def _announcers_of(seat: _Seat) -> list[Announcer]:
+    """Those that were attached to this sampler before: to another loader, or by mistake."""
+    found = [seat.taken_by]
+    if type(found[0]) is Announcer:
+        found.append(found[0]._source.sampler)
+    found.append(getattr(samplers.batching_within(found[-1]), "sampler", None))
+    return [outer for outer in found if type(outer) is Announcer]
 
 
 class Announcer:
@@ -211,17 +221,43 @@ class Announcer:
         if source.draws_at_next:
             return self._announce(iter(source.sampler), None)
         spec = source.spec(job)
-        return self._announce(iter(source.sampler), spec)
+        indices = iter(source.sampler)
+        if hasattr(indices, "load_state_dict"):
+            return _SavedIndices(self, indices, spec)
+        return self._announce(indices, spec)
 
-    def _announce(self, indices: Iterator[Any], spec: OrderSpec | None) -> Iterator[Any]:
+    def _resume(self, indices: Any) -> Iterator[Any]:
+        """What is left of an epoch, of a sampler's iterator that has just taken a state."""
+        if self._job.is_over:
+            return iter(indices)
+        spec, drawn = self._source.resumed(self._job, indices)
+        return self._announce(indices, spec, drawn)
+
+    def leave(self) -> None:
+        """Announce nothing any more: another one takes its place."""
+        self._job.close(wait_s=0.0)
+
+    def _announce(
+        self, indices: Iterator[Any], spec: OrderSpec | None, drawn: int = 0
+    ) -> Iterator[Any]:
+        """`indices`, of which `drawn` have been drawn before."""
         source, job = self._source, self._job
-        if source.draws_at_next:
+        if (reader := _other_reader(source.outer or self)) is not None and not job.is_over:
+            job.give_up(
+                "the DataLoader that was attached is not read, but its sampler by another one "
+                f"({type(reader).__name__}): attach the one that is iterated (what "
+                "accelerator.prepare returned), or use hintsd run"
+            )
+            spec = None
+        elif source.draws_at_next:
+            drawn = samplers.skipped(source.sampler)
             spec = source.spec(job)
-        if spec is None:
+        if spec is None or drawn >= len(source.sampler):
             yield from indices
             return
         epoch = spec.start_epoch
         source.epoch = epoch + 1
+        source.look_for_set_epoch()
         job.announce(epoch, spec)
         # The workers may hold as many batches as are drawn ahead: what was drawn before those has
         # been handed out.
@@ -243,7 +279,6 @@ class Announcer:
         last = len(source.sampler)
         if spec.batch_drop_last:
             last -= last % batch_items
-        drawn = 0
         for index in indices:
             if drawn % batch_items == 0:
                 step(drawn)
@@ -280,6 +315,48 @@ class Announcer:
         return _itself, (self._source.sampler,)  # a copy is the plain sampler
 
 
+class _SavedIndices:
+    """Stands for a sampler's iterator that tells and takes a state: behaves as it does, and
+    announces what a state leaves of the epoch."""
+
+    __slots__ = ("_announced", "_announcer", "_indices")
+
+    def __init__(self, announcer: Announcer, indices: Any, spec: OrderSpec | None) -> None:
+        self._announcer, self._indices = announcer, indices
+        self._announced = announcer._announce(indices, spec)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._announced)
+
+    def load_state_dict(self, state: Any) -> None:
+        self._indices.load_state_dict(state)
+        self._announced = self._announcer._resume(self._indices)
+
+    @property  # type: ignore[misc]  # isinstance shall see the iterator
+    def __class__(self) -> type:
+        return type(self._indices)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._indices, name)
+
+
+def _other_reader(own: Any) -> Any:
+    """What the DataLoader iterates that draws now, if that is another than `own` (or leaves out the
+    first batches of it)."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_next_index":
+        frame = frame.f_back  # type: ignore[assignment]  # None ends it
+    reader: Any = None
+    if frame is not None:
+        reader = getattr(frame.f_locals.get("self"), "_index_sampler", None)
+    while samplers.is_skipping(reader):
+        reader = reader.batch_sampler
+    return None if reader is own else reader
+
+
 def _itself(value: Any) -> Any:
     return value
 
@@ -287,37 +364,53 @@ def _itself(value: Any) -> Any:
 # What order a sampler is about to draw
 
 
+def _plain(sampler: Any) -> Any:
+    return sampler._source.sampler if type(sampler) is Announcer else sampler
+
+
 class _Source:
     """A sampler, with all of its loader that bears on the order."""
 
     def __init__(self, loader: DataLoader[Any], seat: _Seat) -> None:
-        from torch.utils.data import BatchSampler
-
-        sampler = seat.taken_by
-        self.sampler: Any = sampler._source.sampler if type(sampler) is Announcer else sampler
+        self.sampler: Any = _plain(seat.taken_by)
         self.batching: tuple[int, bool] | None = None
-        if type(seat.holder) is BatchSampler:
+        self.outer: Any = None
+        """What the loader iterates, if not the sampler."""
+        if samplers.is_plain_batching(seat.holder):
+            self.outer = seat.holder
             self.batching = seat.holder.batch_size, seat.holder.drop_last
         self.dataset = loader.dataset
         self.generator = loader.generator
         self.persistent_workers = loader.persistent_workers
         self.batches_ahead = loader.num_workers * (loader.prefetch_factor or 0)
-        self.draws_at_next = inspect.isgeneratorfunction(
+        self.draws_at_next = samplers.is_rebatching(self.sampler) or inspect.isgeneratorfunction(
             getattr(type(self.sampler), "__iter__", None)
         )
         self.yields_batches = False
         self.batch_ends: np.ndarray[Any, Any] | None = None
         """Of a sampler with batches of several lengths: samples before each batch; the spec's
         batches are of one sample then."""
+        self.sampler_epoch: int | None = None
+        """A DistributedSampler's, in the epoch before."""
         self.epoch = 0
         """The next one. A DistributedSampler's own numbers are used as long as they rise."""
         self.epoch = self._next_epoch()
 
-    def _next_epoch(self) -> int:
-        from torch.utils.data import DistributedSampler
+    def look_for_set_epoch(self) -> None:
+        """One warning where each epoch of a DistributedSampler has the same order."""
+        if not samplers.is_distributed(self.sampler) or not self.sampler.shuffle:
+            return
+        if self.sampler.epoch == self.sampler_epoch:
+            warn_once(
+                "set_epoch of the DistributedSampler was not called since the epoch before: both "
+                "have the same order",
+                "set_epoch",
+            )
+        self.sampler_epoch = int(self.sampler.epoch)
 
-        if type(self.sampler) is DistributedSampler:
-            return max(self.epoch, self.sampler.epoch)
+    def _next_epoch(self) -> int:
+        if samplers.is_distributed(self.sampler):
+            return max(self.epoch, int(self.sampler.epoch))
         return self.epoch
 
     def stock_spec(self, *, base_seed_drawn: bool) -> OrderSpec | None:
@@ -334,24 +427,66 @@ class _Source:
             persistent_workers=self.persistent_workers,
         )
 
+    def rebatched_spec(self) -> OrderSpec | None:
+        """Of what gives out the batches of a stock BatchSampler anew; None: of unknown code."""
+        if not samplers.is_rebatching(self.sampler):
+            return None
+        from torch.utils.data import BatchSampler
+
+        inner = samplers.batching_within(self.sampler)
+        if not samplers.is_plain_batching(inner):
+            return None
+        sampler, epoch = _plain(inner.sampler), self._next_epoch()
+        spec = spec_of(sampler, None, self.generator, start_epoch=epoch)
+        if spec is None:
+            return None
+        indices = access_sequence(spec, epoch).tolist()
+        batches = BatchSampler(indices, inner.batch_size, inner.drop_last)
+        return self._listed(list(samplers.rebatched(self.sampler, batches)))
+
     def spec(self, job: Job) -> OrderSpec | None:
         """The order of the epoch that begins now. None: there is none, and the job was closed."""
+
+        def read() -> OrderSpec:
+            stock = self.stock_spec(base_seed_drawn=True) or self.rebatched_spec()
+            return stock or self._listed(self._read_copy(self.sampler))
+
+        return self._read(job, read)
+
+    def resumed(self, job: Job, indices: Any) -> tuple[OrderSpec | None, int]:
+        """As `spec`, of an iterator of the sampler that has just taken a state, and how many
+        indices of that order are behind it."""
+        drawn = 0
+
+        def read() -> OrderSpec | None:
+            nonlocal drawn
+            stock = self.stock_spec(base_seed_drawn=True)
+            if stock is None or samplers.random_kind(self.sampler) != samplers.RESUMING:
+                left = self._read_copy(indices)
+                return self._listed(left) if left else None
+            state = indices.state_dict()
+            drawn = int(state["yielded"])
+            return replace(stock, generator_state=state["generator"].numpy().tobytes())
+
+        return self._read(job, read), drawn
+
+    def _read(self, job: Job, read: Callable[[], OrderSpec | None]) -> OrderSpec | None:
         try:
-            return self.stock_spec(base_seed_drawn=True) or self._read_copy()
+            return read()
         except Exception as error:
-            warn_once(
-                f"the order of {type(self.sampler).__name__} cannot be told ({error!r}); "
-                "going on without hints"
-            )
-            job.close(wait_s=0.0)
+            job.give_up(f"the order of {type(self.sampler).__name__} cannot be told ({error!r})")
             return None
 
-    def _read_copy(self) -> OrderSpec:
+    def _read_copy(self, original: Any) -> list[Any]:
+        """What a copy of the sampler, or of its iterator, yields."""
         if len(self.sampler) > COPIED_MOST:
             raise ValueError(f"it is longer than {COPIED_MOST}")
         with _generators_kept(), _no_collectives():
-            twin = copy.deepcopy(self.sampler, _shared_datasets(self.sampler, self.dataset))
-            items = list(itertools.islice(iter(twin), len(self.sampler)))
+            twin = copy.deepcopy(original, _shared_datasets(self.sampler, self.dataset))
+            return list(itertools.islice(iter(twin), len(self.sampler)))
+
+    def _listed(self, items: list[Any]) -> OrderSpec:
+        """Of the indices, or batches of indices, that the sampler will yield."""
         length = len(self.dataset)  # type: ignore[arg-type]  # a map-style dataset has one
         batch_size, drop_last = self.batching or (1, False)
         self.batch_ends = None
@@ -423,67 +558,3 @@ def _no_collectives() -> Any:
             return func(*args, **(kwargs or {}))
 
     return Refuse()  # type: ignore[no-untyped-call]  # as above
-
-
-# Which file an index means
-
-
-def _files_of(dataset: Any) -> tuple[str, Ways]:
-    """The directory of a dataset, and the ways to tell hintsd its files. Unreadable: unknown."""
-    base, here = _folder_class(), os.getcwd()
-    root = common_root([folder + "/" for folder in _roots(dataset, base, here)])
-    listed = listed_files(root, lambda: [absolute(path, here) for path in _paths(dataset, base)])
-    follows_rule = (
-        isinstance(dataset, base)
-        and dataset.extensions is not None  # else: is_valid_file decided
-        and type(dataset).find_classes is base.find_classes
-        and type(dataset).make_dataset is base.make_dataset
-    )
-    if not follows_rule:
-        return root, (listed,)
-
-    def check() -> dict[str, Any]:
-        count = len(dataset.samples)
-        some = sorted({int(i) for i in np.linspace(0, count - 1, min(count, CHECK_SAMPLES_MOST))})
-        skipped = len(root.rstrip("/")) + 1
-        named = [[i, os.fsencode(absolute(dataset.samples[i][0], here)[skipped:])] for i in some]
-        return {"count": count, "samples": named}
-
-    extensions = dataset.extensions
-    by_rule = folder_files([extensions] if isinstance(extensions, str) else list(extensions), check)
-    # Listed, when the samples are not (any more) what the rule finds.
-    return root, (by_rule, listed)
-
-
-def _folder_class() -> Any:
-    module = sys.modules.get("torchvision.datasets.folder")  # a dataset of it has imported it
-    return getattr(module, "DatasetFolder", None) or _NoFolder
-
-
-class _NoFolder:
-    """Stands for DatasetFolder where there is none: no dataset is one of these."""
-
-
-def _roots(dataset: Any, base: Any, here: str) -> list[str]:
-    from torch.utils.data import ConcatDataset, Subset
-
-    if isinstance(dataset, base):
-        return [os.path.normpath(os.path.join(here, os.fspath(dataset.root)))]
-    if type(dataset) is Subset:
-        return _roots(dataset.dataset, base, here)
-    if type(dataset) is ConcatDataset:
-        return [root for part in dataset.datasets for root in _roots(part, base, here)]
-    raise Unreadable(
-        f"which files a {type(dataset).__name__} reads is not known, give hintsd.attach their paths"
-    )
-
-
-def _paths(dataset: Any, base: Any) -> list[str]:
-    from torch.utils.data import Subset
-
-    if isinstance(dataset, base):
-        return [sample[0] for sample in dataset.samples]
-    if type(dataset) is Subset:
-        whole = _paths(dataset.dataset, base)
-        return [whole[index] for index in dataset.indices]
-    return [path for part in dataset.datasets for path in _paths(part, base)]

@@ -15,18 +15,16 @@ from typing import Any, Final, Literal
 import msgpack  # type: ignore[import-untyped]
 
 from fusecache.wire import Fields, WireError
+from hintsd.arrays import ARRAY_BYTES_MOST, Arrays
 from hintsd.orders import EPOCH_MOST, LENGTH_MOST, OrderSpec, from_message
 
-ARRAY_PIECE_BYTES_MOST: Final = 1 << 20
-ARRAY_BYTES_MOST: Final = 2 << 30  # of all arrays that a connection has under way
-ARRAYS_MOST: Final = 64
-ARRAY_NAME_LENGTH_MOST: Final = 64
 BATCH_MOST: Final = LENGTH_MOST
 CHECK_SAMPLES_MOST: Final = 64
 EXTENSIONS_MOST: Final = 256
 EXTENSION_LENGTH_MOST: Final = 64
 NAME_LENGTH_MOST: Final = 256
 PATH_BYTES_MOST: Final = 4096  # PATH_MAX
+PATHS_PIECE_BYTES: Final = 1 << 20  # a millisecond
 PID_MOST: Final = 1 << 22
 WORKERS_MOST: Final = 1 << 16
 
@@ -94,49 +92,6 @@ class JobRequest:
         if self.spec is None or self.has_length:
             return self.spec
         return replace(self.spec, length=sample_count)
-
-
-class Arrays:
-    """The named arrays of one connection, until the next `job` or `order` uses them."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, bytearray] = {}
-        self._totals: dict[str, int] = {}
-
-    def add(self, fields: Fields) -> None:
-        """Take an `array` message in. WireError: not the next piece, or too much of it."""
-        name = fields.str("name", ARRAY_NAME_LENGTH_MOST)
-        total = fields.int("total", 0, ARRAY_BYTES_MOST)
-        offset = fields.int("offset", 0, ARRAY_BYTES_MOST)
-        data = fields.bytes("data", ARRAY_PIECE_BYTES_MOST)
-        if offset == 0:
-            others = sum(size for other, size in self._totals.items() if other != name)
-            if others + total > ARRAY_BYTES_MOST:
-                raise WireError(f"array: field total: more than {ARRAY_BYTES_MOST} bytes in all")
-            if name not in self._totals and len(self._totals) == ARRAYS_MOST:
-                raise WireError(f"array: field name: more than {ARRAYS_MOST} arrays")
-            self._totals[name] = total
-            self._arrays[name] = bytearray()
-        array = self._arrays.get(name)
-        if array is None or offset != len(array):
-            raise WireError("array: field offset is not where the piece before ended")
-        if total != self._totals[name]:
-            raise WireError("array: field total is not what it was")
-        if offset + len(data) > total:
-            raise WireError("array: field data goes beyond total")
-        array += data
-
-    def take(self, where: str, named: Fields) -> bytes:
-        """The whole array that a map {"array": name} means."""
-        name = named.str("array", ARRAY_NAME_LENGTH_MOST)
-        array = self._arrays.get(name)
-        if array is None or len(array) != self._totals[name]:
-            raise WireError(f"{where}: the array {name!r} was not sent, or not to its end")
-        return bytes(array)
-
-    def clear(self) -> None:
-        self._arrays.clear()
-        self._totals.clear()
 
 
 def _with_arrays(fields: Fields, arrays: Arrays, where: str) -> dict[str, Any]:
@@ -227,8 +182,24 @@ def wants_state(fields: Fields) -> bool:
 
 def identity(message: Mapping[str, Any]) -> bytes:
     """A digest that is the same for job messages that differ at most in where they begin."""
-    told = [message[name] for name in _JOB_FIELDS if name not in _START_FIELDS]
-    return hashlib.blake2b(msgpack.packb(told), digest_size=16).digest()
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(value: object) -> None:
+        if isinstance(value, dict):
+            add(len(value))
+            for name, part in value.items():
+                add(name)
+                add(part)
+        elif isinstance(value, bytes):
+            add(len(value))
+            digest.update(value)  # of an array no copy is made
+        else:
+            digest.update(msgpack.packb(value))
+
+    for name in _JOB_FIELDS:
+        if name not in _START_FIELDS:
+            add(message[name])
+    return digest.digest()
 
 
 def order_spec(fields: Fields, arrays: Arrays) -> tuple[int, OrderSpec]:
@@ -266,7 +237,14 @@ def _check(fields: Fields | None) -> Check | None:
 
 def _split_paths(blob: bytes) -> list[bytes]:
     """NUL-separated paths; one of them that is not relative and tidy is a ValueError."""
-    framed = b"\0%b\0" % blob
-    if any(pattern in framed for pattern in _UNTIDY):
-        raise ValueError("paths must be relative, without empty, `.` or `..` components")
-    return blob.split(b"\0")
+    paths: list[bytes] = []
+    begin = 0
+    while begin <= len(blob):  # in pieces: what looks through one lets no other thread run
+        end = blob.find(b"\0", begin + PATHS_PIECE_BYTES)
+        end = len(blob) if end < 0 else end
+        framed = b"\0%b\0" % blob[begin:end]
+        if any(pattern in framed for pattern in _UNTIDY):
+            raise ValueError("paths must be relative, without empty, `.` or `..` components")
+        paths += framed[1:-1].split(b"\0")
+        begin = end + 1
+    return paths

@@ -26,12 +26,15 @@ INVARIANT: an `OrderSpec` that exists is valid; no later step checks its fields 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from hintsd import samplers
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +46,7 @@ LoaderDraws = Literal["never", "first", "later", "every"]
 """Before which epochs a DataLoader draws its base seed from the generator of the sampler:
 `first`: `start_epoch` alone (persistent workers), `later`: all but `start_epoch` (its base seed was
 drawn before `generator_state` was read), `every`: `first` and `later`."""
-Indices: TypeAlias = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 LENGTH_MOST: Final = 2**32 - 2
 WORLD_SIZE_MOST: Final = 65536
@@ -53,6 +56,10 @@ SEED_MOST: Final = 2**64 - 1
 GENERATOR_STATE_BYTES: Final = 5056  # torch.Generator.get_state() on a CPU (mt19937)
 MT19937_WORDS: Final = 624
 ENDS_KEPT: Final = 8
+EPOCH_DRAWS: Final = 1 << 10  # what an epoch costs besides its draws, in draws
+WEIGHTED_DRAWS: Final = 8  # what an index of a WeightedRandomSampler costs, in draws
+DRAWS_MOST: Final = 1 << 33  # before an epoch: two to ten minutes
+SLICE_DRAWS: Final = 1 << 22  # at a time: some hundredths of a second
 SEQUENCES_KEPT: Final = 2
 
 _DRAWING: Final = frozenset({"random", "subset_random", "weighted_random"})
@@ -62,7 +69,21 @@ class OrderUnknown(ValueError):
     """The order of this epoch does not follow from the spec."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class NoTorch(OrderUnknown):
+    """This Python cannot compute it; another one could."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"this order has to be computed, and hintsd's Python ({sys.executable}) has no torch: "
+            "pip install torch there"
+        )
+
+
+class OrderTooFar(ValueError):
+    """Too much is drawn before this epoch."""
+
+
+@dataclass(frozen=True, eq=False)
 class OrderSpec:
     """What an order is computed from. ValueError: a field is out of bounds (the message names it).
 
@@ -199,12 +220,18 @@ def samples_per_epoch(spec: OrderSpec) -> int:
     return count - count % spec.batch_size if spec.batch_drop_last else count
 
 
+def epochs_at_once(samples: int) -> int:
+    """Epochs of so many samples that are drawn in a moment; at least one."""
+    return max(1, SLICE_DRAWS // (EPOCH_DRAWS + samples) // 16)
+
+
 def access_sequence(spec: OrderSpec, epoch: int) -> Indices:
     """The indices that torch yields in this epoch, in order: int64, `samples_per_epoch` of them.
 
-    OrderUnknown: the epoch is not one that the spec tells. ValueError: torch refuses the spec.
+    OrderUnknown: the epoch is not one that the spec tells, or there is no torch (NoTorch).
+    ValueError: torch refuses the spec.
     Costs the draws of all epochs from `start_epoch` on where one generator goes on from epoch to
-    epoch; going through them in turn, `Order` spares that.
+    epoch; going through them in turn, `Order` spares that. OrderTooFar: they are too many.
     """
     return Order(spec).sequence(epoch)
 
@@ -228,6 +255,8 @@ class Order:
                 del self._sequences[next(iter(self._sequences))]
             try:
                 found = self._compute(epoch)[: samples_per_epoch(self.spec)]
+            except ImportError as error:
+                raise NoTorch from error
             except (RuntimeError, OverflowError) as error:
                 reason = str(error).partition("\n")[0]
                 raise ValueError(f"torch refuses this order: {reason}") from error
@@ -254,30 +283,81 @@ class Order:
         return self._draw_up_to(epoch)
 
     def _draw_up_to(self, epoch: int) -> Indices:
+        while not self.approach(epoch):
+            pass
+        generator = self._generator_before(epoch)
+        sequence = _draw(self.spec, generator)
+        self._note_end(epoch, generator)
+        return sequence
+
+    def approach(self, epoch: int) -> bool:
+        """Make some of the draws before this epoch: as many as take a moment.
+
+        True: there are no others; `sequence` costs one epoch. OrderUnknown, OrderTooFar.
+        """
+        spec = self.spec
+        if epoch in self._sequences:
+            return True
+        self._check_known(epoch)
+        if spec.sampler not in _DRAWING:
+            return True
+        first = max((end + 1 for end in self._ends if end < epoch), default=spec.start_epoch)
+        costs = EPOCH_DRAWS + _draws_to_skip(spec)
+        if (epoch - first) * costs > DRAWS_MOST:
+            raise OrderTooFar(
+                f"{epoch - first:,} epochs would have to be drawn before it, more than "
+                f"{DRAWS_MOST // costs:,}: if it is right, tell each epoch its order by itself"
+            )
+        stop = min(epoch, first + max(1, SLICE_DRAWS // costs))
+        if first < stop:
+            try:
+                generator = self._generator_before(first)
+            except ImportError as error:
+                raise NoTorch from error
+            for current in range(first, stop):
+                if current > first:
+                    self._begin(current, generator)
+                _skip(spec, generator)
+            self._note_end(stop - 1, generator)
+        return stop == epoch
+
+    def copy(self) -> Order:
+        """One that knows where the generator stood, too, and goes its own way from there."""
+        other = Order(self.spec)
+        other._ends = dict(self._ends)
+        return other
+
+    def _generator_before(self, epoch: int) -> torch.Generator:
+        """The generator as the sampler finds it; `epoch` is the first one, or the one before has
+        been drawn.
+        """
         import torch
 
         spec, generator = self.spec, torch.Generator()
-        reached = max((known for known in self._ends if known < epoch), default=None)
-        if reached is not None:
-            generator.set_state(self._ends[reached])
+        if epoch > spec.start_epoch:
+            generator.set_state(self._ends[epoch - 1])
         elif spec.generator_state is not None:
             state = np.frombuffer(spec.generator_state, np.uint8)
             generator.set_state(torch.from_numpy(state.copy()))
         else:
             assert spec.seed is not None
             generator.manual_seed(spec.seed)
-        first = spec.start_epoch if reached is None else reached + 1
-        for current in range(first, epoch + 1):
-            if current > spec.start_epoch:
-                _finish(spec, generator)
-            which = "first" if current == spec.start_epoch else "later"
-            if spec.loader_draws in (which, "every"):
-                _draw_seed(generator)
-            sequence = _draw(spec, generator)
-            self._ends[current] = generator.get_state()
-            while len(self._ends) > ENDS_KEPT:
-                del self._ends[min(self._ends)]
-        return sequence
+        self._begin(epoch, generator)
+        return generator
+
+    def _begin(self, epoch: int, generator: torch.Generator) -> None:
+        """What is drawn between the last index of the epoch before and the first one of this."""
+        spec = self.spec
+        if epoch > spec.start_epoch:
+            _finish(spec, generator)
+        which = "first" if epoch == spec.start_epoch else "later"
+        if spec.loader_draws in (which, "every"):
+            _draw_seed(generator)
+
+    def _note_end(self, epoch: int, generator: torch.Generator) -> None:
+        self._ends[epoch] = generator.get_state()
+        while len(self._ends) > ENDS_KEPT:
+            del self._ends[next(old for old in sorted(self._ends) if old != epoch)]
 
 
 def _draw_seed(generator: torch.Generator) -> int:
@@ -316,6 +396,28 @@ def _draw(spec: OrderSpec, generator: torch.Generator) -> Indices:
     return sequence
 
 
+def _skip(spec: OrderSpec, generator: torch.Generator) -> None:
+    """As `_draw`, of which only the generator matters."""
+    if spec.draws_seed:
+        _draw_seed(generator)
+    else:
+        _draw(spec, generator)
+
+
+def _draws_to_skip(spec: OrderSpec) -> int:
+    """About how many draws of an index `_skip` and `_finish` cost."""
+    if spec.draws_seed:
+        return 0
+    if spec.sampler == "subset_random":
+        assert spec.indices is not None
+        return len(spec.indices)
+    count = spec.num_samples or spec.length
+    if spec.sampler == "weighted_random":
+        return WEIGHTED_DRAWS * count
+    permutations = -(-count // spec.length) + 1
+    return count if spec.replacement else permutations * (spec.length + EPOCH_DRAWS)
+
+
 def _finish(spec: OrderSpec, generator: torch.Generator) -> None:
     """What the sampler still draws when it is asked for one index more than it has."""
     import torch
@@ -336,9 +438,9 @@ def _rank_samples(spec: OrderSpec) -> int:
 
 def _distributed(spec: OrderSpec, epoch: int) -> Indices:
     """DistributedSampler.__iter__: element p of the padded list is element p % length."""
-    import torch
-
     if spec.shuffle:
+        import torch
+
         assert spec.seed is not None
         generator = torch.Generator()
         generator.manual_seed(spec.seed + epoch)
@@ -435,8 +537,9 @@ def spec_of(
     run already draws none). `length`: of the dataset, bounds SubsetRandomSampler's indices.
 
     A DistributedSampler is taken to have `set_epoch` called with numbers that rise by one.
-    None: not a stock sampler (its exact type; a subclass may do anything), or one whose order torch
-    does not tell in advance.
+    Of torchdata's and accelerate's random samplers (hintsd/samplers.py) one epoch is known.
+    None: none of these samplers (its exact type; a subclass may do anything), or one whose order
+    torch does not tell in advance.
     """
     from torch.utils.data import BatchSampler
 
@@ -465,7 +568,6 @@ def spec_of(
 
 def _read_sampler(sampler: object, start_epoch: int, length: int | None) -> dict[str, Any] | None:
     from torch.utils.data import (
-        DistributedSampler,
         RandomSampler,
         SequentialSampler,
         SubsetRandomSampler,
@@ -474,13 +576,14 @@ def _read_sampler(sampler: object, start_epoch: int, length: int | None) -> dict
 
     if type(sampler) is SequentialSampler:
         return {"sampler": "sequential", "length": len(sampler.data_source)}
-    if type(sampler) is RandomSampler:
+    kind: Any = sampler
+    if type(sampler) is RandomSampler or samplers.random_kind(sampler):
         return {
             "sampler": "random",
-            "length": len(sampler.data_source),
-            "replacement": sampler.replacement,
-            "num_samples": sampler.num_samples,
-            "draws_seed": sampler.generator is None,
+            "length": len(kind.data_source),
+            "replacement": kind.replacement,
+            "num_samples": kind.num_samples,
+            "draws_seed": type(sampler) is RandomSampler and sampler.generator is None,
         }
     if type(sampler) is SubsetRandomSampler:
         indices = np.array(sampler.indices)
@@ -500,15 +603,15 @@ def _read_sampler(sampler: object, start_epoch: int, length: int | None) -> dict
             "num_samples": sampler.num_samples,
             "replacement": sampler.replacement,
         }
-    if type(sampler) is DistributedSampler:
+    if samplers.is_distributed(sampler):
         return {
             "sampler": "distributed",
-            "length": len(sampler.dataset),  # type: ignore[arg-type]  # torch's own Dataset is unsized
-            "seed": sampler.seed + sampler.epoch - start_epoch,
-            "world_size": sampler.num_replicas,
-            "rank": sampler.rank,
-            "shuffle": sampler.shuffle,
-            "drop_last": sampler.drop_last,
+            "length": len(kind.dataset),
+            "seed": kind.seed + kind.epoch - start_epoch,
+            "world_size": kind.num_replicas,
+            "rank": kind.rank,
+            "shuffle": kind.shuffle,
+            "drop_last": kind.drop_last,
         }
     return None
 
@@ -523,12 +626,15 @@ def _read_generator(
     from torch.utils.data import RandomSampler
 
     default = torch.default_generator
+    resuming = samplers.random_kind(sampler) == samplers.RESUMING
     generator = default if sampler.generator is None else sampler.generator
     if generator.device.type != "cpu":
         return None
+    if samplers.random_kind(sampler) == samplers.SEEDING:
+        return {"seed": sampler.initial_seed + sampler.epoch, "epochs_known": 1}
     if (
-        sampler.generator is default
-        and type(sampler) is RandomSampler
+        (sampler.generator is default or (resuming and sampler.generator is loader_generator))
+        and (type(sampler) is RandomSampler or resuming)
         and (sampler.replacement or sampler.num_samples > len(sampler.data_source))
     ):
         return None  # it draws all through the epoch, in turn with everybody else
@@ -541,5 +647,5 @@ def _read_generator(
     return {
         "generator_state": generator.get_state().numpy().tobytes(),
         "loader_draws": loader_draws,
-        "epochs_known": 1 if generator is default else None,
+        "epochs_known": 1 if generator is default or resuming else None,
     }

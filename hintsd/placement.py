@@ -33,7 +33,8 @@ from hintsd.sequence import NO_INOS, Inos
 
 FETCH_UNANSWERED_MOST = 1 << 14
 WALK_MOST = 1 << 15  # positions that fetching ahead looks at in one decide()
-HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven
+HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven,
+HORIZON_EPOCHS_MOST = 1 << 10  # and over so many epochs
 HORIZON_WAIT_S = 60.0
 
 
@@ -126,7 +127,8 @@ class Placement:
         n = job.sequence.samples_per_epoch
         if job.epochs is None:
             return range(0)
-        return range(current, min(job.epochs, current + max(2, HORIZON_SAMPLES_MOST // n)))
+        epochs = min(max(2, HORIZON_SAMPLES_MOST // n), HORIZON_EPOCHS_MOST)
+        return range(current, min(job.epochs, current + epochs))
 
     def horizon_epoch(self, job: Job, current: int) -> int | None:
         """The next epoch whose uses are worth counting: files are read unequally often, and not all

@@ -250,6 +250,14 @@ class MountPlanner:
     def finished(self, name: str) -> bool:
         return self._jobs[name].state == "done"
 
+    def is_told(self, inos: Inos) -> Mask:
+        """Which of these files stand in the order of a job that is planned for."""
+        found = np.zeros(len(inos), np.bool_)
+        for job in self._jobs.values():
+            if job.live:
+                found |= job.sequence.contains(inos)
+        return found
+
     # --- a reader whose place is not known
 
     def is_sought(self, name: str, now: float) -> bool:
@@ -667,8 +675,7 @@ class MountPlanner:
             job.state == "running" or (job.state == "waiting" and self._is_in_the_way(job, now))
         ):
             which = "has been read for a while" if job.progress.begun else "of it was read yet"
-            job.state, job.reason = "idle", f"nothing {which}"
-            self._notices.append((job.name, f"idle: {job.reason}"))
+            job.state, job.reason = "idle", f"nothing {which}"  # no fault: a validation waits
 
     def _is_in_the_way(self, job: Job, now: float) -> bool:
         """Whether another job has been read for a while, which may have its share of RAM. Not one

@@ -22,6 +22,7 @@ import resource
 import signal
 import socket
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,22 +36,29 @@ from fusecache.errors import UserError
 from fusecache.wire import Fields, WireError
 from fusecache.wire_trio import FrameStream
 from hintsd import figures, messages
-from hintsd.director import Director, JobInfo, JobRefused
+from hintsd.arrays import Arrays
+from hintsd.director import Director, JobInfo, JobRefused, NotHere
 from hintsd.journal import Entry, Journal, JournalBusy, process_start
 from hintsd.messages import JobRequest
+from hintsd.orders import OrderSpec
+from hintsd.own_log import internal_error
+from hintsd.status import unknown
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MOST: Final = 256
+READING_AT_ONCE: Final = 2  # jobs and orders whose arrays are read: copies of those are made
+ARRAYS_TIMEOUT_S: Final = 30.0
 JOBS_MOST: Final = 256
 NOTICES_MOST: Final = 16  # on their way to one client; more are left to the log
 STATES_INTERVAL_S: Final = 0.5  # between looks at whether what clients were told still holds
 ENDED_MOST: Final = 16  # jobs that status still shows
 GRACE_S: Final = 1.0  # for a client to come back
-RESTART_GRACE_S: Final = 10.0  # the same, for the clients of the hintsd before
+RESTART_GRACE_S: Final = 30.0  # the same, for the clients of the hintsd before: all may be busy
 CLOSE_TIMEOUT_S: Final = 5.0
 LAST_WORDS_TIMEOUT_S: Final = 1.0
 UNMOUNTED_INTERVAL_S = 2.0
+SWITCH_INTERVAL_S: Final = 0.001  # who answers waits so long for a thread that computes
 JOURNAL_DIRECTORY: Final = "jobs"
 _BACKLOG: Final = 128
 
@@ -78,6 +86,7 @@ class _Job:
     info: JobInfo | None = None  # once it is open
     refusal: str = ""  # why it never was
     reason: str = "its connection was lost"  # of its end, unless another is set
+    is_kept: bool = False  # in the journal, for a hintsd that can open it
     is_done: bool = False  # all its epochs are read
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     opened: trio.Event = field(default_factory=trio.Event)  # or refused
@@ -93,7 +102,7 @@ class _Connection:
     frames: FrameStream
     peer: wire.Peer
     job: _Job | None = None
-    arrays: messages.Arrays = field(default_factory=messages.Arrays)
+    arrays: Arrays = field(default_factory=Arrays)
     notices: int = 0  # that are being sent
     told: Standing | None = None  # what its job is; None: it is not to be told
 
@@ -112,6 +121,7 @@ def serve(
     `hintsd serve --help`.
     """
     directory = os.path.dirname(socket_path)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if not os.path.isdir(directory):
@@ -191,6 +201,7 @@ class Server:
         self._connections: set[_Connection] = set()
         self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_MOST)
         self._begun_s = time.monotonic()
+        self._reading = trio.CapacityLimiter(READING_AT_ONCE)
         self._nursery: trio.Nursery  # set by `run`
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -235,7 +246,7 @@ class Server:
     # ---- connections -----------------------------------------------------------------------------
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        frames = FrameStream(stream)
+        frames = FrameStream(stream, frame_bytes_most=wire.CLIENT_FRAME_BYTES_MOST)
         try:
             peer = wire.peer_of(cast(socket.socket, stream.socket))
         except OSError as error:
@@ -258,7 +269,7 @@ class Server:
             pass
         except Exception:
             log.exception("a fault in the conversation with process %d", peer.pid)
-            last_words = "internal error: see hintsd's log"
+            last_words = internal_error()
         finally:
             self._connections.discard(connection)
             self._release(connection)
@@ -271,6 +282,7 @@ class Server:
             await frames.aclose()
 
     def _release(self, connection: _Connection) -> None:
+        connection.arrays.clear()
         job = connection.job
         connection.job = None
         if job is not None and job.connection is connection:
@@ -292,11 +304,19 @@ class Server:
         await connection.frames.send(
             "welcome", version=wire.VERSION, pid=os.getpid(), hintsd=__version__
         )
-        while (frame := await connection.frames.receive()) is not None:
+        while (frame := await self._receive(connection)) is not None:
             try:
                 await self._answer(connection, frame)
             except Refusal as refusal:
                 await connection.frames.send("rejected", message=str(refusal))
+
+    async def _receive(self, connection: _Connection) -> wire.Frame | None:
+        """The next frame; None: there is no other. Who has sent a part of arrays goes on."""
+        if not len(connection.arrays):
+            return await connection.frames.receive()
+        with trio.move_on_after(ARRAYS_TIMEOUT_S):
+            return await connection.frames.receive()
+        raise WireError(f"arrays were begun, and nothing came in {ARRAYS_TIMEOUT_S:g} s")
 
     async def _answer(self, connection: _Connection, frame: wire.Frame) -> None:
         send, fields = connection.frames.send, frame.fields
@@ -315,7 +335,7 @@ class Server:
                 )
                 connection.told = _HINTED if wants_state else None
             case "array":
-                connection.arrays.add(fields)
+                await trio.to_thread.run_sync(connection.arrays.add, fields)
             case "order":
                 await send("planned", epoch=await self._order(connection, fields))
             case "step":
@@ -346,14 +366,16 @@ class Server:
         return job is not None and not job.scope.cancel_called and not job.ended.is_set()
 
     async def _order(self, connection: _Connection, fields: Fields) -> int:
+        def read() -> tuple[int, OrderSpec]:
+            try:
+                return messages.order_spec(fields, connection.arrays)
+            finally:
+                connection.arrays.clear()
+
         try:
-            epoch, spec = await trio.to_thread.run_sync(
-                messages.order_spec, fields, connection.arrays
-            )
+            epoch, spec = await trio.to_thread.run_sync(read, limiter=self._reading)
         except ValueError as error:
             raise Refusal(f"order: {error}") from None
-        finally:
-            connection.arrays.clear()
         job = connection.job
         if job is None or not self._is_live(job):
             raise Refusal("order: there is no job, or it has ended")
@@ -417,16 +439,17 @@ class Server:
         uid, arrays = connection.peer.uid, connection.arrays
 
         def read() -> tuple[dict[str, Any], bytes, JobRequest]:
-            message = messages.job_message(fields, arrays)
+            try:
+                message = messages.job_message(fields, arrays)
+            finally:
+                arrays.clear()
             request = messages.job_request(message, uid, pid)
             return message, messages.identity(message), request
 
         try:
-            return await trio.to_thread.run_sync(read)  # arrays may be long
+            return await trio.to_thread.run_sync(read, limiter=self._reading)  # arrays may be long
         except ValueError as error:
             raise Refusal(f"job: {error}") from None
-        finally:
-            arrays.clear()
 
     def _name(self, wanted: str, pid: int | None, before: str) -> str:
         program = wanted or (_program(pid) if pid is not None else "") or "job"
@@ -474,9 +497,13 @@ class Server:
                         await self._record(entry)
                 except JobRefused as refusal:
                     job.refusal = str(refusal)
+                    # None else would tell it again.
+                    job.is_kept = (
+                        resume_at is not None and job.detached and (isinstance(refusal, NotHere))
+                    )
                 except Exception:
                     log.exception("job %s cannot be opened", job.name)
-                    job.refusal = "internal error: see hintsd's log"
+                    job.refusal = internal_error()
                 del request, entry  # they may be long
                 if job.refusal:
                     job.end(f"refused: {job.refusal}")
@@ -494,20 +521,22 @@ class Server:
             log.info("job %s has ended: %s", job.name, job.reason)
             if job.refusal:
                 state = "refused" if resume_at is None else "ended"  # it had begun before
-                self._note_end({"name": job.name, "state": state, "why_ended": job.refusal})
+                self._note_end(job, {}, state, job.refusal)
         else:
             log.info("job %s has ended: %s: %s", job.name, job.reason, figures.reads(status))
             is_done = job.is_done or status.get("state") == "done" or _is_read(status)
             state = "done" if is_done else "ended"
-            self._note_end({**status, "name": job.name, "state": state, "why_ended": job.reason})
+            self._note_end(job, status, state, job.reason)
         self._forget(job)
 
-    def _note_end(self, told: dict[str, Any]) -> None:
-        self._ended.append((time.monotonic(), told))
+    def _note_end(self, job: _Job, status: dict[str, Any], state: str, why: str) -> None:
+        known = {**unknown(), "pid": job.pid, **status, "name": job.name, "state": state}
+        self._ended.append((time.monotonic(), {**known, "why_ended": why}))
 
     def _forget(self, job: _Job) -> None:
         try:
-            self._journal.remove(job.name)
+            if not job.is_kept:
+                self._journal.remove(job.name)
         except OSError as error:
             log.warning("journal: %s", error)
         del self._jobs[job.name]
@@ -590,8 +619,11 @@ def _standing(job: _Job, status: dict[str, Any]) -> Standing:
         if is_its and not mount["connected"]:
             return "waiting", f"{mount['mountpoint']} {mount.get('reason', '')}"
     for known in status["jobs"]:
-        if known["name"] == job.name and known["state"] == "wrong":
-            return "wrong", known["reason"]
+        if known["name"] != job.name:
+            continue
+        reason = known.get("reason") or ""
+        if known["state"] == "wrong" or (known["state"] == "waiting" and reason):
+            return known["state"], reason
     return _HINTED
 
 

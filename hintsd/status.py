@@ -8,7 +8,7 @@ STALL_SAMPLES_MOST and the job's window.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,20 @@ from hintsd.job import Job
 READY_MOST = 1 << 14
 STALL_SAMPLES_MOST = 1 << 16
 STALL_S_LEAST = 0.05  # less is shown as none
+
+
+NAMES: Final = (
+    *("name", "path", "mountpoint", "pid", "age_s", "state", "reason"),
+    *("epoch", "epochs", "index", "samples", "window_bytes", "ahead_bytes"),
+    *("not_late", "late", "unplanned", "predicted_stall_s", "samples_per_s"),
+    *("layout", "layout_why"),
+)
+"""Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
+
+
+def unknown() -> dict[str, Any]:
+    """A job of which nothing is known."""
+    return dict.fromkeys(NAMES)
 
 
 class Rates(NamedTuple):

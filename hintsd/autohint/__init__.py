@@ -66,20 +66,21 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _patch(module: ModuleType) -> None:
-    loader_class: Any = getattr(module, "DataLoader", None)
-    original = getattr(loader_class, "__iter__", None)
+    # What iterates any DataLoader, torchdata's as well, which has an `__iter__` of its own.
+    iterator_class: Any = getattr(module, "_BaseDataLoaderIter", None)
+    original = getattr(iterator_class, "__init__", None)
     if original is None or hasattr(original, "_hintsd"):
         return
 
     @functools.wraps(original)
-    def iterate(self: Any) -> Any:
+    def begin(self: Any, loader: Any, *rest: Any, **named: Any) -> None:
         try:
             from hintsd.loaders import attach_unasked
 
-            attach_unasked(self)
+            attach_unasked(loader)
         except Exception:  # an installation without numpy, say; the script must not notice
             pass
-        return original(self)
+        original(self, loader, *rest, **named)
 
-    iterate._hintsd = True  # type: ignore[attr-defined]
-    loader_class.__iter__ = iterate
+    begin._hintsd = True  # type: ignore[attr-defined]
+    iterator_class.__init__ = begin

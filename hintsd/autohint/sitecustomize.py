@@ -16,8 +16,8 @@ def _begin() -> None:
 
         if find_spec("torch") is not None:
             sys.stderr.write(
-                f"hintsd run: {sys.executable} has no hintsd (pip install it there); "
-                "going on without hints\n"
+                f"hintsd run: {sys.executable} has no hintsd (from fusecache's checkout: "
+                f"{sys.executable} -m pip install ./client); going on without hints\n"
             )
     except Exception:  # a fault of ours must not become the script's
         pass

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fusecache.errors import UserError
 from fusecache.traces import Trace
-from hintsd.orders import Order, OrderSpec
+from hintsd.orders import NoTorch, Order, OrderSpec
 
 ITEM_BYTES: Final = 100 << 10
 
@@ -43,7 +43,7 @@ def _drawn(spec: OrderSpec, epochs: int, item_bytes: int, source: str) -> Trace:
     order = Order(spec)
     try:
         sequences = [order.sequence(epoch) for epoch in range(epochs)]
-    except ImportError:
+    except NoTorch:
         raise UserError("a shuffle needs torch: pip install torch") from None
     return _trace(np.concatenate(sequences), spec.length, epochs, item_bytes, source)
 

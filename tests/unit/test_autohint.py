@@ -183,7 +183,9 @@ def test_an_interpreter_without_hintsd_runs_on(tmp_path: Path) -> None:
     (broken / "hintsd" / "__init__.py").write_text("raise ImportError('not for this Python')")
     done = _python("-c", "print('ran')", path=(broken,))
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "has no hintsd" in done.stderr  # it has torch, so it may be meant
+    assert "-m pip install ./client); going on without hints" in done.stderr
+    # It has torch, so it may be meant.
+    assert "has no hintsd (from fusecache's checkout: " in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -200,3 +202,65 @@ def test_the_import_looks_as_ever() -> None:
         " len(sys.meta_path))"
     )
     assert _python("-c", code).stdout == _python("-c", code, hinted=False).stdout != ""
+
+
+_STATEFUL = """
+import torch, warnings
+warnings.simplefilter("ignore", UserWarning)
+from torchdata.stateful_dataloader import StatefulDataLoader
+from tools.torchvision_cpu import import_torchvision
+import_torchvision()
+from torchvision.datasets import ImageFolder
+
+class Indices(ImageFolder):
+    def __getitem__(self, index):
+        return index
+
+torch.manual_seed(7)
+loader = StatefulDataLoader(Indices({root!r}), batch_size=5, shuffle=True)
+assert loader.state_dict()["_num_yielded"] == 0
+for epoch in range(2):
+    print(torch.cat(list(loader)).tolist())
+"""
+
+
+def test_a_stateful_loader_is_hinted(daemon: FakeHintsd, root: str, tmp_path: Path) -> None:
+    script = tmp_path / "stateful.py"
+    script.write_text(_FIND.format(socket=str(daemon.path)) + _STATEFUL.format(root=root))
+    hinted = _python(str(script))
+    assert (hinted.returncode, hinted.stderr) == (0, "")
+    assert hinted.stdout == _python(str(script), hinted=False).stdout
+    read = [eval(line) for line in hinted.stdout.splitlines()]
+    (told,) = daemon.jobs
+    assert told.sequences()
+    for epoch, sequence in told.sequences():
+        assert sequence.tolist() == read[epoch]
+
+
+def test_datasets_in_memory_are_no_fault(tmp_path: Path) -> None:
+    script = tmp_path / "memory.py"
+    script.write_text(
+        """
+import numpy, torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+class Digits(Dataset):  # as torchvision's MNIST
+    data = numpy.arange(12, dtype=numpy.uint8).reshape(6, 2)
+    def __len__(self):
+        return len(self.data)
+    def __getitem__(self, index):
+        return self.data[index]
+
+class Paths(Digits):
+    data = numpy.array([["/a"], ["/b"]])
+
+rows = TensorDataset(torch.arange(4))
+for dataset in (rows, Digits(), Subset(ConcatDataset([Digits(), Digits()]), [0, 7])):
+    print(len(list(DataLoader(dataset))))
+iter(DataLoader(Paths()))
+"""
+    )
+    done = _python(str(script))
+    assert (done.returncode, done.stdout) == (0, "4\n6\n2\n")
+    assert done.stderr.count("RuntimeWarning") == 1
+    assert "which files a Paths reads is not known" in done.stderr

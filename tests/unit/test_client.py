@@ -20,9 +20,11 @@ import pytest
 import hintsd
 from fusecache import mounts, wire
 from hintsd import link
-from hintsd.folders import IMG_EXTENSIONS
+from hintsd.client import explicit_order
+from hintsd.extensions import IMG_EXTENSIONS
 from hintsd.link import Unhinted
 from hintsd.orders import access_sequence
+from tests.conftest import OrdinaryUser
 from tests.fake_hintsd import FakeHintsd
 
 
@@ -401,6 +403,8 @@ def test_warnings_point_at_the_script(daemon: FakeHintsd) -> None:
     first, second = caught
     assert str(first.message).startswith("hintsd: attach takes a torch DataLoader, not a list")
     assert "no class directories" in str(second.message)
+    with pytest.warns(RuntimeWarning, match="DataLoader, not an int;"):
+        hintsd.attach(3)  # type: ignore[arg-type]
     assert first.filename == second.filename == __file__
     lines = Path(__file__).read_text().splitlines()
     assert "hintsd.attach([1])" in lines[first.lineno - 1]
@@ -437,21 +441,45 @@ def test_hints_are_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _one_warning("hints are off for the mount")
 
 
-def test_the_socket_is_an_attribute_of_the_mounts_root(
+def test_the_server_of_a_mount_knows_only_the_attribute(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mount = mounts.Mount(1, "0:1", str(tmp_path), mounts.FILESYSTEM_TYPE, "source")
     monkeypatch.setattr(mounts, "find", lambda path: mount)
-    asked = []
-
-    def getxattr(path: str, name: str) -> bytes:
-        asked.append((path, name))
-        return b"/run/fusecache/hintsd.sock"
-
-    monkeypatch.setattr(os, "getxattr", getxattr)
+    told = {"user.fusecache.hintsd": b"/run/fusecache/hintsd.sock"}
+    monkeypatch.setattr(os, "getxattr", lambda fd, name: told[name])
     path = str(tmp_path / "train")
     assert link.find_socket(path) == ("/run/fusecache/hintsd.sock", path)
-    assert asked == [(str(tmp_path), "user.fusecache.hintsd")]
+
+
+@pytest.mark.parametrize(("uid", "whose"), [(0, "root's"), (1, "another user's")])
+def test_another_users_mount_is_not_ours_to_hint(
+    ordinary_user: OrdinaryUser, tmp_path: Path, uid: int, whose: str
+) -> None:
+    private = tmp_path / "private"  # as the runtime directory of the mount's user
+    private.mkdir(mode=0o700)
+    code = """if True:
+        import os, sys
+        from unittest import mock
+        from fusecache import mounts
+        from hintsd import link
+        address, uid = sys.argv[1:]
+        mount = mounts.Mount(1, "0:1", "/", mounts.FILESYSTEM_TYPE, "source", {"user_id": uid})
+        told = lambda fd, name: os.fsencode(address)
+        with mock.patch.object(mounts, "find", lambda path: mount):
+            with mock.patch.object(os, "getxattr", told):
+                try:
+                    print(link.find_socket("/data/set"))
+                except link.Unhinted as problem:
+                    print(problem)
+    """
+    done = ordinary_user.run(code, private / "sock", str(uid))
+    assert done.stdout == (
+        f"/ is {whose}: only its user, and root, can give it hints; mount the dataset yourself "
+        "to have your own; going on without hints\n"
+    ), done.stderr
+    absent = ordinary_user.base / "sock"  # one may come there
+    assert str(absent) in ordinary_user.run(code, absent, str(uid)).stdout
 
 
 @pytest.mark.claim("P2")
@@ -674,6 +702,23 @@ def test_many_jobs_from_many_threads(daemon: FakeHintsd) -> None:
         thread.join(60)
     assert sorted(told.job["spec"].get("seed", 0) for told in daemon.jobs) == list(range(16))
     assert all(told.is_closed for told in daemon.jobs)
+
+
+def test_a_thread_that_is_busy_may_be_woken_ever_so_often(daemon: FakeHintsd) -> None:
+    goes_on = threading.Event()
+
+    def listed() -> link.Files:
+        goes_on.wait(60)
+        return link.Files({"rule": "paths", "paths": b"a"})
+
+    job = hintsd.Job(link.Description("/d", (listed,), epochs=2))
+    order = explicit_order([0], 0, 1, False)
+    for _ in range(70_000):  # more than a pipe holds
+        job.announce(0, order)
+    goes_on.set()
+    daemon.wait(lambda: any(told.orders for told in daemon.jobs))
+    job.close(60)
+    assert job.state == "over"
 
 
 def test_importing_costs_nothing() -> None:

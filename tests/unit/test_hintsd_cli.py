@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from fusecache import command, memory, mounts
-from hintsd import autohint, cli, report
+from hintsd import autohint, cli, messages, report
 from tests.hintsd_support import ANSWER_TIMEOUT_S, Client, Daemon
 
 FULL: dict[str, Any] = {
@@ -458,3 +458,22 @@ def test_help_is_quick() -> None:
     code = "import sys, hintsd.cli; print({'torch', 'numpy', 'trio', 'msgpack'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     assert done.stdout == b"set()\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pid", "99999999"], "--pid must lie in 1 … 4194304"),
+        (["--epochs", "two"], "'two' is not a whole number"),
+        (["--workers", "1.5"], "'1.5' is not a whole number"),
+    ],
+)
+def test_numbers_that_are_none(
+    run: Callable[..., tuple[int, str, str]], flags: list[str], message: str
+) -> None:
+    code, _, complaint = run("hint", "/data", *flags)
+    assert (code, message in complaint) == (2, True), complaint
+
+
+def test_the_largest_pid_is_the_daemons() -> None:
+    assert cli._PID_MOST == messages.PID_MOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
@@ -22,11 +24,20 @@ import trio
 
 from fusecache import mounts, wire, wire_trio
 from hintsd import server
+from hintsd.director import NotHere
 from hintsd.journal import Journal, JournalBusy
 from hintsd.orders import OrderSpec, to_message
 from hintsd.server import is_allowed
+from hintsd.status import unknown
 from tests.conftest import OrdinaryUser
-from tests.hintsd_support import ANSWER_TIMEOUT_S, JOB, Client, Daemon
+from tests.hintsd_support import (
+    ANSWER_TIMEOUT_S,
+    JOB,
+    Client,
+    Daemon,
+    NotedDirector,
+    resident_bytes,
+)
 
 Starting = Callable[[], Daemon]
 Connecting = Callable[[Daemon], Client]
@@ -122,7 +133,8 @@ def test_refusals_are_told_and_the_connection_goes_on(daemon: Daemon, client: Cl
     assert client.job(path=b"relative") == {"message": "job: path must be absolute"}
     assert "spec: rank" in client.job(spec={"sampler": "random", "rank": 2, "seed": 0})["message"]
     assert "process" in client.job(pid=1 << 22)["message"]
-    assert client.job(path=b"/broken") == {"message": "internal error: see hintsd's log"}
+    fault = client.job(path=b"/broken")["message"]
+    assert fault.startswith("internal error: see hintsd's log, "), fault
     assert client.ask("order", epoch=0, spec={"sampler": "sequential", "length": 3})["message"]
     assert client.ask("end", job="none") == {
         "message": "there is no job none; hintsd status shows the jobs"
@@ -144,6 +156,8 @@ def test_job_is_done_when_its_epochs_are_read(daemon: Daemon, client: Client) ->
     (ended,) = status["ended"]
     assert ended.pop("ended_ago_s") >= 0
     assert ended == {
+        **unknown(),
+        "pid": os.getpid(),
         "name": job,
         "state": "done",
         "not_late": 7,
@@ -199,6 +213,7 @@ def test_client_is_told_what_has_become_of_its_job(
     away = {"mountpoint": "/data", "connected": False, "reason": "is away"}
     fine = {"name": "train.py-1", "state": "running", "reason": ""}
     wrong = {"name": "train.py-1", "state": "wrong", "reason": "another seed"}
+    silent = {"name": "train.py-1", "state": "waiting", "reason": "no order"}
     now: dict[str, Any] = {"mounts": [up], "jobs": [fine]}
     monkeypatch.setattr(daemon.director, "status", lambda: now)
     assert client.job(tell_state=True)["job"] == "train.py-1"
@@ -207,6 +222,7 @@ def test_client_is_told_what_has_become_of_its_job(
         for mount, job, state, reason in (
             (up, wrong, "wrong", "another seed"),
             (up, fine, "hinted", ""),
+            (up, silent, "waiting", "no order"),
             (away, wrong, "waiting", "/data is away"),
             (up, wrong, "wrong", "another seed"),
         ):
@@ -306,6 +322,33 @@ def test_detached_job_lives_until_it_is_ended(daemon: Daemon) -> None:
         assert [entry["name"] for entry in client.ask("status")["jobs"]] == [job]
         assert client.ask("end", job=job) == {}
     assert daemon.director.next("closed") == (job,)
+
+
+def test_detached_job_outlives_a_hintsd_that_has_no_torch(start: Starting) -> None:
+    first = start()
+    with contextlib.closing(Client(first.path)) as client:
+        job = client.job(detached=True)["job"]
+    first.kill()
+    with mock.patch.object(NotedDirector, "fault", NotHere("no torch")):
+        second = start()
+        assert second.director.next("closed") == (job,)
+        with contextlib.closing(Client(second.path)) as client:
+            status = client.ask("status")
+            assert [entry["why_ended"] for entry in status["ended"]] == ["no torch"]
+    second.kill()
+    third = start()
+    assert third.director.next("opening")[0] == job
+    assert third.files() >= {f"{job}.job"}
+
+
+def test_an_internal_error_names_the_log(tmp_path: Path, daemon: Daemon, client: Client) -> None:
+    handler = logging.FileHandler(tmp_path / "own log")
+    with (
+        contextlib.closing(handler),
+        mock.patch.object(logging.getLogger(), "handlers", [handler]),
+    ):
+        fault = client.job(path=b"/broken")["message"]
+    assert fault == f"internal error: see hintsd's log, {tmp_path}/own log"
 
 
 def test_detached_job_ends_with_the_process_it_names(
@@ -517,6 +560,15 @@ def test_slow_clients_are_cut_off(daemon: Daemon, monkeypatch: pytest.MonkeyPatc
             client.rest()
 
 
+def test_client_that_begins_arrays_and_stops_is_cut_off(
+    daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ARRAYS_TIMEOUT_S", 0.05)
+    client.send("array", name="a", total=9, offset=0, data=b"abc")
+    (told,) = client.rest()
+    assert "arrays were begun" in told.fields.str("message", 1000)
+
+
 def test_client_that_does_not_read_is_cut_off(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -650,8 +702,3 @@ def send_random_frames(path: str, draw: random.Random, count: int) -> int:
                     client.socket.recv(1 << 20)
                 client.socket.settimeout(ANSWER_TIMEOUT_S)
     return sent_bytes
-
-
-def resident_bytes(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")

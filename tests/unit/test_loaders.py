@@ -362,7 +362,9 @@ def test_a_shared_order_when_set_epoch_is_forgotten(daemon: FakeHintsd) -> None:
     data = Numbers()
     loader = DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=0))
     job = hintsd.attach(loader, paths=data.paths)
-    read = [[index for batch in loader for index in _as_list(batch)] for _ in range(2)]
+    with pytest.warns(RuntimeWarning, match="set_epoch .* was not called") as caught:
+        read = [[index for batch in loader for index in _as_list(batch)] for _ in range(2)]
+    assert len(caught) == 1
     assert read[0] == read[1]
     daemon.wait(lambda: daemon.jobs and (1 in dict(daemon.jobs[0].sequences())))
     assert dict(daemon.jobs[0].sequences())[1].tolist() == read[1]
@@ -524,6 +526,16 @@ def test_a_directory_that_is_no_mount(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(data, shuffle=True)
     _only_warning(loader, "is not on a fusecache mount", paths=data.paths)
     assert type(_inner_sampler(loader)) is RandomSampler
+
+
+@pytest.mark.claim("P2")
+def test_two_directories_that_are_no_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(link, "_warned", set())
+    for name in ("one", "two"):
+        paths = [f"/data/{name}/{i}" for i in range(LENGTH)]
+        loader = DataLoader(Numbers(), shuffle=True)
+        _only_warning(loader, f"/data/{name} is not on a fusecache mount", paths=paths)
 
 
 def test_an_iterable_dataset() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from fusecache.wire import Fields, WireError
 from hintsd import messages
-from hintsd.messages import Arrays, Check, JobRequest
+from hintsd.arrays import ARRAY_BYTES_MOST, ARRAYS_MOST, Arrays
+from hintsd.messages import Check, JobRequest
 
 FOLDER: dict[str, Any] = {"rule": "imagefolder", "extensions": [".jpg"], "allow_empty": True}
 JOB: dict[str, Any] = {
@@ -157,7 +159,7 @@ def test_arrays_take_the_place_of_their_names() -> None:
 
 def test_arrays_are_bounded() -> None:
     arrays = Arrays()
-    for n in range(messages.ARRAYS_MOST):
+    for n in range(ARRAYS_MOST):
         arrays.add(array(f"{n}", b"", total=1 << 24))
     with pytest.raises(WireError, match="more than 64 arrays"):
         arrays.add(array("another", b""))
@@ -166,6 +168,18 @@ def test_arrays_are_bounded() -> None:
         arrays.add(array("0", b"", total=(1 << 24) + (1 << 30) + 1))
     with pytest.raises(WireError, match="'1' was not sent, or not to its end"):
         arrays.take("job", Fields({"array": "1"}))
+
+
+def test_the_largest_array_can_be_read() -> None:
+    """2 GiB, more than a system call reads. Here of zeros, which take no disk."""
+    arrays = Arrays()
+    arrays.add(array("a", b"begin", total=ARRAY_BYTES_MOST))
+    assert arrays._file is not None
+    with open("/dev/zero", "rb") as zeros:
+        os.dup2(zeros.fileno(), arrays._file.fileno())
+    arrays._arrays["a"].received = ARRAY_BYTES_MOST
+    assert len(arrays.take("job", Fields({"array": "a"}))) == ARRAY_BYTES_MOST
+    arrays.clear()
 
 
 @pytest.mark.parametrize(

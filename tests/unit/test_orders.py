@@ -27,10 +27,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hintsd import orders
 from hintsd.orders import (
     GENERATOR_STATE_BYTES,
     Order,
     OrderSpec,
+    OrderTooFar,
     OrderUnknown,
     access_sequence,
     from_message,
@@ -503,3 +505,59 @@ def test_torch_is_imported_for_the_first_order_only() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_far_epoch_is_approached_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    skip = orders._skip
+
+    def counting(spec: OrderSpec, generator: torch.Generator) -> None:
+        steps[-1] += 1
+        skip(spec, generator)
+
+    monkeypatch.setattr(orders, "_skip", counting)
+    monkeypatch.setattr(orders, "SLICE_DRAWS", 10 * (orders.EPOCH_DRAWS + 200))
+    for spec in (
+        OrderSpec("random", 100, seed=1, loader_draws="every"),
+        OrderSpec("random", 100, seed=1, draws_seed=True),
+        OrderSpec("weighted_random", 100, seed=1, weights=np.ones(100), replacement=True),
+    ):
+        order, steps[:] = Order(spec), [0]
+        expected = access_sequence(spec, 95)
+        steps[:] = [0]
+        while not order.approach(95):
+            steps.append(0)
+        assert sum(steps) == 95
+        assert max(steps) <= 12
+        assert same(order.sequence(95), expected)
+        assert sum(steps) == 95  # all were made before
+
+
+def test_an_epoch_is_skipped_as_it_is_drawn() -> None:
+    for draws_seed in (False, True):
+        for num_samples in (None, 50, 60):
+            spec = OrderSpec(
+                "random", 20, seed=3, num_samples=num_samples, draws_seed=draws_seed,
+                loader_draws="every",
+            )  # fmt: skip
+            in_turn = Order(spec)
+            each = [in_turn.sequence(epoch).tolist() for epoch in range(6)]
+            assert [access_sequence(spec, epoch).tolist() for epoch in range(6)] == each
+
+
+def test_too_far_an_epoch_is_refused_at_once() -> None:
+    spec = OrderSpec("random", 1000, seed=0)
+    with pytest.raises(OrderTooFar, match="10,000,000 epochs would have to be drawn"):
+        access_sequence(spec, 10_000_000)
+    near = replace(spec, start_epoch=9_999_999)
+    assert len(access_sequence(near, 10_000_000)) == 1000
+
+
+def test_a_copy_of_an_order_leaves_it_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(OrderSpec("random", 20, seed=1))
+    order.sequence(5)
+    ahead = order.copy()
+    for epoch in range(6, 6 + 2 * orders.ENDS_KEPT):
+        ahead.sequence(epoch)
+    monkeypatch.setattr(orders, "_skip", None)  # nothing has to be drawn again
+    order.sequence(6)
