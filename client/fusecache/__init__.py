@@ -1,0 +1,1 @@
+../../fusecache/__init__.py

@@ -1,0 +1,1 @@
+../../fusecache/mounts.py

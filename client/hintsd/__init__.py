@@ -1,0 +1,1 @@
+../../hintsd/__init__.py

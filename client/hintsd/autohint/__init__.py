@@ -1,0 +1,1 @@
+../../../hintsd/autohint/__init__.py

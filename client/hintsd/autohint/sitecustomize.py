@@ -1,0 +1,1 @@
+../../../hintsd/autohint/sitecustomize.py
