@@ -1,0 +1,1 @@
+"""Attacks on a live fusecache (tools/campaign, docs/CAMPAIGN.md)."""
