@@ -27,7 +27,7 @@ Mounting = Callable[..., Mount]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "claim(*numbers): claims of docs/SEMANTICS.md it proves")
+    config.addinivalue_line("markers", "claim(*numbers): claims of SEMANTICS.md, SECURITY.md")
     # A shell that runs this in the background has SIGINT ignored, and so would all processes here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("tests", deadline=None)  # on a busy machine any example may be slow
@@ -57,11 +57,6 @@ def zero_open(request: pytest.FixtureRequest) -> bool:
     """Both open modes pass the same tests."""
     return bool(request.param)
 
-
-counts_reads = pytest.mark.flaky(reruns=2)
-"""For tests that know from the count of READs that pages are there: a host that pages out what it
-believes cold (DAMON) takes all of a small file's pages at any moment, once in some hundred runs.
-"""
 
 in_one_mode = pytest.mark.parametrize("zero_open", [True], ids=["zero-open"], indirect=True)
 """For a test of what knows no open modes: commands, the plan channel, the files of the cache."""

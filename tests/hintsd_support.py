@@ -31,6 +31,8 @@ ANSWER_TIMEOUT_S = 20.0
 class NotedDirector:
     """A Director without mounts. What it is told comes out of `told`, in order."""
 
+    fault: JobRefused | None = None  # of every job that is opened
+
     def __init__(self, **on: Any) -> None:
         self.on = on
         self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
@@ -49,6 +51,8 @@ class NotedDirector:
         self.told.put(("opening", job, resume_at))
         if self.is_slow:
             await trio.sleep_forever()
+        if self.fault is not None:
+            raise self.fault
         if self.refusal:
             raise JobRefused(self.refusal)
         if request.path == b"/broken":
@@ -157,10 +161,18 @@ class DaemonProcess:
         """What its status says of this job."""
         return next(job for job in self._jobs() if job["name"] == name)
 
-    def _jobs(self) -> list[dict[str, Any]]:
+    def status(self) -> dict[str, Any]:
         with contextlib.closing(Client(self.path)) as client:
-            jobs: list[dict[str, Any]] = client.ask("status")["jobs"]
-            return jobs
+            return client.ask("status")
+
+    def _jobs(self) -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = self.status()["jobs"]
+        return jobs
+
+
+def resident_bytes(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Client:

@@ -55,6 +55,10 @@ class HintsdCommand:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def _command(self) -> list[str]:
         return [str(Path(sys.executable).with_name("hintsd"))]
 

@@ -126,11 +126,13 @@ def test_what_an_ordinary_user_cannot(ordinary_user: OrdinaryUser) -> None:
 def test_no_dev_fuse(place: Place) -> None:
     """In a mount namespace where /dev has everything but fuse."""
     script = (
-        'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
+        "mount --make-rprivate /dev && mount -t tmpfs none /dev && "
+        'mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
     )
     done = command(
         *("mount", place.source, place.mountpoint, "--cache-dir", place.cache_dir),
-        prefix=["unshare", "--mount", "sh", "-c", script, "sh"],
+        # "/" itself cannot be made private in a chroot to a directory that is no mount point
+        prefix=["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, "sh"],
     )
     assert done.returncode == FAILED
     assert "/dev/fuse" in done.stderr
@@ -199,6 +201,25 @@ def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
     done = mount.run("verify", mount.path)
     assert done.returncode == OK
     assert "123" in done.stdout
+
+
+@in_one_mode
+def test_a_glob_of_many_stars_stops_nobody(place: Place, mounting: Mounting) -> None:
+    """One that a regular expression tries in more ways than there is time for."""
+    place.write("a" * 60, b"")
+    place.write("other", b"other")
+    mount = mounting()
+    done = mount.run("warm", mount.path, "*a" * 28 + "b", timeout_s=30)
+    assert (done.returncode, done.stderr.count("\n")) == (FAILED, 1), done.stderr
+    assert "no file matches" in done.stderr
+    assert (mount.path / "other").read_bytes() == b"other"
+
+
+@in_one_mode
+def test_what_is_no_glob_is_refused(place: Place, mounting: Mounting) -> None:
+    place.write("file", b"")
+    mount = mounting()
+    assert refused("warm", mount.path, "[z-a]", says="[z-a] has a range that ends") == USAGE
 
 
 def assert_warm_says_which_ssd_holds(

@@ -14,7 +14,7 @@ from fusecache.store import format as fmt
 from fusecache.store.segment import walk
 from hintsd import packing, placement
 from hintsd.orders import OrderSpec
-from tests.conftest import Mounting, Place, counts_reads, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.directed import Directed, request
 from tests.mount.test_hinted import (
     FILE_BYTES,
@@ -29,8 +29,6 @@ from tests.mount.test_hinted import (
     staged,
 )
 from tests.trees import random_bytes
-
-pytestmark = counts_reads
 
 EPOCHS = 3
 RAM_BYTES = 14 << 20  # less than the dataset, and enough for the buffers of its chunks

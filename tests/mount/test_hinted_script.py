@@ -44,6 +44,14 @@ def becomes(job: hintsd.Job, state: str) -> None:
     eventually(look)
 
 
+def says(job: hintsd.Job, why: str) -> None:
+    def look() -> bool:
+        assert why in repr(job)
+        return True
+
+    eventually(look)
+
+
 @in_one_mode
 @pytest.mark.filterwarnings("ignore:hintsd")
 def test_a_job_tells_what_has_become_of_it(
@@ -147,6 +155,101 @@ def test_a_hint_that_nobody_reads_beside_a_training(
     unread = daemon.job("hint-2")  # nor is what came last anybody's who reads it
     assert (unread["state"], unread["not_late"], unread["unplanned"]) == ("waiting", 0, {})
     mount.umount("--force")
+
+
+@pytest.mark.claim("P9")
+@in_one_mode
+def test_a_loader_that_is_attached_while_another_one_is_read(
+    place: Place, mounting: Mounting, daemon: DaemonProcess
+) -> None:
+    """As under Lightning with several processes, which makes its own from the one it is given."""
+    names = make_dataset(place)
+    mount = mounting("--hintsd", daemon.path, "--ram", "16M")
+    paths = [mount.path / name for name in names]
+    attached, own = (DataLoader(Files(paths), batch_size=4, shuffle=True) for _ in range(2))
+    job = hintsd.attach(attached, paths=paths)
+    says(job, "no epoch's order was announced yet")
+    batches = iter(own)
+
+    def read_on() -> bool:
+        next(batches)
+        assert job.state == "wrong", job
+        return True
+
+    with pytest.warns(RuntimeWarning, match="what accelerator.prepare returned") as caught:
+        eventually(read_on)
+    assert (len(caught), caught[0].filename) == (1, __file__)
+    assert daemon.job(str(job.name))["state"] == "wrong"
+    next(iter(attached))  # it is read now
+    becomes(job, "hinted")
+    assert daemon.job(str(job.name))["state"] != "wrong"
+    job.close()
+
+
+@in_one_mode
+@pytest.mark.filterwarnings("error")
+def test_a_validation_that_waits_is_no_fault(
+    place: Place, mounting: Mounting, daemon: DaemonProcess
+) -> None:
+    names = make_dataset(place)
+    mount = mounting("--hintsd", daemon.path, "--ram", "16M")
+    paths = [mount.path / name for name in names]
+    training = shuffled(paths)
+    validation = DataLoader(Files(paths[:200]), batch_size=4, shuffle=True)
+    with (
+        hintsd.attach(training, paths=paths) as job,
+        hintsd.attach(validation, paths=paths[:200]) as waiting,
+    ):
+        becomes(job, "hinted")
+        for _ in range(2):
+            assert sum(len(batch) for batch in training) == FILES
+        eventually(lambda: daemon.job(str(job.name))["epoch"] == 1)
+        assert daemon.job(str(waiting.name))["state"] == "waiting"
+        assert sum(len(batch) for batch in validation) == 200
+        becomes(waiting, "hinted")
+
+
+@in_one_mode
+@pytest.mark.filterwarnings("ignore:hintsd")
+@pytest.mark.parametrize(
+    ("orders", "why"),
+    [([], "no epoch's order was announced yet"), ([[0, FILES]], "an order was refused: the order")],
+)
+def test_an_order_of_nothing_or_of_no_file(
+    place: Place,
+    mounting: Mounting,
+    daemon: DaemonProcess,
+    orders: list[list[int]],
+    why: str,
+) -> None:
+    make_dataset(place)
+    mount = mounting("--hintsd", daemon.path, "--ram", "16M")
+    with hintsd.connect(mount.path).order(orders) as job:
+        says(job, why)
+        assert job.state == "waiting"
+
+
+@in_one_mode
+@pytest.mark.filterwarnings("ignore:hintsd")
+def test_what_is_told_of_a_job_that_has_ended_is_named_as_before(
+    place: Place, mounting: Mounting, daemon: DaemonProcess
+) -> None:
+    make_dataset(place)
+    mount = mounting("--hintsd", daemon.path, "--ram", "16M")
+    silent = hintsd.connect(mount.path).order([])
+    planned = hintsd.connect(mount.path).shuffle(seed=1)
+    eventually(lambda: len(daemon.jobs()) == 2)
+    eventually(lambda: daemon.job(str(planned.name))["samples"] == FILES)
+    jobs = [daemon.job(str(job.name)) for job in (silent, planned)]
+    assert jobs[0]["samples"] is None
+    planned.close()
+    silent.close()
+    refused = hintsd.connect(mount.path / "class0").shuffle(seed=1)
+    eventually(lambda: refused.is_over)
+    ended = daemon.status()["ended"]
+    assert [job["state"] for job in ended] == ["ended", "ended", "refused"]
+    for job in ended:
+        assert set(job) - {"why_ended", "ended_ago_s"} == set(jobs[0]) == set(jobs[1])
 
 
 @in_one_mode

@@ -16,7 +16,8 @@ import pytest
 
 from fusecache import control_client
 from fusecache.errors import UserError
-from tests.conftest import Mounting, Place, counts_reads, in_one_mode
+from hintsd import link
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.faulty_origin import Fault, FaultyOrigin
 from tests.mounted import Mount, errno_of, eventually, open_flags
 from tests.plan_client import (
@@ -28,11 +29,10 @@ from tests.plan_client import (
     WANTED,
     PlanClient,
 )
+from tests.residency import read_without_requests
 from tests.trees import random_bytes
 
 STAGED_ONLY, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = range(1, 8)
-pytestmark = counts_reads
-
 AWAY = "origin (does not answer|is away)"
 SIZES = (1, 10_000, 110_000, 0, 4096, 300_000)
 
@@ -52,6 +52,19 @@ def inodes(client: PlanClient, directory: bytes = b"d") -> list[int]:
 def check(place: Place, mount: Mount, names: list[str]) -> None:
     for name in names:
         assert (mount.path / name).read_bytes() == (place.source / name).read_bytes(), name
+
+
+def check_staged(
+    client: PlanClient, inos: list[int], place: Place, mount: Mount, names: list[str]
+) -> None:
+    """These have been staged: right, and read without a request."""
+    paths = [mount.path / name for name in names]
+    read_without_requests(
+        paths,
+        lambda path: check(place, mount, [str(path.relative_to(mount.path))]),
+        lambda: requests(mount),
+        lambda: client.stage_all(inos, store=0),
+    )
 
 
 def requests(mount: Mount) -> int:
@@ -154,14 +167,12 @@ def test_staged_files_are_read_without_a_request(place: Place, begin: Begin) -> 
     inos = inodes(client)
     results = staged(client, inos)
     assert set(results) <= {STAGED_ONLY, STAGED_AND_STORED}
-    check(place, mount, names)
-    assert requests(mount) == 0
+    check_staged(client, inos, place, mount, names)
     assert mount.value("origin", "files") == 50
     # from SSD, after the pages were dropped
     client.command("drop", inos)
     assert client.stage_all(inos) == {STAGED_AND_STORED: 60}
-    check(place, mount, names)
-    assert requests(mount) == 0
+    check_staged(client, inos, place, mount, names)
     assert mount.value("origin", "files") == 50
 
 
@@ -203,8 +214,7 @@ def test_staged_without_being_stored(place: Place, begin: Begin) -> None:
     # An empty file has nothing to store.
     assert {r for ino, r in zip(inos, results, strict=True)} <= {STAGED_ONLY, STAGED_AND_STORED}
     assert mount.value("ssd", "blocks") == 0
-    check(place, mount, names)
-    assert requests(mount) == 0
+    check_staged(client, inos, place, mount, names)
 
 
 def test_large_files(place: Place, begin: Begin) -> None:
@@ -216,8 +226,7 @@ def test_large_files(place: Place, begin: Begin) -> None:
     assert mount.value("ssd", "blocks") == 5
     files = mount.value("origin", "files")
     assert client.stage_all(inos) == {STAGED_AND_STORED: 2}
-    check(place, mount, ["d/0", "d/1"])
-    assert requests(mount) == 0
+    check_staged(client, inos, place, mount, ["d/0", "d/1"])
     assert mount.value("origin", "files") == files
 
 
@@ -226,8 +235,7 @@ def test_large_files_without_being_stored(place: Place, begin: Begin) -> None:
     mount, client = begin()
     assert set(staged(client, inodes(client), store=False)) == {STAGED_ONLY}
     assert mount.value("ssd", "blocks") == 0
-    check(place, mount, ["d/0"])
-    assert requests(mount) == 0
+    check_staged(client, inodes(client), place, mount, ["d/0"])
 
 
 @in_one_mode
@@ -242,8 +250,7 @@ def test_a_store_without_room(place: Place, begin: Begin) -> None:
     assert mount.value("ssd", "reserved_bytes") <= 16 << 20
     assert client.fetch_all(inos[:1]) == {results[0]: 1}
     assert set(staged(client, inos)) == {NO_ROOM, STAGED_AND_STORED}
-    check(place, mount, [f"d/{number:02}" for number in range(12)])
-    assert requests(mount) == 0
+    check_staged(client, inos, place, mount, [f"d/{number:02}" for number in range(12)])
 
 
 def test_an_armed_file_reports_its_next_look_up_once(place: Place, begin: Begin) -> None:
@@ -337,8 +344,7 @@ def test_a_changed_file_is_staged_as_it_is_now(place: Place, begin: Begin) -> No
     results = staged(client, [inos[2]])
     assert results == [STAGED_AND_STORED]
     assert client.stage_all([inos[4]]) == {CHANGED: 1}
-    check(place, mount, [names[2]])
-    assert requests(mount) == 0
+    check_staged(client, [inos[2]], place, mount, [names[2]])
 
 
 # ---- an origin that is told what to do -----------------------------------------------------------
@@ -541,8 +547,7 @@ def test_the_next_server_takes_a_plan(place: Place, mounting: Mounting) -> None:
         assert inodes(client) == inos
         client.command("drop", inos)
         assert client.stage_all(inos) == {STAGED_AND_STORED: 12}
-        check(place, mount, names)
-        assert requests(mount) == 0
+        check_staged(client, inos, place, mount, names)
 
 
 @pytest.mark.claim("P1")
@@ -579,17 +584,22 @@ def test_another_version_is_refused(place: Place, mounting: Mounting) -> None:
     assert "mounted without hints (--hintsd none)" in done.stdout
 
 
-def test_the_socket_of_hintsd_is_an_attribute_of_the_root(place: Place, mounting: Mounting) -> None:
+def test_a_mount_says_where_its_hintsd_listens(place: Place, mounting: Mounting) -> None:
     write_files(place, 1)
     mount = mounting("--hintsd", "/run/some.sock")
-    assert os.getxattr(mount.path, "user.fusecache.hintsd") == b"/run/some.sock"
-    assert os.listxattr(mount.path) == ["user.fusecache.hintsd"]
-    assert errno_of(os.getxattr, mount.path / "d", "user.fusecache.hintsd") == "ENODATA"
-    mount.umount()
-    mount.flags += ["--hintsd", "none"]
-    mount.start()
-    assert errno_of(os.getxattr, mount.path, "user.fusecache.hintsd") == "ENODATA"
-    assert os.listxattr(mount.path) == []
+    bound = place.base / "bound"
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", mount.path, bound], check=True)
+    try:
+        assert link.find_socket(str(bound)) == ("/run/some.sock", str(bound))
+    finally:
+        subprocess.run(["umount", bound], check=True)
+    assert link.find_socket(str(mount.path / "d")) == ("/run/some.sock", str(mount.path / "d"))
+    mount.restart("--hintsd", "/run/other.sock")
+    assert link.find_socket(str(mount.path))[0] == "/run/other.sock"
+    mount.restart("--hintsd", "none")
+    with pytest.raises(link.Unhinted, match="hints are off"):
+        link.find_socket(str(mount.path))
 
 
 @in_one_mode

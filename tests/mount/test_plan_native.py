@@ -17,10 +17,9 @@ import pytest
 
 from fusecache import _native, control_client
 from fusecache.errors import UserError
-from tests.conftest import Mounting, Place, counts_reads, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mounted import ROOT, Mount, environment, eventually
-
-pytestmark = counts_reads
+from tests.residency import held, read_without_requests
 
 DOOR = ROOT / "tests/native_door"
 SIZES = {"empty": 0, "tiny": 1, "page": 4096, "small": 10_000, "photo": 110_000, "d/block": 4 << 20}
@@ -130,18 +129,27 @@ def read_all(door: Door, *names: str) -> None:
         assert (door.mount.path / name).read_bytes() == (door.mount.source / name).read_bytes()
 
 
+def read_staged(door: Door, *names: str, stage: Callable[[], object] | None = None) -> None:
+    """These have been staged: right, and without a request."""
+    paths = [door.mount.path / name for name in names]
+    read_without_requests(
+        paths,
+        lambda path: read_all(door, str(path.relative_to(door.mount.path))),
+        door.reads,
+        stage or (lambda: door.stage(*names)),
+    )
+
+
 def test_staged_files_are_read_without_a_request(stored: Door) -> None:
     assert stored.stage(*SIZES) == [_native.PUSHED] * len(SIZES)
     assert stored.call("ram_bytes") == sum(SIZES.values())
     for name in PARTS:
         assert stored.flags(name) == _native.PLAN_STAGED
     for _ in range(2):
-        read_all(stored, *SIZES)
-    assert stored.reads() == 0
+        read_staged(stored, *SIZES)
     assert stored.seen() == []
     assert stored.stage(*SIZES) == [_native.PUSHED] * len(SIZES)  # once more does no harm
-    read_all(stored, *SIZES)
-    assert stored.reads() == 0
+    read_staged(stored, *SIZES)
 
 
 @in_one_mode  # in the other one Python would list
@@ -178,9 +186,7 @@ def test_dropped_files_are_read_anew(stored: Door) -> None:
         assert stored.reads() > before + number
     stored.drop(*SIZES)  # what readers brought is dropped, too
     stored.stage(*SIZES)
-    before = stored.reads()
-    read_all(stored, *SIZES)
-    assert stored.reads() == before
+    read_staged(stored, *SIZES)
 
 
 def test_dropping_leaves_other_files_and_open_readers_alone(stored: Door) -> None:
@@ -188,9 +194,7 @@ def test_dropping_leaves_other_files_and_open_readers_alone(stored: Door) -> Non
     with open(stored.mount.path / "photo", "rb") as file:
         stored.drop("photo", "page")
         assert file.read() == (stored.mount.source / "photo").read_bytes()
-    before = stored.reads()
-    read_all(stored, "small", "tiny", "d/block")
-    assert stored.reads() == before
+    read_staged(stored, "small", "tiny", "d/block")
 
 
 def test_what_a_reader_was_faster_with_is_left_to_it(stored: Door) -> None:
@@ -205,9 +209,7 @@ def test_what_a_reader_was_faster_with_is_left_to_it(stored: Door) -> None:
     assert stored.flags("photo") & _native.PLAN_STAGED
     stored.drop("photo")
     assert stored.stage("photo") == [_native.PUSHED]
-    reads = stored.reads()
-    read_all(stored, *names)
-    assert stored.reads() == reads
+    read_staged(stored, *names)
 
 
 def test_what_cannot_be_staged(place: Place, start: Callable[..., Door]) -> None:
@@ -249,12 +251,12 @@ def test_pages_from_memory(place: Place, start: Callable[..., Door]) -> None:
     contents = {name: (place.source / name).read_bytes() for name in (*SIZES, "other")}
     inos = {name: door.ino(name) for name in contents if "/" not in name}
     files = [(ino, door.call("version", ino), contents[name]) for name, ino in inos.items()]
-    assert list(door.call("push_files", files=files, fuse_fd=True, mountpoint=True)) == [
-        _native.PUSHED
-    ] * len(files)
-    names = list(inos)
-    read_all(door, *names)
-    assert door.reads() == 0
+
+    def push() -> list[int]:
+        return list(door.call("push_files", files=files, fuse_fd=True, mountpoint=True))
+
+    assert push() == [_native.PUSHED] * len(files)
+    read_staged(door, *inos, stage=push)
     version = door.call("version", inos["other"])
     wrong = [
         (inos["other"], (*version[:3], version[3] + 1), bytes(1000)),
@@ -283,9 +285,8 @@ def test_one_of_several_names(place: Place, start: Callable[..., Door]) -> None:
     eventually(staged)
     door.mount.drop_pages()
     door.stage("d/second")
+    read_staged(door, "d/second")
     before = door.reads()
-    read_all(door, "d/second")
-    assert door.reads() == before
     door.drop("d/second")
     read_all(door, "d/second")
     assert door.reads() > before
@@ -373,9 +374,7 @@ def test_a_server_killed_while_it_stages_and_drops(stored: Door) -> None:
         assert not thread.is_alive()
     assert not failed
     assert stored.stage(*SIZES) == [_native.PUSHED] * len(SIZES)
-    before = stored.reads()
-    read_all(stored, *SIZES)
-    assert stored.reads() == before
+    read_staged(stored, *SIZES)
 
 
 # ---- observations --------------------------------------------------------------------------------
@@ -400,18 +399,21 @@ def test_reads_are_seen_as_the_plan_stood(stored: Door) -> None:
 
 def test_a_wire_fires_once_and_pages_stay(stored: Door) -> None:
     stored.stage(*SIZES)
-    for _ in range(3):
-        assert stored.arm("photo", "d/block") == 2
-        read_all(stored, *SIZES)
-        assert stored.seen() == [
-            (stored.ino("photo"), _native.SEEN_LOOKUP | _native.PLAN_STAGED),
-            (stored.ino("d/block"), _native.SEEN_LOOKUP | _native.PLAN_STAGED),
-        ]
-        before = stored.counter("lookups")
-        read_all(stored, *SIZES)
-        assert stored.seen() == []
-        assert stored.counter("lookups") == before
-    assert stored.reads() == 0
+    paths = [stored.mount.path / name for name in SIZES]
+    with held(paths, lambda: stored.stage(*SIZES)):
+        reads = stored.reads()
+        for _ in range(3):
+            assert stored.arm("photo", "d/block") == 2
+            read_all(stored, *SIZES)
+            assert stored.seen() == [
+                (stored.ino("photo"), _native.SEEN_LOOKUP | _native.PLAN_STAGED),
+                (stored.ino("d/block"), _native.SEEN_LOOKUP | _native.PLAN_STAGED),
+            ]
+            before = stored.counter("lookups")
+            read_all(stored, *SIZES)
+            assert stored.seen() == []
+            assert stored.counter("lookups") == before
+        assert stored.reads() == reads
 
 
 def test_a_wire_of_a_name_that_the_kernel_has_not_seen(stored: Door) -> None:

@@ -43,12 +43,18 @@ if "fusecache.server" in sys.orig_argv:
     from fusecache.control import ControlServer, Message, Operation, Send
     from fusecache.launch import Launch
 
-    launch = Launch.from_json(sys.orig_argv[-1])
     begin = ControlServer.__init__
+    parse = Launch.from_json
+    launches: list[Launch] = []  # one: a server that was a spare hears of it late
+
+    def from_json(text: str) -> Launch:
+        launches.append(parse(text))
+        return launches[-1]
 
     async def native(request: Message, send: Send) -> Message:
         from fusecache import _native  # late: the server loads it in a way of its own
 
+        (launch,) = launches
         arguments = ast.literal_eval(request["arguments"])
         known = {"fuse_fd": launch.fuse_fd, "mountpoint": launch.config["mountpoint"].encode()}
         arguments.update({name: known[name] for name in request["own"]})
@@ -63,3 +69,4 @@ if "fusecache.server" in sys.orig_argv:
         begin(self, fd, {**operations, "native": native}, *rest)
 
     ControlServer.__init__ = begin_with_door  # type: ignore[assignment]
+    Launch.from_json = from_json  # type: ignore[method-assign]

@@ -188,7 +188,7 @@ def test_status_as_json_is_what_the_server_said(
 ) -> None:
     play(mounts.CONTROL_SOCKET, [{"ok": True, "status": STATUS}])
     assert run("status", "--json", "/data/a/below") == 0
-    assert json.loads(capfdbinary.readouterr().out) == STATUS
+    assert json.loads(capfdbinary.readouterr().out) == {**STATUS, "keeper_stopped": False}
 
 
 def test_status_for_people(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
@@ -521,7 +521,35 @@ def test_a_server_that_dies_is_asked_again(play: Script) -> None:
 
 def test_nobody_there_is_said(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("status", "/data/a") == errors.EXIT_FAILED
-    assert "neither server nor keeper answers" in capfd.readouterr().err
+    assert capfd.readouterr().err == (
+        "fusecache: /data/a: neither server nor keeper answers; mount it again (fusecache mount), "
+        "or fusecache umount\n"
+    )
+
+
+def test_a_keeper_that_lives_is_not_to_be_replaced(
+    play: Script, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = control_client.find("/data/a")
+    assert target.directory is not None
+    with mounts.listen(target.directory, mounts.KEEPER_SOCKET, 1):
+        assert run("status", "/data/a") == errors.EXIT_FAILED
+    assert capfd.readouterr().err == "fusecache: /data/a: neither server nor keeper answers\n"
+
+
+def test_list_says_which_keepers_are_gone(
+    play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory = control_client.find("/data/a").directory
+    assert directory is not None
+    Path(directory, mounts.KEEPER_FILE).write_text('{"keeper_pid": 4711}')
+    assert run("list") == 0
+    assert "4711 (gone)" in capfd.readouterr().out
+    with mounts.listen(directory, mounts.KEEPER_SOCKET, 1):
+        assert run("list") == 0
+    shown = capfd.readouterr().out
+    assert "4711" in shown
+    assert "gone" not in shown
 
 
 def test_a_silent_server_is_said(play: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -575,6 +603,11 @@ def progress(done: int) -> Message:
         "bytes_total": 9 << 20,
     }
     return {"progress": {**figures, "errors": 0}}
+
+
+def test_warm_of_an_empty_glob_is_refused(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("warm", "/data/a", "") == errors.EXIT_USAGE
+    assert capfd.readouterr().err == "fusecache: '' is no glob\n"
 
 
 def test_warm(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
@@ -874,6 +907,7 @@ def test_mounting_again_starts_a_hintsd_that_has_ended(
     monkeypatch.setattr(mounts, "hintsd_socket", lambda _: str(path))
     record = tmp_path / "run" / "0:99" / mounts.KEEPER_FILE
     record.write_text(json.dumps({"config": {"hintsd": setting}}))
+    play(mounts.KEEPER_SOCKET, *[[{"ok": True, "info": {}}]] * 2)
     arguments = ("mount", "/data/a", "--cache-dir", str(tmp_path / "cache"), *flags)
     said = "; its hintsd had ended: it was started again"
     for is_dead in (True, False):

@@ -136,8 +136,9 @@ def test_file_has_the_names_of_the_flags(tmp_path: Path) -> None:
         ('revalidate = "60"', "revalidate: '60' is text: write 60, unquoted"),
         ('origin-timeout = "2.5"', "origin-timeout: '2.5' is text: write 2.5, unquoted"),
         ('origin-threads = "8"', "origin-threads: '8' is text: write 8, unquoted"),
-        ("origin-threads = true", "origin-threads: True is not a number"),
-        ('prefetch-depth = ["8"]', "prefetch-depth: ['8'] is not a number"),
+        ("origin-threads = true", "origin-threads: True is not a whole number between 1 and "),
+        ('prefetch-depth = ["8"]', "prefetch-depth: ['8'] is not a whole number between 1 and "),
+        ("prefetch-depth = nan", "prefetch-depth: nan is not a whole number between 1 and 256"),
         ("policy = 1", "policy: 1 is not one of lrf, keep"),
         ("ssd = 1.5", "ssd: 1.5 is not a size"),
         ("keep-free = 0.05", "keep-free: 0.05 is not a size"),
@@ -343,10 +344,10 @@ def test_a_full_disk_among_several(
     full, other = str(tmp_path / "full"), str(tmp_path / "other")
     real = os.mkdir
 
-    def mkdir(path: str, mode: int = 0o777) -> None:
-        if path == full:
+    def mkdir(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if path == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, mode)
+        real(path, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mkdir", mkdir)
     made = config.check_places(config.build({**places, "cache_dir": (full, other)}))
@@ -536,3 +537,8 @@ def test_an_ordinary_user_needs_fusermount3(monkeypatch: pytest.MonkeyPatch) -> 
 def test_user_allow_other(tmp_path: Path, text: str, allowed: bool) -> None:
     (tmp_path / "fuse.conf").write_text(f"# comment\n{text}")
     assert config._is_user_allow_other(str(tmp_path / "fuse.conf")) is allowed
+
+
+def test_text_on_the_command_line_that_is_no_count_is_told_the_bounds() -> None:
+    line = line_of(lambda: config.parse_setting("prefetch-depth", "x", "--prefetch-depth"))
+    assert line == "--prefetch-depth: 'x' is not a whole number between 1 and 256"

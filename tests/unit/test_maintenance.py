@@ -1,17 +1,20 @@
-"""Which records `verify` finds bad in logs (on real mounts: mount/test_log.py), and what `warm`
-takes for the room of a file.
+"""Which records `verify` finds bad in logs (on real mounts: mount/test_log.py), what `warm` takes
+for the room of a file, and that it gives way.
 """
 
 from __future__ import annotations
 
+import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from fusecache import _native
-from fusecache.maintenance import _check_records, _stored_bytes
+from fusecache.maintenance import Maintenance, WarmProgress, _check_records, _stored_bytes
 from fusecache.store.types import BLOCK_BYTES, Location, RecordFault
 from tests.store_support import DATASET, MIB, content, opened, version_of
 
@@ -118,3 +121,53 @@ def test_warm_counts_what_a_file_takes(tmp_path: Path, path: bytes, size: int) -
         assert after is not None
         assert after.segno == found[0].segno
         assert after.offset - found[0].offset == _stored_bytes(size, path)
+
+
+class Directory:
+    """One directory of `names` files, as the inode table and Operations tell it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, names: int) -> None:
+        self.names = names
+        for name, function in {
+            "children": self.children,
+            "attributes": lambda ino: (stat.S_IFDIR if ino == 1 else stat.S_IFREG,),
+            "path": lambda ino: b"",
+            "version": lambda ino: (ino, SIZE, 0, 0),
+        }.items():
+            monkeypatch.setattr(_native, name, function)
+
+    def children(self, ino: int, after: int, most: int) -> list[tuple[bytes, int, int]]:
+        first = max(after, 1) + 1
+        return [(b"%d" % n, n, n) for n in range(first, min(first + most, self.names + 2))]
+
+    async def list(self, directory: int) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class LongestStep(trio.abc.Instrument):
+    """CPU time of the longest run of this thread that nobody else had a turn in."""
+
+    def __init__(self) -> None:
+        self.seconds = self._begun = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._begun = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.seconds = max(self.seconds, time.thread_time() - self._begun)
+
+
+@pytest.mark.parametrize("glob", ["*", "nothing*"])
+def test_warm_gives_way_while_it_looks_at_the_names_of_a_directory(
+    monkeypatch: pytest.MonkeyPatch, glob: str
+) -> None:
+    operations: Any = Directory(monkeypatch, 200_000)
+    nothing: Any = None
+    maintenance = Maintenance(operations, nothing, nothing, 1, nothing)
+    step, progress = LongestStep(), WarmProgress()
+
+    async def select() -> int:
+        return len(await maintenance._select(b"", {glob: None}, progress))
+
+    assert trio.run(select, instruments=[step]) == (200_000 if glob == "*" else 0)
+    assert step.seconds < 0.05  # all at once they take ten times as long

@@ -1055,7 +1055,7 @@ def test_a_hint_that_nobody_reads_leaves_its_share_to_the_job_that_reads(is_nobo
     scene.settle()
     unread, job = (scene.planner.status(name) for name in ("unread", "job"))
     assert (unread["state"], unread["reason"]) == ("idle", "nothing of it was read yet")
-    assert ("unread", "idle: nothing of it was read yet") in scene.planner.notices()
+    assert scene.planner.notices() == []  # no fault: it may be a validation, which waits
     assert (unread["window_bytes"], job["window_bytes"]) == (0, 400 * FILE_BYTES)
     reader = "" if is_nobodys else "unread"
     for at in range(0, 400, 8):

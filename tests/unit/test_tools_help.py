@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("name", ["demo", "test", "setup"])
+@pytest.mark.parametrize("name", ["build", "campaign", "demo", "platforms", "test", "setup"])
 def test_help_needs_no_setup(tmp_path: Path, name: str, flag: str) -> None:
     (tmp_path / "tools").mkdir()
     for script in {name, "setup"}:
@@ -35,3 +35,16 @@ def test_the_demos_help_has_all_its_options() -> None:
         [ROOT / "tools/demo", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert [option for option in options if f"  {option} " not in shown] == []
+
+
+def test_platforms_says_what_it_cannot_do() -> None:
+    script = ROOT / "tools/platforms"
+    unknown = subprocess.run([script, "hurd"], capture_output=True, text=True)
+    assert unknown.returncode == 2
+    assert "unknown system hurd: bookworm trixie" in unknown.stderr
+    with open(script) as source:
+        ordinary = subprocess.run(
+            ["bash", "-s"], stdin=source, user=65534, cwd="/", capture_output=True, text=True
+        )
+    assert ordinary.returncode == 3, "CI goes on"
+    assert ordinary.stdout == ("tools/platforms: not run: needs root, for debootstrap and chroot\n")

@@ -240,7 +240,7 @@ def _beside(bench: Bench, daemon: HintsdCommand, root: Path, files: Files, hints
                 workers=2,
                 while_there=str(goes_on),
             )
-            while not any(job.get("epoch", 0) > 0 for job in daemon.status()["jobs"]):
+            while not any((job["epoch"] or 0) > 0 for job in daemon.status()["jobs"]):
                 if first.done():
                     first.result()
                     raise RuntimeError("the job has ended")

@@ -238,7 +238,7 @@ def _layout(status: dict[str, Any]) -> report.Layout:
 
 def _late(status: dict[str, Any]) -> int:
     """Late reads of all jobs, by what `hintsd status --json` says."""
-    return sum(sum(job.get("late", {}).values()) for job in status["jobs"])
+    return sum(sum((job["late"] or {}).values()) for job in status["jobs"])
 
 
 def _served_from(fetched: int | None, ssd_requests: int, files: training.Files) -> str:

@@ -104,8 +104,7 @@ def train(
         generator=order,
         persistent_workers=True,
     )
-    if hints:
-        hintsd.attach(loader, epochs=epochs)
+    job = hintsd.attach(loader, epochs=epochs) if hints else None
     network = _network(classes)
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
     results: list[Epoch] = []
@@ -114,6 +113,8 @@ def train(
         epoch = _epoch(network, optimizer, loader)
         results.append(epoch)
         after_epoch(number, epoch)
+    if job is not None:
+        job.close()  # the mount can go at once, and not when Python has collected the loader
     return results
 
 
