@@ -26,7 +26,7 @@ ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
 LOCATIONS_BATCH = 1 << 14
 LISTING_BATCH = 1024  # names that are asked for at once
-SLICE_S = 0.001  # of work, after which others get their turn
+SLICE_S = 0.002  # of work, after which readers get as much
 WARM_SHARE = 0.9  # of the limit: segments are not filled to the last byte, and the index needs room
 
 
@@ -148,7 +148,7 @@ class Maintenance:
             prefix = _native.path(directory)
             for name, ino in _entries(directory):
                 if time.monotonic() >= give_way_at:
-                    await trio.sleep(0)  # readers wait for this thread, too
+                    await trio.sleep(SLICE_S)  # at 0 no other thread gets the interpreter's lock
                     give_way_at = time.monotonic() + SLICE_S
                 mode = _native.attributes(ino)[0]
                 path = prefix + b"/" + name if prefix else name
