@@ -1,9 +1,10 @@
-"""Fixtures of all tests that mount. The harness itself is `tests/mounted.py`."""
+"""Fixtures of several files of tests. The harness of mounts is `tests/mounted.py`."""
 
 from __future__ import annotations
 
 import compileall
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -19,7 +20,9 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.mounted", "tests.trees")
 
+from hintsd import link  # noqa: E402
 from tests import mounted  # noqa: E402  (after its asserts were told to explain themselves)
+from tests.fake_hintsd import FakeHintsd  # noqa: E402
 from tests.faulty_origin import FaultyOrigin  # noqa: E402
 from tests.mounted import Mount  # noqa: E402
 
@@ -137,6 +140,30 @@ def dying_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     yield mountpoint, backing
     os.truncate(backing, 80 << 20)  # let the unmount write what it still has
     subprocess.run(["umount", "-l", mountpoint], check=True)
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """The collections of the module's tests leave out torch, and what else was there before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def fake_hintsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
+    """A running hintsd, which every path leads to; behind the test no link of it runs on."""
+    monkeypatch.setattr(link, "_warned", set())
+    fake = FakeHintsd(tmp_path / "hintsd.sock")
+    monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
+    fake.start()
+    yield fake
+    gc.collect()
+    fake.stop()
+    for running in list(link._links):
+        running.stop(10.0)
+        assert running.is_over
 
 
 class OrdinaryUser:

@@ -34,16 +34,8 @@ def _nothing_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
-    """A running hintsd, which every path leads to."""
-    fake = FakeHintsd(tmp_path / "hintsd.sock")
-    monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
-    fake.start()
-    yield fake
-    fake.stop()
-    for running in list(link._links):
-        running.stop(10.0)
-        assert running.is_over
+def daemon(fake_hintsd: FakeHintsd) -> FakeHintsd:
+    return fake_hintsd
 
 
 @pytest.fixture

@@ -47,29 +47,12 @@ from torchvision.datasets import (  # type: ignore[import-untyped]  # noqa: E402
 LENGTH = 103
 EPOCHS = 3
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """The collection after each test leaves out torch, and what else was there before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 @pytest.fixture(autouse=True)
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
-    """A running hintsd, which every path leads to."""
-    monkeypatch.setattr(link, "_warned", set())
-    fake = FakeHintsd(tmp_path / "hintsd.sock")
-    monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
-    fake.start()
-    yield fake
-    gc.collect()
-    fake.stop()
-    for running in list(link._links):
-        running.stop(10.0)
-        assert running.is_over
+def daemon(fake_hintsd: FakeHintsd) -> FakeHintsd:
+    return fake_hintsd
 
 
 class Numbers(Dataset[int]):

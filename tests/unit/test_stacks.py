@@ -4,11 +4,9 @@ save is what they would without us. The libraries themselves are used, not stand
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,37 +34,20 @@ with warnings.catch_warnings():
     )
 
 import hintsd  # noqa: E402
-from hintsd import link  # noqa: E402
 from tests.fake_hintsd import FakeHintsd  # noqa: E402
 
 LENGTH = 103
 EPOCHS = 3
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """The collection after each test leaves out torch, and what else was there before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.usefixtures("quick_collections"),
+]
 
 
 @pytest.fixture(autouse=True)
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
-    """A running hintsd, which every path leads to."""
-    monkeypatch.setattr(link, "_warned", set())
-    fake = FakeHintsd(tmp_path / "hintsd.sock")
-    monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
-    fake.start()
-    yield fake
-    gc.collect()
-    fake.stop()
-    for running in list(link._links):
-        running.stop(10.0)
-        assert running.is_over
+def daemon(fake_hintsd: FakeHintsd) -> FakeHintsd:
+    return fake_hintsd
 
 
 class Numbers(Dataset[int]):
