@@ -199,6 +199,20 @@ class OrdinaryUser:
             *("-c", code, *arguments), prefix=self.prefix, program=[self.python], env=self.env
         )
 
+    def mount(self, source: Path, *options: str, zero_open: bool) -> Mount:
+        """Through fusermount3; it begins with the `with`."""
+        return Mount(
+            source,
+            self.directory("mnt"),
+            self.home / "cache",
+            *("--ssd", "64M", *options),
+            zero_open=zero_open,
+            prefix=self.prefix,
+            program=self.program,
+            env=self.env,
+            log_file=self.directory("logs") / "log",
+        )
+
 
 @pytest.fixture
 def ordinary_user() -> Iterator[OrdinaryUser]:

@@ -207,18 +207,7 @@ def user_mount(ordinary_user: OrdinaryUser, zero_open: bool) -> Iterator[Mount]:
     (source / "list only").mkdir()
     (source / "list only/file").write_text("file")
     (source / "list only").chmod(0o744)
-    logs = ordinary_user.directory("logs")
-    with Mount(
-        source,
-        ordinary_user.directory("mnt"),
-        ordinary_user.home / "cache",
-        *("--ssd", "64M", "--revalidate", "1"),
-        zero_open=zero_open,
-        prefix=ordinary_user.prefix,
-        program=ordinary_user.program,
-        env=ordinary_user.env,
-        log_file=logs / "log",
-    ) as mount:
+    with ordinary_user.mount(source, "--revalidate", "1", zero_open=zero_open) as mount:
         yield mount
 
 

@@ -198,17 +198,7 @@ def test_the_log_may_go_to_a_fifo_of_ours_by_a_link_of_ours(place: Place) -> Non
 def strangers_mount(ordinary_user: OrdinaryUser, zero_open: bool) -> Iterator[Mount]:
     source = ordinary_user.directory("source")
     (source / "file").write_bytes(b"theirs")
-    with Mount(
-        source,
-        ordinary_user.directory("mnt"),
-        ordinary_user.home / "cache",
-        *("--ssd", "64M"),
-        zero_open=zero_open,
-        prefix=ordinary_user.prefix,
-        program=ordinary_user.program,
-        env=ordinary_user.env,
-        log_file=ordinary_user.directory("logs") / "log",
-    ) as mount:
+    with ordinary_user.mount(source, zero_open=zero_open) as mount:
         yield mount
 
 
