@@ -65,7 +65,6 @@ BUSY_RETRY_S, BUSY_RETRY_PAUSE_S = 1.0, 0.01
 REQUEST_TIMEOUT_S = 2.0
 CLIENTS_MAX = 32
 CONTROL_BACKLOG = 64
-LOG_BYTES_MAX = 10 << 20
 RESEND_KERNEL = (6, 9)
 EXIT_FAILED, EXIT_BUSY = 1, 4
 # What the kernel was told at mount time, or what the table was made for.
@@ -432,7 +431,7 @@ class Keeper:
             return
         path = self.log_path
         try:
-            fd = trust.open_log(path, LOG_BYTES_MAX)
+            fd = trust.open_log(path)
         except OSError as error:
             if self.server is None and self.restarts == 0:
                 raise KeeperError(f"cannot write the log {path}: {error.strerror}") from None

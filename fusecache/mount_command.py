@@ -282,7 +282,7 @@ def start_hintsd(path: str) -> bool:
     if _listens(directory, name):
         return False
     log_path = os.path.join(directory, "hintsd.log")
-    with open(trust.open_log(log_path, keeper.LOG_BYTES_MAX), "ab") as log:
+    with open(trust.open_log(log_path), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hintsd", "serve", "--socket", path, "--until-unmounted"],
             stdin=subprocess.DEVNULL,

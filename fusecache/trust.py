@@ -23,6 +23,7 @@ from typing import Final
 
 from fusecache import mounts
 
+LOG_BYTES_MAX: Final = 10 << 20
 _LINKS_MOST: Final = 40  # the kernel's own limit
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _AT: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -72,7 +73,7 @@ def open_directory(path: str, *, make: bool = False) -> int:
     return fd
 
 
-def open_log(path: str, rotate_bytes: int) -> int:
+def open_log(path: str, rotate_bytes: int = LOG_BYTES_MAX) -> int:
     """A descriptor that appends to the file, made if it is not there; one that has grown larger
     gets the name PATH.1 first. The way may lead through other users' directories, not through their
     links: what counts is that the file is ours. A FIFO without a reader is refused (ENXIO).

@@ -132,13 +132,17 @@ def serve(
     """
     import logging
 
-    from hintsd import server
+    from hintsd import own_log, server
 
     if socket_path is None:
         mounts.make_runtime_base()
         socket_path = _default_socket()
+    try:
+        stream = own_log.open_file(os.path.abspath(log_file)) if log_file else None
+    except OSError as error:
+        raise server.CannotServe(f"cannot write the log {log_file}: {error.strerror}") from None
     logging.basicConfig(
-        filename=log_file,
+        stream=stream,
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )

@@ -435,6 +435,23 @@ def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> No
     assert "ends with SIGTERM" in log.read_text()
 
 
+def test_serve_says_why_its_log_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch").chmod(0o1777)
+    (tmp_path / "victim").write_text("a victim's")
+    link = tmp_path / "scratch/log"
+    link.symlink_to(tmp_path / "victim")
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    missing = tmp_path / "missing/log"
+    for log, why in ((missing, "No such file or directory"), (link, "nobody")):
+        code, _, err = run("serve", "--socket", str(tmp_path / "sock"), "--log-file", str(log))
+        assert code == 1
+        assert err.startswith(f"hintsd: cannot write the log {log}: ")
+        assert why in err
+        assert err.count("\n") == 1
+    assert (tmp_path / "victim").read_text() == "a victim's"
+
+
 def test_run_sets_the_environment_up_and_is_replaced_by_the_command() -> None:
     code = "import os, sys; print(os.environ['PYTHONPATH'], *sys.argv[1:]); sys.exit(7)"
     arguments = [
