@@ -33,7 +33,9 @@ def daemon(place: Place) -> Iterator[DaemonProcess]:
 
 @pytest.fixture(autouse=True)
 def _nothing_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it because the machine is slow."""
     monkeypatch.setattr(link, "_warned", set())
+    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
 
 
 def becomes(job: hintsd.Job, state: str) -> None:
