@@ -101,6 +101,11 @@ def children(ino: int, after: int, limit: int) -> list[tuple[bytes, int, int]]:
     0: from the start; so are DOT_COOKIE and DOTDOT_COOKIE.
     """
 
+def siblings(ino: int, by_name: bool, limit: int) -> list[int]:
+    """Up to `limit` (1 to 32) live directories that follow this one in its parent: by name (none
+    when the parent has more than 16,384 entries), or else in the order of the listing.
+    """
+
 def path(ino: int) -> bytes:
     """Path relative to the source, b"" for the root. KeyError: unknown."""
 

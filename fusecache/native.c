@@ -9,7 +9,11 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#define SIBLINGS_MOST 32
+#define SIBLINGS_WALK 16384u /* names looked at under one hold of the lock */
 
 PyObject *os_error(int negative_errno)
 {
@@ -465,6 +469,80 @@ static PyObject *py_children(PyObject *module, PyObject *args, PyObject *kwargs)
 		list_put(&out, (size_t)i,
 			 Py_BuildValue("NII", name_bytes(found[2 * i]), found[2 * i + 1], found[2 * i]));
 	free(found);
+	return out;
+}
+
+/* In order of their numbers: of the listing. */
+static size_t siblings_listed(uint32_t dir, uint32_t *found, size_t limit)
+{
+	uint32_t parent = table.nodes[dir].parent, child = dir;
+	size_t count = 0;
+
+	for (unsigned walked = 0; count < limit && walked < SIBLINGS_WALK; walked++) {
+		child = table_next_child(parent, child);
+		if (!child)
+			break;
+		if (S_ISDIR(table.nodes[child].mode))
+			found[count++] = child;
+	}
+	return count;
+}
+
+static int compare_names(uint32_t one, uint32_t other)
+{
+	size_t len, other_len;
+	const unsigned char *name = node_name(&table.nodes[one], &len);
+	const unsigned char *other_name = node_name(&table.nodes[other], &other_len);
+	int order = memcmp(name, other_name, len < other_len ? len : other_len);
+
+	return order ? order : len < other_len ? -1 : len > other_len;
+}
+
+static size_t siblings_by_name(uint32_t dir, uint32_t *found, size_t limit)
+{
+	uint32_t parent = table.nodes[dir].parent;
+	size_t count = 0, at;
+	unsigned walked = 0;
+
+	for (uint32_t child = table_next_child(parent, 0); child; child = table_next_child(parent, child)) {
+		if (++walked > SIBLINGS_WALK)
+			return 0;
+		if (!S_ISDIR(table.nodes[child].mode) || compare_names(child, dir) <= 0 ||
+		    (count == limit && compare_names(child, found[limit - 1]) > 0))
+			continue;
+		at = count < limit ? count++ : limit - 1;
+		for (; at && compare_names(child, found[at - 1]) < 0; at--)
+			found[at] = found[at - 1];
+		found[at] = child;
+	}
+	return count;
+}
+
+static PyObject *py_siblings(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	uint32_t found[SIBLINGS_MOST];
+	PyThreadState *locked;
+	PyObject *ino_arg, *out;
+	const struct node *n;
+	Py_ssize_t limit;
+	size_t count = 0;
+	uint64_t ino;
+	int by_name;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Opn", KEYWORDS("ino", "by_name", "limit"), &ino_arg,
+					 &by_name, &limit) ||
+	    !take_ino(ino_arg, &ino))
+		return NULL;
+	limit = limit < 1 ? 1 : limit > SIBLINGS_MOST ? SIBLINGS_MOST : limit;
+	locked = lock_read();
+	n = node_at(ino);
+	if (n && ino != ROOT_INO)
+		count = (by_name ? siblings_by_name : siblings_listed)((uint32_t)ino, found, (size_t)limit);
+	unlock(locked);
+	out = n ? PyList_New((Py_ssize_t)count) : unknown_inode(ino);
+	for (size_t i = 0; out && i < count; i++)
+		list_put(&out, i, PyLong_FromUnsignedLong(found[i]));
 	return out;
 }
 
@@ -1157,6 +1235,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(told),
     WITH_KEYWORDS(directories),
     WITH_KEYWORDS(children),
+    WITH_KEYWORDS(siblings),
     ONE_ARGUMENT(path),
     ONE_ARGUMENT(parent),
     ONE_ARGUMENT(name),

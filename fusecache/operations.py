@@ -26,7 +26,8 @@ import trio
 
 from fusecache import _native
 from fusecache.access_lists import AccessLists
-from fusecache.errors import OriginError
+from fusecache.errors import OriginError, OriginTimeout
+from fusecache.listing_ahead import ListingAhead
 from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.reader import Reader
 from fusecache.revalidate import Revalidation
@@ -74,6 +75,14 @@ class Look:
     error: OriginError | None = None
 
 
+@dataclass(eq=False, slots=True)
+class Listing:
+    """A directory is being listed, for all who ask meanwhile."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    timeout: OriginTimeout | None = None
+
+
 class Operations(pyfuse3.Operations):
     """The file system as pyfuse3 sees it."""
 
@@ -103,7 +112,8 @@ class Operations(pyfuse3.Operations):
         self._nursery = nursery
         self._on_listed = on_listed
         self._hintsd = hintsd
-        self._listing: dict[int, trio.Event] = {}
+        self._listing: dict[int, Listing] = {}
+        self._ahead = ListingAhead(origin, nursery, self._list_quietly)
         self._unlisted_lookups: Counter[int] = Counter()
         self._looks: dict[int, Look] = {}
         self._waited_at = 0.0  # when LOOK_WAIT_S was last over (trio clock)
@@ -270,7 +280,10 @@ class Operations(pyfuse3.Operations):
 
     @answers
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        await self.list(fh)
+        if not _native.is_listed(fh):
+            await self.list(fh)
+            if self._revalidation.period_s is not None:  # else what is listed stays as it is (C8)
+                self._ahead.note(fh)
         if start_id in (0, _native.DOT_COOKIE):
             dots = [
                 (b".", fh, _native.DOT_COOKIE),
@@ -285,18 +298,23 @@ class Operations(pyfuse3.Operations):
                     return
                 start_id = cookie
 
-    async def list(self, directory: int) -> None:
+    async def list(self, directory: int, background: bool = False) -> None:
         """Have the directory listed; one scan serves all who wait. Raises OriginError."""
         while not _native.is_listed(directory):
             running = self._listing.get(directory)
             if running is not None:
-                await running.wait()
+                await running.ended.wait()
+                if running.timeout is not None:
+                    raise running.timeout
                 if not _native.is_listed(directory):
                     continue  # the other one failed: find out why ourselves
                 return
-            event = self._listing[directory] = trio.Event()
+            listing = self._listing[directory] = Listing()
             try:
-                await self._revalidation.look(directory, background=False)
+                await self._revalidation.look(directory, background=background)
+            except OriginTimeout as error:
+                listing.timeout = error
+                raise
             except OriginError as error:
                 if error.errno in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
                     with contextlib.suppress(OriginError):
@@ -304,13 +322,13 @@ class Operations(pyfuse3.Operations):
                 raise
             finally:
                 del self._listing[directory]
-                event.set()
+                listing.ended.set()
             self._on_listed(directory)
             return
 
-    async def _list_quietly(self, directory: int) -> None:
+    async def _list_quietly(self, directory: int, background: bool = False) -> None:
         try:
-            await self.list(directory)
+            await self.list(directory, background)
         except OriginError as error:
             log.info("cannot list a directory in the background: %s", error)
 

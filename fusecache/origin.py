@@ -50,6 +50,8 @@ HANG_GRACE_S = 0.25  # in which the one that hangs may still come back
 PROBE_TIMEOUT_S = 5.0
 PROBE_AGAIN_S = 1.0
 
+BACKGROUND_THREADS = 4
+
 PIECE_BYTES = 1 << 20  # progress is noticed after each piece
 AWAY_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT})
 
@@ -83,12 +85,18 @@ class Origin:
         self.answered_at = 0.0  # trio clock; whatever it said
         self.last_error = ""
         self._readers = trio.CapacityLimiter(threads)
-        self._background = trio.CapacityLimiter(4)
+        self._background = trio.CapacityLimiter(BACKGROUND_THREADS)
         self._probes = trio.CapacityLimiter(2)
         self._hangs: dict[int, Hang] = {}
 
     def has_free_thread(self) -> bool:
         return self._readers.available_tokens > 0
+
+    def has_idle_threads(self) -> bool:
+        """No reader waits for a thread, and half of those in the background are free."""
+        return (
+            self.has_free_thread() and self._background.available_tokens > BACKGROUND_THREADS // 2
+        )
 
     async def call(
         self, function: Callable[[Tick], T], *, background: bool = False, about: int = 0
