@@ -34,17 +34,17 @@ class Run(NamedTuple):
 
 
 class ListingAhead:
-    """`list_quietly(directory, background)` raises nothing."""
+    """`list_ahead` raises nothing, and returns at once when the directory is being listed."""
 
     def __init__(
         self,
         origin: Origin,
         nursery: trio.Nursery,
-        list_quietly: Callable[[int, bool], Awaitable[None]],
+        list_ahead: Callable[[int], Awaitable[None]],
     ) -> None:
         self._origin = origin
         self._nursery = nursery
-        self._list_quietly = list_quietly
+        self._list_ahead = list_ahead
         self._runs: dict[int, Run] = {}  # by parent; the one that went on last is the last
         self._wanted: deque[int] = deque(maxlen=AHEAD_MOST)
         self._tasks = 0
@@ -69,7 +69,7 @@ class ListingAhead:
     async def _work(self) -> None:
         try:
             while self._wanted and self._origin.available and self._origin.has_idle_threads():
-                await self._list_quietly(self._wanted.popleft(), True)
+                await self._list_ahead(self._wanted.popleft())
         finally:
             self._tasks -= 1
 

@@ -113,7 +113,7 @@ class Operations(pyfuse3.Operations):
         self._on_listed = on_listed
         self._hintsd = hintsd
         self._listing: dict[int, Listing] = {}
-        self._ahead = ListingAhead(origin, nursery, self._list_quietly)
+        self._ahead = ListingAhead(origin, nursery, self._list_ahead)
         self._unlisted_lookups: Counter[int] = Counter()
         self._looks: dict[int, Look] = {}
         self._waited_at = 0.0  # when LOOK_WAIT_S was last over (trio clock)
@@ -325,6 +325,10 @@ class Operations(pyfuse3.Operations):
                 listing.ended.set()
             self._on_listed(directory)
             return
+
+    async def _list_ahead(self, directory: int) -> None:
+        if directory not in self._listing:
+            await self._list_quietly(directory, background=True)
 
     async def _list_quietly(self, directory: int, background: bool = False) -> None:
         try:
