@@ -26,7 +26,7 @@ import trio
 
 from fusecache import _native
 from fusecache.access_lists import AccessLists
-from fusecache.errors import OriginError, OriginTimeout
+from fusecache.errors import OriginError
 from fusecache.listing_ahead import ListingAhead
 from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.reader import Reader
@@ -75,14 +75,6 @@ class Look:
     error: OriginError | None = None
 
 
-@dataclass(eq=False, slots=True)
-class Listing:
-    """A directory is being listed, for all who ask meanwhile."""
-
-    ended: trio.Event = field(default_factory=trio.Event)
-    timeout: OriginTimeout | None = None
-
-
 class Operations(pyfuse3.Operations):
     """The file system as pyfuse3 sees it."""
 
@@ -112,7 +104,7 @@ class Operations(pyfuse3.Operations):
         self._nursery = nursery
         self._on_listed = on_listed
         self._hintsd = hintsd
-        self._listing: dict[int, Listing] = {}
+        self._listing: dict[int, trio.Event] = {}
         self._ahead = ListingAhead(origin, nursery, self._list_ahead)
         self._unlisted_lookups: Counter[int] = Counter()
         self._looks: dict[int, Look] = {}
@@ -303,26 +295,21 @@ class Operations(pyfuse3.Operations):
         while not _native.is_listed(directory):
             running = self._listing.get(directory)
             if running is not None:
-                await running.ended.wait()
-                if running.timeout is not None:
-                    raise running.timeout
+                await running.wait()
                 if not _native.is_listed(directory):
                     continue  # the other one failed: find out why ourselves
                 return
-            listing = self._listing[directory] = Listing()
+            event = self._listing[directory] = trio.Event()
             try:
                 await self._revalidation.look(directory, background=background)
-            except OriginTimeout as error:
-                listing.timeout = error
-                raise
             except OriginError as error:
-                if error.errno in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
+                if not background and error.errno in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
                     with contextlib.suppress(OriginError):
                         await self._origin.refresh(directory)
                 raise
             finally:
                 del self._listing[directory]
-                listing.ended.set()
+                event.set()
             self._on_listed(directory)
             return
 

@@ -75,5 +75,5 @@ class Revalidation:
         def scan(tick: Tick) -> tuple[int, int, int]:
             return _native.scan(directory, tick)
 
-        changes = await self._origin.call(scan, background=background)
+        changes = await self._origin.call(scan, background=background, about=directory)
         self._stats.add("changes_seen", sum(changes))
