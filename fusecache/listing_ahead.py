@@ -2,7 +2,7 @@
 
 Who has listed a directory and then one that follows it in their parent (by name or in the order of
 its listing) will want the next: they are listed in the background, 1 at first, then 2, 4 and 8 each
-time that the reader has come to one that is not listed. So never more than he has listed himself.
+time that the reader has come to one that is not listed.
 
 It is gentle: AT_ONCE at a time, nothing while the origin's threads are busy. Calls that hang keep
 their threads, so an origin that hangs gets no more of them.
