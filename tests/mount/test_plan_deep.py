@@ -27,14 +27,23 @@ IO_SETUP = {"x86_64": 206, "aarch64": 0}[platform.machine()]  # the system call'
 
 
 def store_all(
-    place: Place, start: Callable[..., Door], environ: dict[str, str] | None = None
+    place: Place,
+    start: Callable[..., Door],
+    environ: dict[str, str] | None = None,
+    *,
+    is_listed: bool = True,
 ) -> Door:
-    """All FILES on SSD, none in RAM."""
+    """All FILES on SSD, none in RAM. They are listed, as hintsd does it: the kernel may forget
+    their inodes at any moment (anybody's `drop_caches`), and can be told of them again.
+    """
     rng = random.Random(1)
     for name, size in FILES.items():
         place.write(name, rng.randbytes(size))
     door = start(allow_log=["fault"], environ=environ)
     door.mount.read_until_stored(*FILES, blocks=len(FILES))
+    if is_listed:
+        for _ in os.walk(door.mount.path):
+            pass
     door.drop(*FILES)
     return door
 
@@ -91,9 +100,27 @@ def test_segments_cut_under_a_batch(place: Place, start: Callable[..., Door]) ->
     read_all(door, *FILES)
 
 
-def test_batches_at_the_same_time(place: Place, start: Callable[..., Door]) -> None:
-    door, names = store_all(place, start), list(FILES)
+def stage_in_threads(door: Door, names: list[str]) -> set[int]:
     with ThreadPoolExecutor(12) as threads:  # more than there are buffers kept
         parts = list(threads.map(lambda first: door.stage(*names[first::12]), range(12)))
-    assert {result for part in parts for result in part} == {_native.PUSHED}
+    return {result for part in parts for result in part}
+
+
+def test_batches_at_the_same_time(place: Place, start: Callable[..., Door]) -> None:
+    door, names = store_all(place, start), list(FILES)
+    assert stage_in_threads(door, names) == {_native.PUSHED}
     read_staged(door, *names)
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["listed", "not listed"])
+def test_files_that_the_kernel_has_forgotten(
+    place: Place, start: Callable[..., Door], is_listed: bool
+) -> None:
+    """They are looked up first, unless that might have to wait for the origin."""
+    door, names = store_all(place, start, is_listed=is_listed), list(FILES)
+    door.mount.drop_kernel_caches()
+    expected = _native.PUSHED if is_listed else _native.PUSH_REFUSED
+    assert stage_in_threads(door, names) == {expected}
+    if is_listed:
+        read_staged(door, *names)
+    read_all(door, *names)
