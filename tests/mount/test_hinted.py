@@ -265,7 +265,8 @@ def test_unmounted_while_it_is_read(place: Place, mounting: Mounting) -> None:
         directed.open("job", request(mount.path, spec, epochs=3))
         staged(directed, "job", TOTAL_BYTES)
         reader.read(order(spec, 0)[:1000])
-        eventually(lambda: directed.job("job")["state"] == "running")
+        eventually(lambda: directed.job("job")["index"] > 0)
+        assert directed.job("job")["state"] == "running"
         mount.umount()
         eventually(lambda: directed.job("job")["state"] == "waiting")
         assert directed.job("job")["window_bytes"] == 0
