@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ __all__ = ["record"]  # a fixture
 EPOCHS = 3
 SAMPLES = 1000
 BATCH = 10
-COMPUTE_S = 0.005  # of a batch: an epoch that is over before hintsd looks again is not told whole
+PART = 250  # samples that are read at once: of who is faster than wires are laid, not all is told
 
 
 @pytest.fixture
@@ -88,15 +87,34 @@ class Training:
         self.epoch()
         eventually(lambda: (status(daemon)["epoch"], status(daemon)["index"]) == (2, 0))
 
-    def epoch(self, between: Callable[[], None] = lambda: None) -> list[str]:
-        """The names read, in torch's order. `between`: called in the middle."""
+    def epoch(
+        self,
+        between: Callable[[], None] = lambda: None,
+        wait: Callable[[int], None] = lambda read: None,
+    ) -> list[str]:
+        """The names read, in torch's order. `between`: called in the middle; `wait`: after each
+        part, with how many are read.
+        """
         read: list[str] = []
         for batch in self._loader:
-            time.sleep(COMPUTE_S)
             read += [str(self._names[int(index)]) for index in batch]
             if len(read) == SAMPLES // 2:
                 between()
+            if len(read) % PART == 0:
+                wait(len(read))
         return read
+
+    def follow(self, recorder: Recorder, begun: int = 0) -> Callable[[int], None]:
+        """For `epoch`: wait until what is read is told, `begun` samples before it, too."""
+
+        def wait(read: int) -> None:
+            eventually(lambda: told(recorder) >= begun + read - self.slack)
+
+        return wait
+
+    def epochs(self, recorder: Recorder) -> list[list[str]]:
+        """EPOCHS of them, from the recording's beginning on."""
+        return [self.epoch(wait=self.follow(recorder, n * SAMPLES)) for n in range(EPOCHS)]
 
 
 def epochs_of(trace: Trace) -> list[list[str]]:
@@ -133,7 +151,7 @@ def test_torchs_order_is_recorded(
     mount = mounting("--hintsd", daemon.path, "--ram", "64M")
     training = Training(place, mount, daemon, workers)
     recorder = record(mount)
-    drawn = [training.epoch() for _ in range(EPOCHS)]
+    drawn = training.epochs(recorder)
     # nothing is seen for two seconds: the last epoch is told to its end
     eventually(lambda: told(recorder) == EPOCHS * SAMPLES)
     trace = recorder.end()
@@ -153,7 +171,7 @@ def test_what_is_not_sure_yet_is_what_was_seen(
     mount = mounting("--hintsd", daemon.path, "--ram", "64M")
     training = Training(place, mount, daemon, 2)
     recorder = record(mount)
-    drawn = [training.epoch() for _ in range(EPOCHS)]
+    drawn = training.epochs(recorder)
     sure = EPOCHS * SAMPLES - training.slack
     eventually(lambda: told(recorder) >= sure)
     trace, is_told = recorder.end(), told(recorder) == EPOCHS * SAMPLES
@@ -194,8 +212,17 @@ def test_a_recording_that_begins_amid_an_epoch(
     mount = mounting("--hintsd", daemon.path, "--ram", "64M")
     training = Training(place, mount, daemon, 0)
     begun: list[Recorder] = []
-    first = training.epoch(lambda: begun.append(record(mount)))
-    second = training.epoch()
+
+    def begin() -> None:
+        eventually(lambda: status(daemon)["index"] >= SAMPLES // 2 - training.slack)
+        begun.append(record(mount))
+
+    def wait(read: int) -> None:
+        if begun:  # where hintsd saw the reader, or a little before that
+            training.follow(begun[0], -SAMPLES // 2 - training.slack)(read)
+
+    first = training.epoch(begin, wait)
+    second = training.epoch(wait=lambda read: wait(SAMPLES + read))
     training.job.close()
     (recorder,) = begun
     eventually(lambda: recorded(recorder.trace())[-1:] == second[-1:])
@@ -229,7 +256,7 @@ def test_who_ends_meanwhile(
             recorder.process.kill()
             recorder.wait()
 
-    drawn = [training.epoch(), training.epoch(end)]
+    drawn = [training.epoch(wait=training.follow(recorder)), training.epoch(end)]
     if who != "recorder":
         before = told(recorder)
 
