@@ -99,7 +99,7 @@ def _python(
         env=environment(environ) if hinted else environ,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
 
 
