@@ -32,6 +32,8 @@ class File:
 
     def __init__(self, content: bytes) -> None:
         self.versions = [content]
+        self.before: list[bytes] = []  # the settled moment
+        self.label = ""
         self.has_moved = False  # its descriptors may be of a name that is gone
 
     @property
@@ -45,6 +47,7 @@ class Machine:
     def __init__(self, source: Path, mount: Mount, seed: int) -> None:
         self.source, self.mount, self.rng = source, mount, random.Random(seed)
         self.now: dict[str, File] = {}
+        self.files: list[File] = []  # all that there ever were
         self.past: dict[str, list[File | None]] = {}  # what a path has led to since settled
         self.held: list[tuple[int, str, list[File]]] = []
         self.steps: list[str] = []
@@ -64,6 +67,9 @@ class Machine:
 
     def _lead(self, path: str, file: File | None) -> None:
         self._history(path).append(file)
+        if file is not None and file not in self.files:
+            file.label = f"file {len(self.files)}, made at {path} in step {len(self.steps)}"
+            self.files.append(file)
         if file is None:
             self.now.pop(path, None)
         else:
@@ -166,8 +172,19 @@ class Machine:
             page = seen[start : start + PAGE]
             at = offset + start
             assert any(content[at : at + len(page)] == page for content in contents), (
-                f"wrong bytes at {at} of {path}"
+                f"wrong bytes at {at} of {path}: {self._whose(at, page)}"
             )
+
+    def _whose(self, at: int, page: bytes) -> str:
+        """To find out what went wrong: what else at the origin has, or had, this page there."""
+        found = [
+            f"version {number} of {len(contents)} of {file.label}, has moved: {file.has_moved}"
+            for file in self.files
+            for contents in [file.before + file.versions]
+            for number, content in enumerate(contents)
+            if content[at : at + len(page)] == page
+        ]
+        return "; ".join(found) or "nobody's"
 
     def read(self) -> None:
         path = self._any_path()
@@ -229,6 +246,7 @@ class Machine:
         eventually(lambda: assert_same(self.source, self.mount.path), 20, 0.02)
         self.past.clear()
         for file in {*self.now.values()}:
+            file.before += file.versions[:-1]
             del file.versions[:-1]
         for descriptor, path, files in self.held:
             if files == [self.now.get(path)] and not files[0].has_moved:
