@@ -413,6 +413,8 @@ class Keeper:
         self.signals: list[int] = []
         self.household = mount_namespace.Household()
         self.next_look_around = time.monotonic() + LOOK_AROUND_S
+        self.device = ""  # of the mount; "" before it
+        self.directory_fd = -1  # of the runtime directory; -1 before it
         self.log_begin = 0  # where the present server's part of the log begins
         self.resend = _kernel_version() >= RESEND_KERNEL
 
@@ -481,34 +483,29 @@ class Keeper:
 
     def mount(self) -> None:
         mountpoint = self.config["mountpoint"]
+        doing = f"mount on {mountpoint}"
         try:
             with mounts.mounting():
                 self.refuse_second(mounts.mounts())
                 self.fuse_fd = (mount_as_root if os.getuid() == 0 else mount_as_user)(self.config)
                 table = mounts.mounts()
+                ours = [m for m in mounts.fusecaches_on(mountpoint, table) if m.uid == os.getuid()]
+                if not ours:
+                    line = f"mounted on {mountpoint}, but the kernel does not list it there"
+                    raise KeeperError(line)
+                self.device = ours[-1].device
+                # another user's, who has a lock of his own, may have been faster by an instant
+                self.refuse_second(table[: table.index(ours[-1])])
+                doing = "make the runtime directory or the inode table"
+                self.make_runtime_directory()
+            self.table_fd = os.memfd_create("fusecache-table", os.MFD_CLOEXEC)
+            self.open_log()
         except OSError as error:
-            raise KeeperError(f"cannot mount on {mountpoint}: {error.strerror}") from None
-        ours = [m for m in mounts.fusecaches_on(mountpoint, table) if m.uid == os.getuid()]
-        if not ours:
-            os.close(self.fuse_fd)
-            raise KeeperError(f"mounted on {mountpoint}, but the kernel does not list it there")
-        self.device = ours[-1].device
-        try:
-            # another user's, who has a lock of his own, may have been faster by an instant
-            self.refuse_second(table[: table.index(ours[-1])])
+            self.take_down()
+            raise KeeperError(f"cannot {doing}: {error.strerror}") from None
         except KeeperError:
             self.take_down()
             raise
-        try:
-            self.make_runtime_directory()
-            self.table_fd = os.memfd_create("fusecache-table", os.MFD_CLOEXEC)
-            self.open_log()
-        except (OSError, KeeperError) as error:
-            self.take_down()
-            if isinstance(error, KeeperError):
-                raise
-            line = f"cannot make the runtime directory or the inode table: {error}"
-            raise KeeperError(line) from None
 
     def refuse_second(self, table: list[mounts.Mount]) -> None:
         mountpoint = self.config["mountpoint"]
@@ -517,23 +514,19 @@ class Keeper:
             raise KeeperError(line, EXIT_BUSY)
 
     def make_runtime_directory(self) -> None:
-        base = mounts.make_runtime_base()
-        self.directory = os.path.join(base, self.device)
-        # The device number is ours now, so what lies there was left by a keeper that is gone.
-        shutil.rmtree(self.directory, ignore_errors=True)
-        os.mkdir(self.directory, 0o700)
-        self.directory_ino = os.stat(self.directory).st_ino
+        self.directory, self.directory_fd = mounts.make_runtime_directory(self.device)
         self.listener = mounts.listen(self.directory, mounts.KEEPER_SOCKET, 16)
         self.listener.setblocking(False)
         self.control = mounts.listen(self.directory, mounts.CONTROL_SOCKET, CONTROL_BACKLOG)
 
     def take_down(self) -> None:
         """Undo `mount` after a start that failed."""
-        abort_connection(self.device)  # a server's threads, or a reader, may wait for an answer
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            mounted = mounts.at(self.config["mountpoint"])
-            if mounted is not None and mounted.device == self.device:
-                unmount(self.config["mountpoint"], lazy=True, abort=True)
+        if self.device:
+            abort_connection(self.device)  # a server's threads, or a reader, may wait for an answer
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                mounted = mounts.at(self.config["mountpoint"])
+                if mounted is not None and mounted.device == self.device:
+                    unmount(self.config["mountpoint"], lazy=True, abort=True)
         for name in ("fuse_fd", "table_fd"):
             fd = getattr(self, name, -1)
             if fd >= 0:
@@ -546,14 +539,8 @@ class Keeper:
             listener = getattr(self, name, None)
             if listener is not None:
                 listener.close()
-        # The device number may be a newer mount's by now, and the directory with it.
-        if getattr(self, "directory", None) is not None and self.is_own_directory():
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def is_own_directory(self) -> bool:
-        with contextlib.suppress(OSError):
-            return os.stat(self.directory).st_ino == self.directory_ino
-        return False
+        if self.directory_fd >= 0:
+            mounts.remove_runtime_directory(self.directory, self.directory_fd)
 
     def keep_log_of_failure(self) -> str:
         """Where the log of a start that failed can be read, for the end of a line: the runtime

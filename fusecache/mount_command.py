@@ -6,12 +6,12 @@ report is told.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -471,8 +471,15 @@ def _process(pid: int) -> str:
 
 def _umount_alone(target: control_client.Target, lazy: bool) -> dict[str, Any]:
     """Without a keeper. A server that lives on ends by itself when the mount is gone."""
+    left = None  # the runtime directory: the keeper did not live to remove it
+    with contextlib.suppress(OSError):
+        if target.directory is not None and target.mount.uid == os.getuid():
+            left = os.open(target.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         keeper.unmount(target.mountpoint, lazy)
+        if left is not None and not control_client.stopped(target):
+            assert target.directory is not None
+            mounts.remove_runtime_directory(target.directory, left)
     except OSError as error:
         busy = "busy" in str(error)
         return {
@@ -481,7 +488,7 @@ def _umount_alone(target: control_client.Target, lazy: bool) -> dict[str, Any]:
             "exit": EXIT_BUSY if busy else EXIT_FAILED,
             "pids": keeper.users_of(target.mountpoint) if busy else [],
         }
-    is_ours = target.mount.uid == os.getuid()
-    if target.directory is not None and is_ours and not control_client.stopped(target):
-        shutil.rmtree(target.directory, ignore_errors=True)  # the keeper did not live to do it
+    finally:
+        if left is not None:
+            os.close(left)
     return {"ok": True}

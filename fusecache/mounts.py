@@ -23,6 +23,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import struct
@@ -242,9 +243,11 @@ def make_runtime_base() -> str:
 
 
 @contextmanager
-def mounting() -> Iterator[None]:
-    """One mount(2) of this user at a time. OSError: the other does not end."""
-    path = os.path.join(make_runtime_base(), MOUNTING_LOCK)
+def mounting(base: str | None = None) -> Iterator[None]:
+    """One mount(2) of this user at a time, and no runtime directory in `base` made or removed
+    meanwhile. OSError: the other does not end.
+    """
+    path = os.path.join(base or make_runtime_base(), MOUNTING_LOCK)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + MOUNTING_S
     try:
@@ -282,6 +285,29 @@ def runtime_directory(mount: Mount) -> str | None:
         if _is_private(base, mount.uid) and _is_private(directory, mount.uid):
             return directory
     return None
+
+
+def make_runtime_directory(device: str) -> tuple[str, int]:
+    """Create (0700) the runtime directory of this user's mount on `device`; call it in `mounting`.
+
+    Gives its path and a descriptor, by which `remove_runtime_directory` knows it. OSError.
+    """
+    directory = os.path.join(make_runtime_base(), device)
+    # The device number is ours now, so what lies there was left by a keeper that is gone.
+    shutil.rmtree(directory, ignore_errors=True)
+    os.mkdir(directory, 0o700)
+    return directory, os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def remove_runtime_directory(directory: str, fd: int) -> None:
+    """Remove it if it is still what `fd` was opened on.
+
+    When a mount ends, its device number may be a newer mount's at once, and the path with it. While
+    a directory is open, no other has its inode number.
+    """
+    with contextlib.suppress(OSError), mounting(os.path.dirname(directory)):
+        if os.path.samestat(os.lstat(directory), os.fstat(fd)):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _bases_of_keepers(uid: int) -> Iterator[str]:

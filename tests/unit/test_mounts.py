@@ -143,3 +143,24 @@ def test_a_socket_is_of_the_user_who_mounted(tmp_path: Path) -> None:
         with accepted:
             assert accepted.recv(16) == b""
         mounts.connect(str(tmp_path), mounts.KEEPER_SOCKET, 1.0, os.getuid()).close()
+
+
+def test_a_newer_mounts_runtime_directory_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ended mount's device number is given to the next; so is an inode number, on ext4."""
+    base = tmp_path / "base"
+    base.mkdir(mode=0o700)
+    monkeypatch.setattr(mounts, "runtime_bases", lambda _: [str(base)])
+    directory, older = mounts.make_runtime_directory("0:77")
+    again, newer = mounts.make_runtime_directory("0:77")
+    assert again == directory
+    try:
+        mounts.remove_runtime_directory(directory, older)
+        assert os.path.isdir(directory)
+        mounts.remove_runtime_directory(directory, newer)
+        assert not os.path.exists(directory)
+        mounts.remove_runtime_directory(directory, newer)  # it is gone: not an error
+    finally:
+        os.close(older)
+        os.close(newer)
