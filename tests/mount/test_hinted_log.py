@@ -278,7 +278,8 @@ def test_half_of_the_dataset_on_ssd_is_written_anew_every_second_epoch(
                     for index in sequence[-count // 4 :]:
                         (mount.path / names[index]).read_bytes()
             written.append(eventually(lambda: settled(directed)))
-    assert written[2] - written[0] > 0.9 * written[0]
+        seen = written, directed.job("job"), directed.mount()
+    assert written[2] - written[0] > 0.9 * written[0], seen
     assert mount.value("integrity", "mismatches") == 0
 
 
