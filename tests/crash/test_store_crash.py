@@ -73,8 +73,10 @@ def test_what_put_returned_is_found_after_kill(tmp_path: Path, source: random.Ra
                 return
             acknowledge(n)
 
-    for _ in range(12):
+    kills = 0
+    while kills < 12 or len(acknowledged) <= 20:  # beside much load a child may acknowledge nothing
         fresh = killed(write, source.uniform(0.01, 0.15))
+        kills += 1
         acknowledged += fresh
         number = max(acknowledged, default=0) + 10
         with opened(tmp_path / "cache", limit_bytes=1024 * MIB) as store:
@@ -82,7 +84,6 @@ def test_what_put_returned_is_found_after_kill(tmp_path: Path, source: random.Ra
                 assert store.get(path_of(n), version_of(payload_of(n))) == payload_of(n)
             assert store.faults == []
             check_invariants(store)
-    assert len(acknowledged) > 20
     with opened(tmp_path / "cache", limit_bytes=1024 * MIB) as store:
         records, bad = store.bad_after_verify()
         assert records >= len(acknowledged)

@@ -165,9 +165,8 @@ class Machine:
             os.utime(path)
 
     # ---- what readers see ----------------------------------------------------------------------
-    def _check(self, path: str, files: list[File], offset: int, seen: bytes) -> None:
-        """Every page that was read is of one content that one of the files has had."""
-        contents = [version for file in files for version in file.versions]
+    def _check(self, path: str, contents: list[bytes], offset: int, seen: bytes) -> None:
+        """Every page that was read is of one of these contents."""
         for start in range(0, len(seen), PAGE):
             page = seen[start : start + PAGE]
             at = offset + start
@@ -198,7 +197,8 @@ class Machine:
             assert path in self.now, f"{path} is not there, and was read"
             assert seen[0] == self.now[path].content, f"wrong content of {path}"
         else:
-            self._check(path, [file for file in self._history(path) if file], 0, seen[0])
+            files = [file for file in self._history(path) if file]
+            self._check(path, [content for file in files for content in file.versions], 0, seen[0])
 
     def hold(self) -> None:
         path = self._any_path()
@@ -225,7 +225,13 @@ class Machine:
                 f"{outcome} for {path}, held open"
             )
         else:
-            self._check(path, files, offset, seen[0])
+            # Of a file that has moved it shows what the cache holds of the name that is gone (H3).
+            contents = [
+                content
+                for file in files
+                for content in (file.before if file.has_moved else []) + file.versions
+            ]
+            self._check(path, contents, offset, seen[0])
 
     def list(self) -> None:
         directory = self.rng.choice(DIRECTORIES)
