@@ -96,7 +96,8 @@ class Directed:
         return trio.from_thread.run_sync(self.director.status, trio_token=self._token)
 
     def job(self, name: str) -> dict[str, Any]:
-        return next(job for job in self.status()["jobs"] if job["name"] == name)
+        jobs: dict[str, dict[str, Any]] = {job["name"]: job for job in self.status()["jobs"]}
+        return jobs[name]
 
     def mount(self) -> dict[str, Any]:
         mount: dict[str, Any]

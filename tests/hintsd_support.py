@@ -158,8 +158,8 @@ class DaemonProcess:
         return [job["name"] for job in self._jobs()]
 
     def job(self, name: str) -> dict[str, Any]:
-        """What its status says of this job."""
-        return next(job for job in self._jobs() if job["name"] == name)
+        """What its status says of this job. KeyError: there is none of that name."""
+        return {job["name"]: job for job in self._jobs()}[name]
 
     def status(self) -> dict[str, Any]:
         with contextlib.closing(Client(self.path)) as client:
