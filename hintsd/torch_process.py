@@ -37,7 +37,8 @@ REAP_TIMEOUT_S: Final = 1.0
 TRIES: Final = 3
 
 _FAULTS: Final[dict[str, type[Exception]]] = {
-    fault.__name__: fault for fault in (ImportError, RuntimeError, OverflowError, MemoryError)
+    fault.__name__: fault
+    for fault in (ImportError, RuntimeError, OverflowError, ValueError, MemoryError)
 }
 
 
