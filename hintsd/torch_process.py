@@ -70,6 +70,12 @@ class TorchProcess(Drawing):
         with contextlib.suppress(_Lost), self._lock:
             self._running()
 
+    def most_bytes(self) -> int:
+        """Of memory, that the process has had at a time."""
+        assert self._process is not None
+        with open(f"/proc/{self._process.pid}/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
+
     def end(self) -> None:
         """For good: requests under way, and to come, are OrderLost."""
         with self._lock:
