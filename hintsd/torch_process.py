@@ -204,7 +204,7 @@ class _Answering:
             with connection, connection.makefile("rwb") as stream:
                 method, *arguments = pickle.load(stream)
                 pickle.dump(_answer(method, arguments), stream, 5)
-        except OSError:
+        except (OSError, EOFError, pickle.UnpicklingError):
             pass  # who asked does not wait any more
         finally:
             self.add(-1)
