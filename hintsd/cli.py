@@ -152,25 +152,27 @@ def serve(
     )
 
 
-def _import_torch() -> None:
+def _look_for_torch() -> None:
+    """Say whether orders can be computed. torch is not imported: TorchProcess does, if need be."""
     import logging
+    from importlib import metadata, util
 
     log = logging.getLogger(__name__)
-    try:
-        import torch
-    except ImportError as error:
+    if util.find_spec("torch") is None:
         log.warning(
-            "orders given as indices alone are taken: %s; pip install torch for %s",
-            error,
+            "orders given as indices alone are taken: there is no torch; pip install torch for %s",
             sys.executable,
         )
-    else:
-        log.info("torch %s computes the orders", torch.__version__)
+        return
+    version = "of an unknown version"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("torch")
+    log.info("torch %s computes the orders, in a process of its own", version)
 
 
 def _ready() -> None:
-    """sd_notify(3), for Type=notify units. Orders will need torch, whose import takes seconds."""
-    threading.Thread(target=_import_torch, daemon=True).start()
+    """sd_notify(3), for Type=notify units."""
+    threading.Thread(target=_look_for_torch, daemon=True).start()
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

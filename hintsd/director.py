@@ -52,15 +52,18 @@ from hintsd.mount_link import (
 from hintsd.orders import (
     NoTorch,
     Order,
+    OrderLost,
     OrderSpec,
     OrderTooFar,
     OrderUnknown,
     epochs_at_once,
+    needs_torch,
     samples_per_epoch,
 )
 from hintsd.own_log import internal_error
 from hintsd.planner import SEEN_LOOKUP, SEEN_MASK, MountPlanner
 from hintsd.readers import OWN, Hinted, Readers, Standings
+from hintsd.torch_process import TorchProcess
 from hintsd.trail import Passed
 from hintsd.unheard import Unheard
 
@@ -180,13 +183,17 @@ class Director:
         self._ordering = trio.CapacityLimiter(ORDERS_AT_ONCE)
         self._far = trio.CapacityLimiter(1)
         self._resolving = trio.CapacityLimiter(RESOLVING_AT_ONCE)
+        self.torch = TorchProcess()
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the links to the mounts; until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            await trio.sleep_forever()
+        """Own the links to the mounts, and the process that draws; until cancelled."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self.torch.end()
 
     async def open_job(
         self, job: str, request: JobRequest, *, resume_at: tuple[int, int] | None = None
@@ -396,6 +403,8 @@ class _Mount:
     ) -> JobInfo:
         while True:
             channel = await self._connected(request)
+            if request.spec is not None and needs_torch(request.spec):
+                await trio.to_thread.run_sync(self._director.torch.begin)  # while files are listed
             place = resume_at or (request.start_epoch, 0)
             job = _Job(name, request, root, time.monotonic(), place, resume_at is not None)
             samples, stored, warnings = await self._resolve(job, request.check)
@@ -414,7 +423,7 @@ class _Mount:
                     job.place = request.start_epoch, request.start_batch * spec.batch_size
                 if spec.length < job.samples and spec.sampler in ("sequential", "random"):
                     warnings.append(f"the order is of {spec.length} of the {job.samples} samples")
-                job.order = Order(spec)
+                job.order = Order(spec, self._director.torch)
                 inos = await self._sequence(job.inos, job.order, self._tidy_place(job)[0])
             # From here on the planner knows a job that we know.
             with trio.CancelScope(shield=True):
@@ -506,7 +515,7 @@ class _Mount:
             raise JobRefused(f"job {name} has ended")
         self._ordering += 1
         try:
-            count, order = self._samples_of(spec, job), Order(spec)
+            count, order = self._samples_of(spec, job), Order(spec, self._director.torch)
             inos = await self._sequence(job.inos, order, epoch)
             if inos is None:
                 raise JobRefused(f"the order does not tell epoch {epoch}")
@@ -640,6 +649,8 @@ class _Mount:
             return await self._director.in_order_thread(compute)
         except NoTorch as error:
             raise NotHere(str(error)) from None
+        except OrderLost as error:
+            raise JobRefused(f"the order of epoch {epoch} cannot be computed: {error}") from None
         except OrderUnknown:
             return None
         except (ValueError, IndexError, MemoryError) as error:
@@ -713,6 +724,11 @@ class _Mount:
                 return job.inos[ahead.sequence(epoch)] if epoch >= job.known_from else None
             return None
 
+        def walk(epochs: list[int]) -> search.Place | None:
+            with suppress(OrderUnknown):
+                ahead.draw_ahead(epochs)
+            return search.walk(seen, epochs, order_of)
+
         place, at_once = None, epochs_at_once(job.epoch_samples)
         for start in range(0, len(epochs), at_once):
             some = epochs[start : start + at_once]
@@ -720,9 +736,7 @@ class _Mount:
                 await self._approach(ahead, some[0])
             except (OrderUnknown, OrderTooFar):
                 continue
-            place = await self._director.in_far_thread(
-                functools.partial(search.walk, seen, some, order_of)
-            )
+            place = await self._director.in_far_thread(functools.partial(walk, some))
             if place is not None:
                 break
         async with self._planning:

@@ -1,9 +1,10 @@
 """Orders: which sample a training job reads when, element by element as torch yields it.
 
 An `OrderSpec` says what the stock samplers of `torch.utils.data` (and a `DataLoader` around them)
-start from: a seed or the state of a generator, lengths, weights, ranks. `access_sequence` makes the
-calls that they make, on the same kind of generator, so torch itself computes each order. torch is
-imported when the first order is computed, not before.
+start from: a seed or the state of a generator, lengths, weights, ranks. `Drawing` makes the calls
+that they make, on the same kind of generator, so torch itself computes each order. torch is
+imported when the first order is drawn, not before; hintsd has a process of its own for that
+(torch_process.py).
 
 When a sampler draws (torch/utils/data/sampler.py and dataloader.py; it is the same with and without
 worker processes, because samplers and `BatchSampler` are Python generators that run at the first
@@ -27,7 +28,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -77,6 +79,10 @@ class NoTorch(OrderUnknown):
             f"this order has to be computed, and hintsd's Python ({sys.executable}) has no torch: "
             "pip install torch there"
         )
+
+
+class OrderLost(OrderUnknown):
+    """Who was to compute it has ended, or hung."""
 
 
 class OrderTooFar(ValueError):
@@ -207,6 +213,11 @@ def _check_state(state: bytes) -> None:
     )
 
 
+def needs_torch(spec: OrderSpec) -> bool:
+    """Whether its order is drawn."""
+    return spec.sampler in _DRAWING or (spec.sampler == "distributed" and spec.shuffle)
+
+
 def samples_per_epoch(spec: OrderSpec) -> int:
     """The length of every `access_sequence` of it. Computes no order."""
     if spec.indices is not None and spec.sampler in ("subset_random", "indices"):
@@ -236,64 +247,121 @@ def access_sequence(spec: OrderSpec, epoch: int) -> Indices:
     return Order(spec).sequence(epoch)
 
 
+class Drawing:
+    """torch, in this process.
+
+    An *end* is how a spec's generator stood when the last index of an epoch was drawn
+    (`torch.Generator.get_state()`); None: before `start_epoch`, and of a DistributedSampler.
+
+    ImportError: there is no torch. RuntimeError, OverflowError: torch refuses the spec.
+    """
+
+    def sequences(
+        self, spec: OrderSpec, epochs: range, end: bytes | None
+    ) -> list[tuple[Indices, bytes | None]]:
+        """What is read in each of these epochs, and its end. `end`: of the epoch before them."""
+        count = samples_per_epoch(spec)
+        if spec.sampler == "distributed":
+            return [(_distributed(spec, epoch)[:count], None) for epoch in epochs]
+        generator = _generator_at(spec, end)
+        drawn: list[tuple[Indices, bytes | None]] = []
+        for epoch in epochs:
+            _begin(spec, epoch, generator)
+            drawn.append((_draw(spec, generator)[:count], _state_of(generator)))
+        return drawn
+
+    def skip(self, spec: OrderSpec, epochs: range, end: bytes | None) -> bytes:
+        """The end of the last one of these epochs."""
+        generator = _generator_at(spec, end)
+        for epoch in epochs:
+            _begin(spec, epoch, generator)
+            _skip(spec, generator)
+        return _state_of(generator)
+
+
 class Order:
     """The sequences of one spec, remembering where its generator stood. For one thread."""
 
-    def __init__(self, spec: OrderSpec) -> None:
+    def __init__(self, spec: OrderSpec, drawing: Drawing | None = None) -> None:
+        """`drawing`: who has torch; None: this process."""
         self.spec = spec
+        self._drawing = drawing or Drawing()
         self._sequences: dict[int, Indices] = {}  # by epoch, the latest used last
-        # How the generator stood when the last index of an epoch was drawn, by epoch.
-        self._ends: dict[int, torch.Tensor] = {}
+        self._ends: dict[int, bytes] = {}  # by epoch
 
     def sequence(self, epoch: int) -> Indices:
         """As `access_sequence`; the array is shared, thus read-only."""
         found = self._sequences.pop(epoch, None)
         if found is None:
             self._check_known(epoch)
-            # Room first: three orders at a time would be 100 MB more than needed for 14 million.
-            while len(self._sequences) >= SEQUENCES_KEPT:
-                del self._sequences[next(iter(self._sequences))]
-            try:
-                found = self._compute(epoch)[: samples_per_epoch(self.spec)]
-            except ImportError as error:
-                raise NoTorch from error
-            except (RuntimeError, OverflowError) as error:
-                reason = str(error).partition("\n")[0]
-                raise ValueError(f"torch refuses this order: {reason}") from error
+            self._make_room()
+            found = self._compute(epoch)
             found.flags.writeable = False
         self._sequences[epoch] = found
         return found
 
-    def _check_known(self, epoch: int) -> None:
+    def draw_ahead(self, epochs: Sequence[int]) -> None:
+        """Draw these, as far as each follows the one before, at once: `sequence` of them costs
+        nothing until another one is drawn. As `sequence` raises.
+        """
+        first, stop = epochs[0], epochs[0] + 1
+        self._check_known(first)
+        if needs_torch(self.spec) and first not in self._sequences:
+            self._make_room()
+            while not self.approach(first):
+                pass
+            while stop - first < len(epochs) and epochs[stop - first] == stop <= self._last_known():
+                stop += 1
+            self._draw(range(first, stop))
+
+    def _make_room(self) -> None:
+        # Before one comes: three orders at a time would be 100 MB more than needed for 14 million.
+        while len(self._sequences) >= SEQUENCES_KEPT:
+            del self._sequences[next(iter(self._sequences))]
+
+    def _first_known(self) -> int:
         spec = self.spec
-        first = spec.start_epoch if spec.sampler in _DRAWING or spec.epochs_known else 0
-        last = EPOCH_MOST if spec.epochs_known is None else first + spec.epochs_known - 1
+        return spec.start_epoch if spec.sampler in _DRAWING or spec.epochs_known else 0
+
+    def _last_known(self) -> int:
+        known = self.spec.epochs_known
+        return EPOCH_MOST if known is None else self._first_known() + known - 1
+
+    def _check_known(self, epoch: int) -> None:
+        first, last = self._first_known(), self._last_known()
         if not first <= epoch <= last:
             raise OrderUnknown(f"the order of epoch {epoch} is not known, only of {first} … {last}")
 
     def _compute(self, epoch: int) -> Indices:
         spec = self.spec
+        if needs_torch(spec):
+            while not self.approach(epoch):
+                pass
+            self._draw(range(epoch, epoch + 1))
+            return self._sequences.pop(epoch)
+        count = samples_per_epoch(spec)
         if spec.sampler == "sequential":
-            return np.arange(spec.length, dtype=np.int64)
+            return np.arange(spec.length, dtype=np.int64)[:count]
         if spec.sampler == "distributed":
-            return _distributed(spec, epoch)
-        if spec.sampler == "indices":
-            assert spec.indices is not None
-            return spec.indices.view()
-        return self._draw_up_to(epoch)
+            return _distributed(spec, epoch)[:count]
+        assert spec.indices is not None
+        return spec.indices[:count]
 
-    def _draw_up_to(self, epoch: int) -> Indices:
-        while not self.approach(epoch):
-            pass
-        generator = self._generator_before(epoch)
-        sequence = _draw(self.spec, generator)
-        self._note_end(epoch, generator)
-        return sequence
+    def _draw(self, epochs: range) -> None:
+        """There are no other draws before the first of these epochs."""
+        with _torch_faults():
+            drawn = self._drawing.sequences(self.spec, epochs, self._end_before(epochs[0]))
+        for epoch, (sequence, end) in zip(epochs, drawn):
+            sequence.flags.writeable = False
+            self._sequences.pop(epoch, None)  # the latest used last
+            self._sequences[epoch] = sequence
+            if end is not None:
+                self._note_end(epoch, end)
 
     def approach(self, epoch: int) -> bool:
         """Make some of the draws before this epoch: as many as take a moment.
 
-        True: there are no others; `sequence` costs one epoch. OrderUnknown, OrderTooFar.
+        True: there are no others; `sequence` costs one epoch. OrderTooFar; or as `sequence` raises.
         """
         spec = self.spec
         if epoch in self._sequences:
@@ -310,54 +378,64 @@ class Order:
             )
         stop = min(epoch, first + max(1, SLICE_DRAWS // costs))
         if first < stop:
-            try:
-                generator = self._generator_before(first)
-            except ImportError as error:
-                raise NoTorch from error
-            for current in range(first, stop):
-                if current > first:
-                    self._begin(current, generator)
-                _skip(spec, generator)
-            self._note_end(stop - 1, generator)
+            with _torch_faults():
+                end = self._drawing.skip(spec, range(first, stop), self._end_before(first))
+            self._note_end(stop - 1, end)
         return stop == epoch
 
     def copy(self) -> Order:
         """One that knows where the generator stood, too, and goes its own way from there."""
-        other = Order(self.spec)
+        other = Order(self.spec, self._drawing)
         other._ends = dict(self._ends)
         return other
 
-    def _generator_before(self, epoch: int) -> torch.Generator:
-        """The generator as the sampler finds it; `epoch` is the first one, or the one before has
-        been drawn.
-        """
-        import torch
+    def _end_before(self, epoch: int) -> bytes | None:
+        """`epoch` is the first one, or the one before has been drawn."""
+        is_first = self.spec.sampler not in _DRAWING or epoch == self.spec.start_epoch
+        return None if is_first else self._ends[epoch - 1]
 
-        spec, generator = self.spec, torch.Generator()
-        if epoch > spec.start_epoch:
-            generator.set_state(self._ends[epoch - 1])
-        elif spec.generator_state is not None:
-            state = np.frombuffer(spec.generator_state, np.uint8)
-            generator.set_state(torch.from_numpy(state.copy()))
-        else:
-            assert spec.seed is not None
-            generator.manual_seed(spec.seed)
-        self._begin(epoch, generator)
-        return generator
-
-    def _begin(self, epoch: int, generator: torch.Generator) -> None:
-        """What is drawn between the last index of the epoch before and the first one of this."""
-        spec = self.spec
-        if epoch > spec.start_epoch:
-            _finish(spec, generator)
-        which = "first" if epoch == spec.start_epoch else "later"
-        if spec.loader_draws in (which, "every"):
-            _draw_seed(generator)
-
-    def _note_end(self, epoch: int, generator: torch.Generator) -> None:
-        self._ends[epoch] = generator.get_state()
+    def _note_end(self, epoch: int, end: bytes) -> None:
+        self._ends[epoch] = end
         while len(self._ends) > ENDS_KEPT:
             del self._ends[next(old for old in sorted(self._ends) if old != epoch)]
+
+
+@contextmanager
+def _torch_faults() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise NoTorch from error
+    except (RuntimeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"torch refuses this order: {reason}") from error
+
+
+def _generator_at(spec: OrderSpec, end: bytes | None) -> torch.Generator:
+    """The spec's generator at the end of an epoch; None: at the beginning."""
+    import torch
+
+    generator = torch.Generator()
+    state = spec.generator_state if end is None else end
+    if state is not None:
+        generator.set_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
+    else:
+        assert spec.seed is not None
+        generator.manual_seed(spec.seed)
+    return generator
+
+
+def _state_of(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+def _begin(spec: OrderSpec, epoch: int, generator: torch.Generator) -> None:
+    """What is drawn between the last index of the epoch before and the first one of this."""
+    if epoch > spec.start_epoch:
+        _finish(spec, generator)
+    which = "first" if epoch == spec.start_epoch else "later"
+    if spec.loader_draws in (which, "every"):
+        _draw_seed(generator)
 
 
 def _draw_seed(generator: torch.Generator) -> int:

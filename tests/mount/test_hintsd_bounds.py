@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fusecache import wire
@@ -19,6 +22,7 @@ SAMPLES = 20
 LARGE_BYTES = 64 << 20
 FAR_EPOCH = 6_000_000  # minutes of draws lie before it
 TOO_FAR_EPOCH = 10_000_000
+WITHOUT_TORCH_BYTES_MOST = 60_000_000  # resident; it takes 47 million
 
 
 @pytest.fixture
@@ -113,7 +117,61 @@ def test_what_is_sent_and_not_used_takes_no_memory(daemon: DaemonProcess) -> Non
             client.ask("status")  # it has taken all in
             client.socket.sendall(frame[:-1])
         grown_bytes = resident_bytes(daemon.process.pid) - before_bytes
-        assert grown_bytes < 400 << 20, grown_bytes >> 20  # torch, which comes late, takes half
+        assert grown_bytes < 200 << 20, grown_bytes >> 20
+
+
+def has_torch(pid: int) -> bool:
+    return b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes()
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+@in_one_mode
+def test_torch_is_in_a_process_of_its_own_once_a_job_needs_it(
+    dataset: Mount, daemon: DaemonProcess
+) -> None:
+    pid = daemon.process.pid
+    order = np.arange(SAMPLES, dtype="<i8")[::-1].tobytes()
+    for spec in (
+        {"sampler": "sequential"},
+        {"sampler": "indices", "length": SAMPLES, "indices": order},
+        {"sampler": "distributed", "shuffle": False, "world_size": 2},
+    ):
+        with clients(daemon, 1) as (client,):
+            assert "job" in client.job(**a_job(dataset, spec=spec))
+            assert not children(pid)
+            assert not has_torch(pid)
+            assert resident_bytes(pid) <= WITHOUT_TORCH_BYTES_MOST
+    assert is_served(daemon, dataset)
+    (child,) = children(pid)
+    assert has_torch(child)
+    assert not has_torch(pid)
+    assert resident_bytes(pid) <= WITHOUT_TORCH_BYTES_MOST
+    os.kill(child, signal.SIGKILL)
+    assert is_served(daemon, dataset)
+    (child,) = children(pid)
+    with contextlib.closing(Watched(child)) as watched:
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(ANSWER_TIMEOUT_S) == 0
+        assert watched.has_ended()
+
+
+class Watched:
+    """A process that is no child of ours."""
+
+    def __init__(self, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        return bool(select.select([self._pidfd], [], [], ANSWER_TIMEOUT_S)[0])
+
+    def close(self) -> None:
+        os.close(self._pidfd)
 
 
 @in_one_mode

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
-import trio
 
 from hintsd import director
-from hintsd.director import Director, JobRefused, NotHere
+from hintsd.director import Director, JobRefused
 from hintsd.mount_link import MountFacts
-from hintsd.orders import Order, OrderSpec
+from hintsd.orders import OrderSpec
 from tests.directed import Directed, request
 
 
@@ -51,30 +48,3 @@ def test_budgets_are_shared() -> None:
     assert owner.budgets(first) == (400, 450)
     second._is_gone = True  # its job waits for it to be mounted again
     assert owner.budgets(first) == (800, 900)
-
-
-def test_without_torch_only_an_order_of_indices_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    inos = np.arange(7, 12, dtype=np.uint32)
-    given = OrderSpec("indices", 5, indices=np.array([3, 1], np.int64))
-    computed = [
-        OrderSpec("random", 5, seed=0),
-        OrderSpec("random", 5, seed=0, start_epoch=0, draws_seed=True),
-        OrderSpec("distributed", 5, seed=0),
-    ]
-    why = (
-        rf"^this order has to be computed, and hintsd's Python \({sys.executable}\) has no torch: "
-    )
-
-    async def sequence(spec: OrderSpec, epoch: int) -> list[int]:
-        mount = director._Mount(Director(ram_bytes=1000), "/data")
-        found = await mount._sequence(inos, Order(spec), epoch)
-        assert found is not None
-        return [int(ino) for ino in found]
-
-    assert trio.run(sequence, given, 0) == [10, 8]
-    assert trio.run(sequence, OrderSpec("distributed", 5, shuffle=False), 1) == [7, 8, 9, 10, 11]
-    for spec in computed:
-        for epoch in (0, 2):
-            with pytest.raises(NotHere, match=why + "pip install torch there$"):
-                trio.run(sequence, spec, epoch)

@@ -37,14 +37,14 @@ PACE_SHARE = 0.7
 HOT = {5000: 8, 40_000: 3}  # files, and epochs that are measured together
 _MODULE_TIMEOUT_S = 900.0
 _ACCEPT_TIMEOUT_S = 60.0
-_TORCH_IMPORT_S = 6.0  # hintsd imports torch when it starts
+_SETTLE_S = 6.0
 
 
 @contextlib.contextmanager
 def started_hintsd(work: Path) -> Iterator[HintsdCommand]:
     """A hintsd that has finished starting: it runs since the machine was booted, not since now."""
     with HintsdCommand(work) as daemon:
-        time.sleep(_TORCH_IMPORT_S)
+        time.sleep(_SETTLE_S)
         yield daemon
 
 

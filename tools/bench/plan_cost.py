@@ -1,10 +1,10 @@
 """What planning a large dataset costs hintsd: listing, index to file, order, first window.
 
 Run as a process: `python -m tools.bench.plan_cost DIRECTORIES FILES`; prints "SECONDS BYTES": until
-the first commands were decided, and the most memory that was resident meanwhile. The listings come
+the first commands were decided, and the most memory that was resident meanwhile, in this process
+and in torch's, which begins with the clock. The listings come
 as frames over a Unix socket, as a mount's server sends them, from a forked process that invents
-them; all else is hintsd's own code in the order in which director.py calls it. torch is imported
-before the clock starts: hintsd does so when it starts.
+them; all else is hintsd's own code in the order in which director.py calls it.
 """
 
 import errno
@@ -20,6 +20,7 @@ from fusecache.wire import Decoder, Fields, encode
 from hintsd.folders import DIRECTORY, FILE, sample_files
 from hintsd.mount_link import LinkTree, MountLink
 from hintsd.planner import MountPlanner
+from hintsd.torch_process import TorchProcess
 from tools.bench.planned import RAM_BYTES, mount_played, open_job, order_of
 
 PAGE = 8192
@@ -85,13 +86,14 @@ class _Link(MountLink):
                         return pages
 
 
-async def _plan(connection: socket.socket) -> int:
+async def _plan(connection: socket.socket, torch: TorchProcess) -> int:
+    torch.begin()
     link = _Link(connection)
     async with trio.open_nursery() as nursery:
         tree = LinkTree(link, b"", nursery)
         samples = await trio.to_thread.run_sync(sample_files, tree)
         nursery.cancel_scope.cancel()
-    inos = samples.inos[order_of(len(samples)).sequence(0)]
+    inos = samples.inos[order_of(len(samples), torch).sequence(0)]
     planner = MountPlanner(RAM_BYTES, 0)
     planner.learn(samples.inos, samples.sizes, tree.stored(samples.inos))
     open_job(planner, len(inos), epochs=90)
@@ -105,12 +107,15 @@ async def _plan(connection: socket.socket) -> int:
 def main() -> None:
     directories, files = int(sys.argv[1]), int(sys.argv[2])
     with mount_played(lambda connection: _serve(connection, directories, files)) as connection:
+        torch = TorchProcess()
         begin = time.perf_counter()
-        planned = trio.run(_plan, connection)
+        planned = trio.run(_plan, connection, torch)
         seconds = time.perf_counter() - begin
+        most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + torch.most_bytes()
+        torch.end()
     if planned != directories * files:
         raise RuntimeError(f"{planned} samples were planned")
-    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(seconds, most_bytes)
 
 
 if __name__ == "__main__":

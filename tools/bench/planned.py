@@ -6,17 +6,15 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator
 
-import torch
-
-from hintsd.orders import Order, OrderSpec
+from hintsd.orders import Drawing, Order, OrderSpec
 from hintsd.planner import MountPlanner
 
 RAM_BYTES = 64 << 30
 _BATCH_SIZE = 256
 
 
-def order_of(samples: int) -> Order:
-    return Order(OrderSpec("distributed", samples, seed=0, batch_size=_BATCH_SIZE))
+def order_of(samples: int, drawing: Drawing | None = None) -> Order:
+    return Order(OrderSpec("distributed", samples, seed=0, batch_size=_BATCH_SIZE), drawing)
 
 
 def open_job(planner: MountPlanner, samples_per_epoch: int, epochs: int) -> None:
@@ -37,7 +35,6 @@ def open_job(planner: MountPlanner, samples_per_epoch: int, epochs: int) -> None
 @contextlib.contextmanager
 def mount_played(play: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
     """A connection to a process that runs `play` with its end of it, and has ended afterwards."""
-    torch.set_num_threads(1)  # imported before the clock starts, as hintsd does
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
