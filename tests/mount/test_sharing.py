@@ -104,10 +104,11 @@ def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mou
 def _fetched(mount: Mount, place: Place, order: list[Path]) -> int:
     """Bytes that the origin gave for one epoch of these."""
     mount.drop_kernel_caches()
-    before = mount.value("origin", "bytes")
+    before: int = mount.value("origin", "bytes")
     for path in order:
         (mount.path / path.relative_to(place.source)).read_bytes()
-    return int(mount.value("origin", "bytes")) - before
+    after: int = mount.value("origin", "bytes")
+    return after - before
 
 
 @in_one_mode
