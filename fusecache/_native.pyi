@@ -165,6 +165,9 @@ def segment_drop(segno: int) -> None:
     """Close it (waits for reads in progress). Locations that name it become misses."""
 
 def segment_known(segno: int) -> bool: ...
+def segment_reads() -> dict[int, int]:
+    """Of each segment that the front has open: how many blocks were read from it since then."""
+
 def read_record(fd: int, offset: int, header_len: int, payload_len: int, segno: int = 0) -> bytes:
     """Whole verified payload of one record (for verify and tests). ValueError: checksum, magic or
     length mismatch."""

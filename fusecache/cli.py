@@ -111,8 +111,9 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
     PATH; `**` crosses directories; a directory means all below it.
     Interrupt it any time: running it again goes on where it was.
 
-    What was fetched longest ago makes room (mount --policy lrf). What does not fit into --ssd even
-    so is left out: then, and where a file could not be read or stored, the exit code is 1.
+    What was used longest ago makes room (not with mount --policy keep). What does not fit into
+    --ssd even so is left out: then, and where a file could not be read or stored, the exit code is
+    1.
 
     \b
     fusecache warm /data/imagenet

@@ -45,7 +45,7 @@ SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
 THREADS_MAX = 1024
 PREFETCH_DEPTH_MAX = 256
 CACHE_DIRS_MAX = 32
-POLICIES = ("lrf", "keep")
+POLICIES = ("reuse", "lrf", "keep")
 DIGESTS = ("xxh3-128", "blake3")
 LAYOUTS = ("static", "reorder", "auto")
 
@@ -61,7 +61,7 @@ class Config:
     ram_bytes: int
     keep_free_bytes: int  # on each disk
     further_cache_dirs: tuple[str, ...] = ()
-    policy: str = "lrf"
+    policy: str = "reuse"  # docs/POLICIES.md
     digest: str = "xxh3-128"
     layout: str = "static"  # of hinted samples on SSD: docs/TUNING.md
     allow_other: bool = False

@@ -61,6 +61,7 @@ class Flight:
     stored: bool = False
     published: trio.Event = field(default_factory=trio.Event)
     is_prefetch: bool = False
+    is_asked: bool = False  # somebody wants it stored, whatever is stored already
     on_landed: Callable[[], None] | None = None  # called once, when nobody can join any more
 
 
@@ -74,6 +75,7 @@ class Publication:
     block: int
     data: memoryview
     evict: bool = True  # may take the room of what is stored already
+    asked: bool = False  # even of what is in use
 
 
 class Fetcher:
@@ -101,19 +103,21 @@ class Fetcher:
         self._wake = trio.Event()
         self._room = trio.Event()
 
-    async def block(self, ino: int, block: int) -> Flight:
-        """A finished flight with the whole block's bytes (`data`, of `version`).
+    async def block(self, ino: int, block: int, *, asked: bool = False) -> Flight:
+        """A finished flight with the whole block's bytes (`data`, of `version`), which is to be
+        stored, whatever goes for it, if `asked`.
 
         Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
         """
         key = (ino, block)
         flight = self._joinable(key)
         if flight is not None:
+            flight.is_asked |= asked
             await flight.done.wait()
             if flight.is_prefetch and _is_worth_another_try(flight.error):
-                return await self.block(ino, block)
+                return await self.block(ino, block, asked=asked)
         else:
-            flight = self._flights[key] = Flight()
+            flight = self._flights[key] = Flight(is_asked=asked)
             try:
                 await self._fly(flight, ino, block)
             except OriginError as error:
@@ -203,6 +207,8 @@ class Fetcher:
             return
         if block == 0:
             self._stats.add("origin_files")
+        if flight.is_settled and not flight.is_asked and self._store.reuse is not None:
+            self._store.reuse.missed(ino, block, len(flight.data))
         if not flight.is_settled or not await self._has_room():
             return
         self._queue_publication(flight, ino, flight.version, block, flight.data, evict=True)
@@ -212,7 +218,8 @@ class Fetcher:
     ) -> None:
         flight.is_queued = True
         self._last_queued = flight
-        self._queue.append(Publication(flight, ino, version, block, data, evict))
+        asked = flight.is_asked
+        self._queue.append(Publication(flight, ino, version, block, data, evict, asked))
         self._queued_bytes += len(data)
         self._wake.set()
 
@@ -356,14 +363,19 @@ class Fetcher:
             if not (item.flight.stored or self._packer.keeps_out(item.ino, size_bytes, length)):
                 rest.append(item)
         may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
-        for evict in (True, False):
-            chosen = [item for item in rest if (item.evict and may_evict) is evict]
+        for evict, asked in ((True, True), (True, False), (False, False)):
+            chosen = [
+                item
+                for item in rest
+                if (item.evict and may_evict, item.evict and may_evict and item.asked)
+                == (evict, asked)
+            ]
             if not chosen:
                 continue
             items = [
                 (_native.path(item.ino), item.version, item.block, item.data) for item in chosen
             ]
-            locations = self._store.put_many(self._dataset, items, evict=evict)
+            locations = self._store.put_many(self._dataset, items, evict=evict, asked=asked)
             for item, location in zip(chosen, locations, strict=True):
                 if location is not None:
                     item.flight.stored = True

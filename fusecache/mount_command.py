@@ -58,7 +58,9 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
         flag("--ssd", "Limit of the SSD tier.", "what is free", metavar="SIZE"),
         flag("--ram", "Budget of the RAM tier.", "a quarter of the memory", metavar="SIZE"),
         flag("--keep-free", "Left to others on that disk.", "5%", metavar="SIZE|%"),
-        flag("--policy", "keep: replace nothing.", "lrf", metavar="|".join(config.POLICIES)),
+        flag(
+            "--policy", "What may go when it is full.", "reuse", metavar="|".join(config.POLICIES)
+        ),
         flag("--digest", "blake3 where users share.", metavar="|".join(config.DIGESTS)),
         flag(
             "--layout",

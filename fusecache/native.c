@@ -833,6 +833,36 @@ static PyObject *py_segment_known(PyObject *module, PyObject *arg)
 	return PyBool_FromLong(segment_known((uint32_t)segno));
 }
 
+static PyObject *py_segment_reads(PyObject *module, PyObject *args)
+{
+	uint64_t(*pairs)[2] = NULL;
+	size_t count = 0, most;
+	PyObject *found;
+
+	(void)module;
+	(void)args;
+	do { /* another may have been opened meanwhile */
+		most = count;
+		free(pairs);
+		pairs = malloc((most + 1) * sizeof(*pairs));
+		if (!pairs)
+			return PyErr_NoMemory();
+		count = segment_reads(pairs, most);
+	} while (count > most);
+	found = PyDict_New();
+	for (size_t i = 0; found && i < count; i++) {
+		PyObject *segno = PyLong_FromUnsignedLongLong(pairs[i][0]);
+		PyObject *reads = PyLong_FromUnsignedLongLong(pairs[i][1]);
+
+		if (!segno || !reads || PyDict_SetItem(found, segno, reads))
+			Py_CLEAR(found);
+		Py_XDECREF(segno);
+		Py_XDECREF(reads);
+	}
+	free(pairs);
+	return found;
+}
+
 static PyObject *py_read_record(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	unsigned int header_len, payload_len, segno = 0;
@@ -1253,6 +1283,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(segment_add),
     ONE_ARGUMENT(segment_drop),
     ONE_ARGUMENT(segment_known),
+    NO_ARGUMENT(segment_reads),
     WITH_KEYWORDS(read_record),
     WITH_KEYWORDS(read_cached),
     WITH_KEYWORDS(push),

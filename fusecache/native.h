@@ -274,6 +274,10 @@ struct segment;
 struct segment *segment_take(uint32_t segno); /* until it is released; NULL: not known */
 int segment_fd(const struct segment *segment);
 void segment_release(struct segment *segment);
+void segment_count_read(struct segment *segment);
+/* For each segment that is open: (number, blocks read from it so far). How many there are; at most `most` are
+ * written. */
+size_t segment_reads(uint64_t (*out)[2], size_t most);
 /* `raw`: all of a record, header and payload. NULL: it is not the one that `at` says, or damaged. */
 const unsigned char *record_payload(unsigned char *raw, struct location at, uint32_t payload_len);
 int record_read_fd(int fd, struct location at, uint32_t payload_len, struct scratch *s,

@@ -175,6 +175,7 @@ enum deep_added deep_add(struct deep *d, struct deep_record *record, uint64_t pa
 		segment = number < READS_MOST ? segment_take(at.segno) : NULL;
 		if (!segment)
 			return DEEP_NOT;
+		segment_count_read(segment);
 		d->readings[number] = (struct reading){
 		    .segment = segment, .from = at.offset, .end = end, .first = record, .last = record};
 		d->busy |= 1u << number;

@@ -97,6 +97,7 @@ struct segment {
 	int fd; /* one each: a large store has thousands of segments */
 	_Atomic int reading;
 	_Atomic uint64_t used; /* segments_clock when it was last taken */
+	_Atomic uint64_t blocks_read; /* from their beginning: many READs of one block are one */
 };
 
 static pthread_rwlock_t segments_lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -192,6 +193,31 @@ struct segment *segment_take(uint32_t segno)
 int segment_fd(const struct segment *segment) { return segment->fd; }
 
 void segment_release(struct segment *segment) { atomic_fetch_sub(&segment->reading, 1); }
+
+void segment_count_read(struct segment *segment)
+{
+	atomic_fetch_add_explicit(&segment->blocks_read, 1, memory_order_relaxed);
+}
+
+size_t segment_reads(uint64_t (*out)[2], size_t most)
+{
+	size_t count = 0;
+
+	pthread_rwlock_rdlock(&segments_lock);
+	for (size_t i = 0; i < segments.slots; i++) {
+		const struct segment *segment = (const struct segment *)(uintptr_t)segments.pairs[2 * i + 1];
+
+		if (!segments.pairs[2 * i])
+			continue;
+		if (count < most) {
+			out[count][0] = segment->segno;
+			out[count][1] = atomic_load_explicit(&segment->blocks_read, memory_order_relaxed);
+		}
+		count++;
+	}
+	pthread_rwlock_unlock(&segments_lock);
+	return count;
+}
 
 void segment_drop(uint32_t segno)
 {
@@ -388,6 +414,8 @@ int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_l
 
 	if (!segment)
 		return READ_MISS;
+	if (!from)
+		segment_count_read(segment);
 	s->err = 0;
 	result = record_read(segment->fd, true, at, payload_len, from, len, s, data);
 	if (result == READ_FAULT) {

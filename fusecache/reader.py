@@ -139,7 +139,7 @@ class Reader:
         """
         if await self.is_cached(ino, block):
             return True
-        flight = await self._fetcher.block(ino, block)
+        flight = await self._fetcher.block(ino, block, asked=True)
         await flight.published.wait()
         return False if flight.stored else None
 

@@ -41,6 +41,7 @@ from fusecache.revalidate import Revalidation
 from fusecache.stager import Stager
 from fusecache.stats import FaultLog, Stats
 from fusecache.store import Store
+from fusecache.store.reuse import Reuse
 from fusecache.store.types import Location, RecordFault, StoreSettings, Version
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ class Server:
             on_fault=self._report_fault,
             on_segment_gone=self._lose_segment,
         )
+        if config.policy == "reuse":
+            self.store.reuse = Reuse(config.ssd_bytes, _native.segment_reads)
         self.kernel = Kernel(launch.fuse_fd)
         identity = launch.source_identity or {}
         self.origin = Origin(

@@ -20,6 +20,7 @@ from typing import Final
 
 from fusecache.store import index as idx
 from fusecache.store.directory import Directory, Member
+from fusecache.store.reuse import Reuse
 from fusecache.store.segment import SegmentWriter, discard
 from fusecache.store.types import StoreSettings
 
@@ -37,6 +38,7 @@ class Place:
     settings: StoreSettings
     gone: Callable[[int], None]
     fault: Callable[[str, str], None]
+    reuse: Reuse | None = None
 
     def count_error(self, member: Member, error: OSError) -> None:
         """The disk of that directory failed; it may be put out of service."""
@@ -176,6 +178,15 @@ def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.
     )
 
 
+def may_go(place: Place, rows: Iterable[idx.SegmentRow], asked: bool) -> idx.SegmentRow | None:
+    """What goes for a block that was missed, or that somebody `asked` to have stored."""
+    unused = place.index.unused_segments()
+    if place.reuse is None or asked or unused:
+        return oldest(rows, unused)
+    sealed = [row for row in rows if row.sealed]
+    return place.reuse.may_go(sealed, place.settings.limit_bytes)
+
+
 def evict(place: Place, segno: int) -> None:
     """Give the space of a segment back at once. Within a transaction; `Index.sweep` after it."""
     place.gone(segno)
@@ -190,12 +201,12 @@ def evict(place: Place, segno: int) -> None:
 
 
 def create(
-    place: Place, segment_bytes: int, highest_segno: int, may_evict: bool
+    place: Place, segment_bytes: int, highest_segno: int, may_evict: bool, asked: bool = True
 ) -> tuple[SegmentWriter | None, OSError | None]:
     """A new segment, after evicting what must go for it.
 
-    (None, None): full under `keep`, full of segments that are being written, or another would have
-    to go and must not. (None, error): the disk is full or failed.
+    (None, None): full under `keep`, full of what is in use or is being written, or another would
+    have to go and must not. (None, error): the disk is full or failed.
     """
     directory, index = place.directory, place.index
     victims: list[int] = []
@@ -218,7 +229,7 @@ def create(
                         break
                 elif short > 0:
                     failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
-                victim = oldest(rows.values(), index.unused_segments())
+                victim = may_go(place, rows.values(), asked)
                 if victim is None or place.settings.policy == "keep":
                     break
                 if not may_evict:

@@ -35,12 +35,14 @@ from fusecache.store.capacity import (
     full_disk_bytes,
     keep_limits,
     log_room_bytes,
+    may_go,
     pressing,
     segments_to_come,
 )
 from fusecache.store.directory import Directory
 from fusecache.store.log import Log
 from fusecache.store.reconcile import adopt, reindex_own, tidy, unsealed
+from fusecache.store.reuse import Reuse
 from fusecache.store.segment import (
     RecordReader,
     SegmentWriter,
@@ -65,6 +67,7 @@ from fusecache.store.types import (
 _PAUSE_SECONDS: Final = 1.0
 _REATTACH_SECONDS: Final = 5.0  # between attempts at a directory that cannot be used
 _RECONCILE_SECONDS: Final = 30.0
+_USES_SECONDS: Final = 5.0  # after so long others know which segments we read
 # Who was killed before we began lets go of his segments so soon, or he lives.
 _DYING_SECONDS: Final = 10.0
 _DYING_PAUSE_SECONDS: Final = 1.0
@@ -128,6 +131,7 @@ class Store:
     ) -> None:
         """Use `Store.open` or `Store.reopen`. Has no directory yet: every look-up is a miss."""
         self.settings = settings
+        self.reuse: Reuse | None = None  # who knows what may go; None: what was fetched longest ago
         self._own_limit_bytes = settings.limit_bytes
         self.quarantined = 0  # records, since the start of this process
         self.highest_segno = 0  # that this process knows of
@@ -152,6 +156,7 @@ class Store:
         self._payload_bytes, self._record_bytes = _SHARE_AT_FIRST
         self._record_bytes_most = 0
         self._reconcile_at = 0.0
+        self._uses_at = 0.0
         self.adopted = 0  # segments of dead writers, since the start of this process
         self._dying_until = time.monotonic() + _DYING_SECONDS
         self._repair_at = 0.0
@@ -481,13 +486,21 @@ class Store:
         return self.put_many(dataset, [(path, version, block, payload)])[0]
 
     def put_many(
-        self, dataset: bytes, items: Sequence[Item], *, evict: bool = True, leave: int = -1
+        self,
+        dataset: bytes,
+        items: Sequence[Item],
+        *,
+        evict: bool = True,
+        asked: bool = True,
+        leave: int = -1,
     ) -> list[Location | None]:
         """Store blocks and say of each where it lies, as if they were put one after another; small
         ones cost a fraction of that. Only one thread of the process may call this or `put`.
 
-        None: full under `keep`, too large for a record, or a fault (already reported); evicted
-        again for a later one; with `evict=False` also what would need the eviction of a segment.
+        Without `asked` only what `reuse` lets go is evicted, if there is one.
+        None: full under `keep`, nothing may go, too large for a record, or a fault (already
+        reported); evicted again for a later one; with `evict=False` also what would need the
+        eviction of a segment.
         What lies in segment `leave`, or is known by an entry there, is written anew.
         """
         assert len(dataset) == 16
@@ -501,7 +514,7 @@ class Store:
                 assert self._index is not None
                 self._evicted.clear()
                 run = _Run(self._index, dataset, found, time.time_ns(), leave)
-                self._put(run, items, names, evict)
+                self._put(run, items, names, evict, asked)
         if self._evicted:
             return [at if at and at.segno not in self._evicted else None for at in found]
         return found
@@ -515,7 +528,12 @@ class Store:
         return self._index is not None and self._index_bad is None
 
     def _put(
-        self, run: _Run, items: Sequence[Item], names: Sequence[bytes | None], evict: bool
+        self,
+        run: _Run,
+        items: Sequence[Item],
+        names: Sequence[bytes | None],
+        evict: bool,
+        asked: bool,
     ) -> None:
         self._drain_bad_records()
         run.known = run.index.lookup_blocks([name for name in names if name is not None])
@@ -544,7 +562,7 @@ class Store:
             record_len = fmt.align(header_len + length)
             if run.writer is None or not run.writer.has_room(run.length + record_len):
                 self._write(run)
-                run.writer = self._writer_for(record_len, evict)
+                run.writer = self._writer_for(record_len, evict, asked)
                 if self._index is not run.index:  # the directory is gone, with all that was put
                     run.found[:] = [None] * len(items)
                     return
@@ -642,9 +660,11 @@ class Store:
         return False
 
     # ---- segments and capacity (with _lock) ------------------------------------------------------
-    def _writer_for(self, record_len: int, evict: bool) -> SegmentWriter | None:
+    def _writer_for(self, record_len: int, evict: bool, asked: bool) -> SegmentWriter | None:
         """The open segment with room for the record, a new one if need be; None: full."""
         writer = self._writer
+        if writer is None or not writer.has_room(record_len):
+            evict = evict and (asked or self._may_replace())
         if writer is not None:
             if not writer.is_linked():
                 writer.abandon()
@@ -678,19 +698,29 @@ class Store:
                 self._bytes_of_next(directory, index),
                 self.highest_segno,
                 evict,
+                asked,
             )
         finally:
             directory.unshare_index()
         self._writer = writer
         if failed is not None and writer is None:
             self._os_error(failed)
-        elif writer is None and evict:
+        elif writer is None and evict and (asked or self.reuse is None):
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
         elif writer is None:
             self._full_until = time.monotonic() + _PAUSE_SECONDS
         else:
             self.highest_segno = writer.segno
         return writer
+
+    def _may_replace(self) -> bool:
+        """Whether a segment may go for what was missed."""
+        if self.reuse is None:
+            return True
+        if self.reuse.has_refused() or self._directory is None or self._index is None:
+            return False
+        place = self._place(self._directory, self._index)
+        return may_go(place, self._index.segments(), asked=False) is not None
 
     def _bytes_of_next(self, directory: Directory, index: idx.Index) -> int:
         """Across several directories even a little is spread: segments begin small there."""
@@ -718,7 +748,7 @@ class Store:
             return 0  # whoever puts will say what is wrong
 
     def _place(self, directory: Directory, index: idx.Index) -> Place:
-        return Place(directory, index, self.settings, self._gone, self._fault)
+        return Place(directory, index, self.settings, self._gone, self._fault, self.reuse)
 
     def _sound_place(self) -> Place | None:
         directory, index = self._directory, self._index
@@ -808,6 +838,8 @@ class Store:
         if fd is not None:
             os.close(fd)
         self._announced.discard(segno)
+        if self.reuse is not None:
+            self.reuse.gone(segno)
         self._on_segment_gone(segno)
 
     def _seal(self) -> None:
@@ -855,6 +887,11 @@ class Store:
                 return
             self._follow_limit(directory)
             self._drain_bad_records()
+            if self.reuse is not None and time.monotonic() >= self._uses_at:
+                self._uses_at = time.monotonic() + _USES_SECONDS
+                now_ns = time.time_ns()
+                for segno in self.reuse.take_used(now_ns):
+                    index.touch(segno, now_ns)
             index.flush()
             present = {row.segno for row in index.segments()}
             self.highest_segno = max(self.highest_segno, *present, 0)

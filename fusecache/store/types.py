@@ -51,7 +51,7 @@ class StoreSettings:
 
     limit_bytes: int
     keep_free_bytes: int
-    policy: str = "lrf"  # or "keep"
+    policy: str = "lrf"  # or "keep"; "reuse" needs a Reuse, else it is lrf
     digest: str = "xxh3-128"  # or "blake3"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mounted import digest, eventually
+from tests.mounted import Mount, digest, eventually
 from tests.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
@@ -98,6 +99,38 @@ def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mou
     assert digest(mount.path / files[0].relative_to(place.source)) == digest(files[0])
     assert mount.value("origin", "bytes") > before["origin"]["bytes"]
     assert disk_bytes(place.cache_dir) <= 32 * MIB
+
+
+def _fetched(mount: Mount, place: Place, order: list[Path]) -> int:
+    """Bytes that the origin gave for one epoch of these."""
+    mount.drop_kernel_caches()
+    before: int = mount.value("origin", "bytes")
+    for path in order:
+        (mount.path / path.relative_to(place.source)).read_bytes()
+    after: int = mount.value("origin", "bytes")
+    return after - before
+
+
+@in_one_mode
+@pytest.mark.claim("F6")
+def test_the_default_replaces_nothing_in_shuffles_and_a_dataset_that_is_read_no_more(
+    place: Place, mounting: Mounting
+) -> None:
+    size, count = 64 << 10, 1600
+    files = make_files(place.source / "a", count, lambda _: size)
+    others = make_files(place.source / "b", count // 4, lambda _: size, seed=1)
+    mount = mounting("--ssd", "64M", "--ram", "64M")
+    shuffled = random.Random(0)
+    assert _fetched(mount, place, shuffled.sample(files, count)) == count * size
+    segments = {path.name for path in (place.cache_dir / "segments").iterdir()}
+    held = mount.value("ssd", "blocks")
+    for _ in range(3):
+        fetched = _fetched(mount, place, shuffled.sample(files, count))
+        assert fetched <= (count - 0.95 * held) * size
+    assert {path.name for path in (place.cache_dir / "segments").iterdir()} == segments
+    for _ in range(2):
+        _fetched(mount, place, shuffled.sample(others, len(others)))
+    assert _fetched(mount, place, shuffled.sample(others, len(others))) <= len(others) * size / 10
 
 
 @in_one_mode

@@ -48,7 +48,7 @@ def test_defaults_need_no_thought(places: dict[str, Any]) -> None:
     assert made.keep_free_bytes == int(disk.f_blocks * disk.f_frsize * 0.05)
     assert made.ssd_bytes <= disk.f_blocks * disk.f_frsize - made.keep_free_bytes
     assert config.RAM_BYTES_MIN <= made.ram_bytes <= memory.total_memory_bytes() // 4
-    assert (made.policy, made.digest, made.revalidate_s) == ("lrf", "xxh3-128", 60.0)
+    assert (made.policy, made.digest, made.revalidate_s) == ("reuse", "xxh3-128", 60.0)
     assert made.layout == "static"
     assert made.zero_open
     assert not made.allow_other
@@ -139,7 +139,7 @@ def test_file_has_the_names_of_the_flags(tmp_path: Path) -> None:
         ("origin-threads = true", "origin-threads: True is not a whole number between 1 and "),
         ('prefetch-depth = ["8"]', "prefetch-depth: ['8'] is not a whole number between 1 and "),
         ("prefetch-depth = nan", "prefetch-depth: nan is not a whole number between 1 and 256"),
-        ("policy = 1", "policy: 1 is not one of lrf, keep"),
+        ("policy = 1", "policy: 1 is not one of reuse, lrf, keep"),
         ("ssd = 1.5", "ssd: 1.5 is not a size"),
         ("keep-free = 0.05", "keep-free: 0.05 is not a size"),
         ("ssd = true", "ssd: True is not a size"),
