@@ -230,9 +230,10 @@ def create(
                 elif short > 0:
                     failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
                 victim = may_go(place, rows.values(), asked)
-                if victim is None or place.settings.policy == "keep":
+                is_refused = victim is None and place.reuse is not None and not asked
+                if place.settings.policy == "keep" or (victim is None and not is_refused):
                     break
-                if not may_evict:
+                if victim is None or not may_evict:
                     failed = None
                     break
                 evict(place, victim.segno)
