@@ -363,15 +363,11 @@ class Fetcher:
             if not (item.flight.stored or self._packer.keeps_out(item.ino, size_bytes, length)):
                 rest.append(item)
         may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
-        for evict, asked in ((True, True), (True, False), (False, False)):
-            chosen = [
-                item
-                for item in rest
-                if (item.evict and may_evict, item.evict and may_evict and item.asked)
-                == (evict, asked)
-            ]
-            if not chosen:
-                continue
+        kinds: dict[tuple[bool, bool], list[Publication]] = {}
+        for item in rest:
+            evict = item.evict and may_evict
+            kinds.setdefault((evict, evict and item.asked), []).append(item)
+        for (evict, asked), chosen in sorted(kinds.items(), key=lambda kind: kind[0], reverse=True):
             items = [
                 (_native.path(item.ino), item.version, item.block, item.data) for item in chosen
             ]

@@ -201,7 +201,7 @@ def evict(place: Place, segno: int) -> None:
 
 
 def create(
-    place: Place, segment_bytes: int, highest_segno: int, may_evict: bool, asked: bool = True
+    place: Place, segment_bytes: int, highest_segno: int, may_evict: bool, asked: bool
 ) -> tuple[SegmentWriter | None, OSError | None]:
     """A new segment, after evicting what must go for it.
 
