@@ -273,10 +273,9 @@ class Fetcher:
     ) -> tuple[bytes | bytearray, bool]:
         """(bytes, whether they came from the store), in a worker thread."""
         if block is not None:
-            if self.locate(ino, version, block):
+            cached = _native.log_read(ino, version, offset, length)
+            if cached is None and self.locate(ino, version, block):  # then it may be written
                 cached = _native.read_cached(ino, offset, length)
-            else:
-                cached = _native.log_read(ino, version, offset, length)
             if cached is not None and len(cached) == length:
                 return cached, True
         return read_range(ino, version, offset, length, tick), False
