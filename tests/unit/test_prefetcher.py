@@ -79,9 +79,7 @@ class Flags:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of: Counter[int] = Counter()
         monkeypatch.setattr(_native, "plan_mark", self._mark)
-        monkeypatch.setattr(
-            _native, "plan_flags", lambda inos: bytes(self.of[i] for i in u32(inos))
-        )
+        monkeypatch.setattr(_native, "plan_flags", self._flags)
 
     def _flags(self, inos: bytes) -> bytes:
         return bytes(self.of[ino] for ino in u32(inos))
