@@ -308,7 +308,10 @@ def read_file(path: str) -> dict[str, Any]:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"--config {named}: {error.strerror}") from None
-    except ValueError as error:  # no TOML, no UTF-8, a number of too many digits
+    except tomllib.TOMLDecodeError as error:
+        hint = 'texts and sizes are in quotes, as ssd = "10G"'
+        raise ConfigError(f"--config {named}: {error}; {hint}") from None
+    except ValueError as error:  # no UTF-8, a number of too many digits
         raise ConfigError(f"--config {named}: {error}") from None
     except RecursionError:
         raise ConfigError(f"--config {named}: nested too deep") from None

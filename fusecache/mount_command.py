@@ -425,6 +425,7 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
             "end that first, or: --force",
             EXIT_BUSY,
         )
+    absent = "" if lazy or force else hintsd_client.told(target).absent
     try:
         answer = control_client.ask_keeper(target, {"op": "umount", "lazy": lazy})
     except (ConnectionError, UserError) as error:
@@ -434,6 +435,12 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
         if answer["ok"] and isinstance(error, control_client.KeeperStoppedError):
             command.complain("fusecache", f"unmounted; {error}, and so end")
     if answer.get("ok"):
+        if absent:
+            command.complain(
+                "fusecache",
+                f"warning: nobody listens at {absent}, so nobody knew whether a training with "
+                "hints was reading: mount again if one fails",
+            )
         if answer.get("detached"):
             command.complain("fusecache", "detached; open files are served until they are closed")
         return

@@ -157,6 +157,7 @@ def test_file_has_the_names_of_the_flags(tmp_path: Path) -> None:
         (f"ram = '{'9' * 400}P'", "P' is not a size: at most 1024 PiB"),
         (f"ram = {'[' * 3000}", "nested too deep"),
         ("source = 7", "source: 7 is not a path"),
+        ("ssd = 10G", 'sizes are in quotes, as ssd = "10G"'),
         ("[mount]\nssd = 1", "mount: unknown setting"),
     ],
 )
