@@ -34,15 +34,21 @@ class Told(NamedTuple):
     """Whether it is to have no hints (--hintsd none)."""
 
 
-def readers(target: Target) -> list[str]:
+def readers(target: Target) -> tuple[list[str], str]:
     """The hinted jobs that read from a mount, one line each: those of a process that lives, and
-    those that somebody was seen to read for of late. A hint without a reader is none.
+    those that somebody was seen to read for of late. A hint without a reader is none. And the
+    socket where nobody listens (`Told.absent`), or "".
     """
+    path = _socket(target)
+    if path is None:
+        return [], ""
     try:
-        jobs = _asked(target)["jobs"]
-        return [_line(job) for job in jobs if _reads(job, target.mountpoint)]
+        jobs = _status(path)["jobs"]
+        return [_line(job) for job in jobs if _reads(job, target.mountpoint)], ""
+    except (FileNotFoundError, ConnectionRefusedError):
+        return [], path
     except (OSError, wire.WireError, KeyError, TypeError, AttributeError):
-        return []
+        return [], ""
 
 
 def told(target: Target) -> Told:
@@ -100,14 +106,6 @@ def _reads(job: dict[str, Any], mountpoint: str) -> bool:
 def _line(job: dict[str, Any]) -> str:
     name, pid = job["name"], job.get("pid")
     return f"{name} (process {pid})" if pid is not None else f"{name} (hintsd end {name})"
-
-
-def _asked(target: Target) -> dict[str, Any]:
-    """The status of the mount's hintsd. OSError, WireError: there is none."""
-    path = _socket(target)
-    if path is None:
-        raise FileNotFoundError
-    return _status(path)
 
 
 def _socket(target: Target) -> str | None:

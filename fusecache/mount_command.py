@@ -418,14 +418,13 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
             EXIT_USAGE,
         )
     os.chdir("/")  # our own directory may be what keeps it busy
-    readers = [] if lazy or force else hintsd_client.readers(target)
+    readers, absent = ([], "") if lazy or force else hintsd_client.readers(target)
     if readers:
         raise UserError(
             f"{target.mountpoint} is read with hints by {', '.join(readers)}; "
             "end that first, or: --force",
             EXIT_BUSY,
         )
-    absent = "" if lazy or force else hintsd_client.told(target).absent
     try:
         answer = control_client.ask_keeper(target, {"op": "umount", "lazy": lazy})
     except (ConnectionError, UserError) as error:
