@@ -699,25 +699,29 @@ static bool piece_read(const struct piece *piece, uint32_t ino, const struct ver
 	return false;
 }
 
-bool log_holds(uint32_t ino)
+/* What chunk_of[] has of an inode that was appended, and not written yet; else 0. */
+static uint16_t appended(uint32_t ino)
 {
-	int state = atomic_load(&the.state);
+	const int state = atomic_load(&the.state);
+	uint16_t number = 0;
 
-	return (state == OPEN || state == ENDING) && (ino = primary_of(ino)) && atomic_load(&chunk_of[ino]) & APPENDED;
+	if ((state == OPEN || state == ENDING) && (ino = primary_of(ino)))
+		number = atomic_load(&chunk_of[ino]);
+	return number & APPENDED ? number : 0;
 }
+
+bool log_holds(uint32_t ino) { return appended(ino); }
 
 bool log_read(uint32_t ino, const struct version *of, uint64_t offset, void *to, size_t size)
 {
 	struct chunk *chunk;
-	uint16_t number = 0;
 	bool found = false;
-	int state;
+	uint16_t number;
 
 	pthread_rwlock_rdlock(&the.gate);
-	state = atomic_load(&the.state);
-	if ((state == OPEN || state == ENDING) && (ino = primary_of(ino)))
-		number = atomic_load(&chunk_of[ino]);
-	if (number & APPENDED) {
+	number = appended(ino);
+	ino = primary_of(ino); /* as its record has it */
+	if (number) {
 		chunk = &the.chunks[(number & NUMBER) - 1];
 		pthread_mutex_lock(&chunk->lock);
 		found = piece_read(chunk->piece, ino, of, offset, to, size);

@@ -424,10 +424,12 @@ struct staging {
 static bool stage_begin(struct staging *file, uint8_t *result)
 {
 	*result = (uint8_t)may_push(&file->ino, &file->version, &file->packed);
-	if (*result == PUSHED && !file->version.size)
-		plan_mark(file->ino, PLAN_STAGED, 0);
-	if (*result != PUSHED || !file->version.size)
+	if (*result != PUSHED)
 		return false;
+	if (!file->version.size) {
+		plan_mark(file->ino, PLAN_STAGED, 0);
+		return false;
+	}
 	file->move = file->move && file->packed && log_wants(file->ino);
 	if (!file->move)
 		*result = was_read(file->ino) ? PUSH_READ : file->packed ? PUSHED : PUSH_NO_BYTES;
