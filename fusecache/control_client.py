@@ -104,7 +104,7 @@ def is_kept(target: Target) -> bool:
 
 
 def _connect(target: Target, name: str, timeout_s: float) -> socket.socket:
-    return mounts.connect(directory_of(target), name, timeout_s, target.mount.uid)
+    return mounts.connect(directory_of(target), name, timeout_s, target.mount)
 
 
 def _lines(connection: socket.socket) -> Iterator[Message]:

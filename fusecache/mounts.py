@@ -136,6 +136,15 @@ def fusecaches_on(mountpoint: str, table: list[Mount]) -> list[Mount]:
     return [m for m in table if m.mountpoint == mountpoint and m.is_fusecache]
 
 
+def is_mounted(mount: Mount) -> bool:
+    """Still, as far as can be told: the kernel gives numbers again at once, to other places."""
+
+    def known(one: Mount) -> tuple[int, str, str]:
+        return one.mount_id, one.device, one.mountpoint
+
+    return known(mount) in map(known, mounts())
+
+
 def holding(path: str, table: list[Mount] | None = None) -> Mount | None:
     """The mount that absolute `path` lies on: the deepest mount point, of equals the topmost."""
     table = mounts() if table is None else table
@@ -385,18 +394,23 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 def connect(
-    directory: str, name: str, timeout_s: float | None, uid: int | None = None
+    directory: str, name: str, timeout_s: float | None, mount: Mount | None = None
 ) -> socket.socket:
-    """A connection to that socket. OSError when nobody listens; PermissionError: not a process of
-    user `uid`, to whose directory a link may have led us.
+    """A connection to that socket. OSError when nobody listens.
+
+    With `mount`, whose directory it is: PermissionError when the socket is not a process of its
+    user, to whose directory a link may have led us; FileNotFoundError when it is mounted no more:
+    its number, and so its directory, may be another's by now.
     """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout_s)
     try:
         with _short_path(directory, name) as path:
             client.connect(path)
-        if uid is not None and peer_uid(client) != uid:
-            raise PermissionError(errno.EPERM, f"{name} is not a socket of uid {uid}")
+        if mount is not None and peer_uid(client) != mount.uid:
+            raise PermissionError(errno.EPERM, f"{name} is not a socket of uid {mount.uid}")
+        if mount is not None and not is_mounted(mount):
+            raise FileNotFoundError(errno.ENOENT, f"{mount.mountpoint} is mounted no more")
     except OSError:
         client.close()
         raise

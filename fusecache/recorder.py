@@ -153,12 +153,12 @@ class Recorder:
         """None: there is no such mount any more. The keeper's socket outlives its servers."""
         try:
             return mounts.connect(
-                self._directory, mounts.CONTROL_SOCKET, ANSWER_TIMEOUT_S, self._target.mount.uid
+                self._directory, mounts.CONTROL_SOCKET, ANSWER_TIMEOUT_S, self._target.mount
             )
         except PermissionError:
             raise UserError(f"{self._target.mountpoint} belongs to another user") from None
         except (FileNotFoundError, ConnectionError):
-            if mounts.find(self._target.mountpoint) == self._target.mount:
+            if mounts.is_mounted(self._target.mount):
                 raise UserError(
                     f"{self._target.mountpoint}: neither server nor keeper answers"
                 ) from None

@@ -379,7 +379,7 @@ def _connected(mountpoint: str) -> socket.socket:
     directory = mounts.runtime_directory(mount) if mount is not None else None
     if mount is None or directory is None:
         raise LinkDown("it has no runtime directory that is its user's alone")
-    connection = mounts.connect(directory, mounts.CONTROL_SOCKET, HELLO_TIMEOUT_S, mount.uid)
+    connection = mounts.connect(directory, mounts.CONTROL_SOCKET, HELLO_TIMEOUT_S, mount)
     if os.geteuid() != 0 and wire.peer_of(connection).uid not in (os.geteuid(), 0):
         connection.close()
         raise LinkDown("it belongs to another user")

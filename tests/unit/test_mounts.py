@@ -1,9 +1,11 @@
 """Finding mounts in mountinfo, and their runtime directories."""
 
+import dataclasses
 import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,14 +137,32 @@ def test_a_keeper_record_may_be_anything(tmp_path: Path) -> None:
 @pytest.mark.claim("S4")
 def test_a_socket_is_of_the_user_who_mounted(tmp_path: Path) -> None:
     """A link in another user's runtime directory may lead to a socket of ours."""
+    there = mounts.mounts()[0]
+    theirs, ours = (
+        dataclasses.replace(there, super_options={"user_id": str(uid)})
+        for uid in (1234, os.getuid())
+    )
     with mounts.listen(str(tmp_path), "ours", 4) as listener:
         (tmp_path / mounts.KEEPER_SOCKET).symlink_to("ours")
         with pytest.raises(PermissionError, match="not a socket of uid 1234"):
-            mounts.connect(str(tmp_path), mounts.KEEPER_SOCKET, 1.0, 1234)
+            mounts.connect(str(tmp_path), mounts.KEEPER_SOCKET, 1.0, theirs)
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.recv(16) == b""
-        mounts.connect(str(tmp_path), mounts.KEEPER_SOCKET, 1.0, os.getuid()).close()
+        mounts.connect(str(tmp_path), mounts.KEEPER_SOCKET, 1.0, ours).close()
+
+
+@pytest.mark.parametrize("other", [{"mount_id": 1 << 30}, {"device": "0:0"}, {"mountpoint": "/m"}])
+def test_an_ended_mounts_directory_is_anothers(tmp_path: Path, other: dict[str, Any]) -> None:
+    """The kernel gives its numbers to the next mount: that one's server is asked nothing."""
+    options = {"user_id": str(os.getuid())}
+    ended = dataclasses.replace(mounts.mounts()[0], super_options=options, **other)
+    with mounts.listen(str(tmp_path), "s", 4) as listener:
+        with pytest.raises(FileNotFoundError, match=" is mounted no more"):
+            mounts.connect(str(tmp_path), "s", 1.0, ended)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.recv(16) == b""
 
 
 def test_a_newer_mounts_runtime_directory_is_left(

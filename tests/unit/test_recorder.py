@@ -100,7 +100,9 @@ def test_files_are_described_and_nothing_else(tmp_path: Path) -> None:
 
 
 class FakeServer(threading.Thread):
-    """Answers recorders, one script of frames each; a script that ends with `ended` is the last."""
+    """Answers recorders, one script of frames each. Then the mount has ended, and the socket is
+    that of the next mount with its number.
+    """
 
     def __init__(self, directory: Path, scripts: list[list[bytes]], every_open: bool) -> None:
         super().__init__(daemon=True)
@@ -108,15 +110,28 @@ class FakeServer(threading.Thread):
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / mounts.CONTROL_SOCKET))
         self._listener.listen()
+        self.is_mounted = True
 
     def run(self) -> None:
+        for number, frames in enumerate(self._scripts, 1):
+            connection, _ = self._listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                self.is_mounted = number < len(self._scripts)
+                answer = {"ok": True, "every_open": self._every_open, "now_ns": 0}
+                connection.sendall(json.dumps(answer).encode() + b"\n" + b"".join(frames))
+
+    def was_asked_again(self) -> bool:
         with self._listener:
-            for frames in self._scripts:
-                connection, _ = self._listener.accept()
+            self._listener.settimeout(0)
+            while True:
+                try:
+                    connection, _ = self._listener.accept()
+                except BlockingIOError:
+                    return False
                 with connection:
-                    connection.recv(1 << 16)
-                    answer = {"ok": True, "every_open": self._every_open, "now_ns": 0}
-                    connection.sendall(json.dumps(answer).encode() + b"\n" + b"".join(frames))
+                    if connection.recv(16):
+                        return True
 
 
 def names(*inos: int) -> bytes:
@@ -150,13 +165,17 @@ def record(
     """What a recorder makes of these frames."""
     server = FakeServer(directory, scripts, every_open)
     server.start()
-    mount = mounts.Mount(0, "0:0", "/mnt", "fuse.fusecache", "/src")
+    options = {"user_id": str(os.getuid())}
+    mount = mounts.Mount(0, "0:0", "/mnt", mounts.FILESYSTEM_TYPE, "/src", options)
     recorder = Recorder(
         Target(mount, str(directory)), str(directory / "t"), every_open=every_open, force=False
     )
     ours, theirs = os.pipe()
-    recorder.run(Limits(), ours, lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mounts, "is_mounted", lambda _: server.is_mounted)
+        assert recorder.run(Limits(), ours, lambda: None) == "the mount is gone"
     server.join()
+    assert not server.was_asked_again()
     os.close(ours)
     os.close(theirs)
     return recorder, traces.read(directory / "t")
