@@ -256,7 +256,8 @@ def test_half_of_the_dataset_on_ssd_is_written_anew_every_second_epoch(
     place: Place, mounting: Mounting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when, while the log is only read, somebody reads what is not on SSD: that takes no room
-    from the log to come. (How much is moved in one epoch differs where room is short.)
+    from the log to come. (How much is moved in one epoch differs where room is short: four segments
+    fit, and not five, however large the index is just then. That leaves the first log its slack.)
     """
     monkeypatch.setattr(packing, "CELL_BYTES_LEAST", 16 << 10)
     monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", 16 << 10)
@@ -264,7 +265,7 @@ def test_half_of_the_dataset_on_ssd_is_written_anew_every_second_epoch(
     monkeypatch.setattr(placement, "FETCH_UNANSWERED_MOST", 256)
     count = 9000
     names, spec = make_dataset(place, count), shuffled(count)
-    mount = mounting("--ram", "28M", "--ssd", "48M", "--layout", "reorder")
+    mount = mounting("--ram", "28M", "--ssd", "46M", "--layout", "reorder")
     written = []
     with Directed(ram_bytes=MANY_RAM_BYTES) as directed:
         directed.open("job", request(mount.path, spec, epochs=5))
