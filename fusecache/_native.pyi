@@ -399,7 +399,7 @@ def missed_fresh(wait: bool, /) -> bytes:
     there are some, or none because they do not wait any more."""
 
 def missed_pass(ino: int, /) -> None:
-    """READs of it that wait are pyfuse3's."""
+    """READs of it that wait are pyfuse3's; 0: all that wait, named by missed_fresh() or not."""
 
 def fetch_pending() -> int:
     """Submitted and not yet taken."""

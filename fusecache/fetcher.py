@@ -177,7 +177,6 @@ class Fetcher:
         flight.is_settled = self._is_settled(ino, version, begun_ns)
         if missed and flight.is_settled:
             self._note_miss(flight, ino, 0)
-            store = self.has_room()
             self._stats.add("not_published", int(not store))
         if flight.is_settled and store:
             self._queue_publication(flight, ino, version, 0, flight.data, evict=missed)

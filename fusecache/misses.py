@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ from fusecache.store.types import Version
 log = logging.getLogger(__name__)
 
 FLYING_MOST = 64
+ALL = 0  # for missed_pass()
 POLL_S = 0.02  # room with the publisher comes without a sign
 INDEX_TIMEOUT_S = 1.0
 
@@ -44,12 +45,14 @@ class _Miss(NamedTuple):
     version: Version
     flight: Flight
     begun_s: float
+    store: bool  # there was room with the publisher when it began
 
 
 class Misses:
     """Of one mount."""
 
     def __init__(self, fetcher: Fetcher, origin: Origin) -> None:
+        self._flying_most = min(FLYING_MOST, origin.threads)
         self._fetcher = fetcher
         self._origin = origin
         self._asking: list[int] = []  # what the thread looks for in the index now
@@ -67,7 +70,8 @@ class Misses:
     async def run_forever(self) -> None:
         """It may be run again after it has failed."""
         self._token = trio.lowlevel.current_trio_token()
-        self._is_over = False
+        self._is_over, self._given_up = False, 0
+        self._absent.clear()
         _native.missed_enable(True, self._origin.tick_ns)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask_forever, name="misses", daemon=True)
@@ -77,14 +81,11 @@ class Misses:
         finally:
             self._is_over = True
             _native.missed_enable(False, 0)
-            self._pass([*self._asking, *_inodes(_native.missed_fresh(False)), *self._absent])
-            self._absent.clear()
-            self._pass(ino for ino, _ in self._waiting)
             self._waiting.clear()
             for miss in self._flying.values():
                 self._fetcher.fail(miss.ino, miss.flight, OriginChanged())
-                self._pass([miss.ino])
             self._flying.clear()
+            _native.missed_pass(ALL)
 
     # ---- the thread: what is on SSD? -------------------------------------------------------------
 
@@ -98,11 +99,12 @@ class Misses:
             self._asking = inos
             if not self._is_watched:  # ... who looks after `_asking` when he has said so
                 self._call(self._some.unpark)
-            there = [ino for ino in inos if self._is_there(ino)]
-            if self._given_up != self._asked:
-                self._absent.extend(ino for ino in inos if ino not in there)
+            for ino in inos:
+                if self._is_there(ino):
+                    _native.missed_pass(ino)
+                elif self._given_up != self._asked:  # else nobody waits for it any more
+                    self._absent.append(ino)
             self._asking = []
-            self._pass(there)
             self._call(self._take)
 
     def _call(self, function: Callable[[], object]) -> None:
@@ -110,14 +112,14 @@ class Misses:
             self._token.run_sync_soon(function, idempotent=True)
 
     def _is_there(self, ino: int) -> bool:
-        """On SSD, or on its way there in the log."""
+        """On SSD, or on its way there in the log; or not to be told."""
         try:
             version = namespace.version(ino)
             return _native.log_read(ino, version, 0, 0) is not None or self._fetcher.locate(
                 ino, version, 0
             )
-        except KeyError:
-            return False
+        except (KeyError, OSError):  # gone; no descriptor is left for its segment
+            return True
 
     # ---- trio's side: what is to be read ---------------------------------------------------------
 
@@ -148,7 +150,8 @@ class Misses:
                 log.warning("the index did not answer within %g s", INDEX_TIMEOUT_S)
                 self._given_up = looked_at
                 _native.missed_enable(False, 0)
-                self._pass(self._asking + _inodes(_native.missed_fresh(False)))
+                self._waiting.clear()
+                _native.missed_pass(ALL)
             self._give_up_on_hung(now)
             self._feed(now)
 
@@ -158,12 +161,12 @@ class Misses:
         """
         while self._waiting:
             ino, since = self._waiting[0]
-            may_begin = len(self._flying) + len(self._lost) < FLYING_MOST
+            may_begin = len(self._flying) + len(self._lost) < self._flying_most
             if now < since + ROOM_WAIT_S and not (may_begin and self._fetcher.has_room()):
                 break
             self._waiting.popleft()
             if not (may_begin and self._begin(ino, now)):
-                self._pass([ino])
+                _native.missed_pass(ino)
 
     def _begin(self, ino: int, now: float) -> bool:
         """False: it is not plain."""
@@ -175,6 +178,8 @@ class Misses:
             return False
         if _native.get_location(ino, 0) is not None:
             return False  # it was published since the index was asked
+        if time.time_ns() - version.ctime_ns <= self._origin.tick_ns:
+            return False  # too young: nobody could be given what is read
         flight, tag = self._fetcher.begin(ino), next(self._tags)
         try:
             _native.fetch_submit(ino, version, tag, answers=True)
@@ -182,7 +187,7 @@ class Misses:
             log.info("cannot fetch for a READ: %s", error)
             self._fetcher.fail(ino, flight, OriginChanged())
             return False
-        self._flying[tag] = _Miss(ino, version, flight, now)
+        self._flying[tag] = _Miss(ino, version, flight, now, self._fetcher.has_room())
         return True
 
     def landed(self, tag: int, data: bytes | None, begun_ns: int) -> None:
@@ -195,9 +200,9 @@ class Misses:
         found = (miss.ino, miss.flight, miss.version)
         if data is None:
             self._fetcher.fail(miss.ino, miss.flight, OriginChanged())
-            self._pass([miss.ino])  # that way says why
-        elif not self._fetcher.finish(*found, data, begun_ns, store=True, missed=True):
-            self._pass([miss.ino])
+            _native.missed_pass(miss.ino)  # that way says why
+        elif not self._fetcher.finish(*found, data, begun_ns, store=miss.store, missed=True):
+            _native.missed_pass(miss.ino)
         self._feed(trio.current_time())
 
     def _give_up_on_hung(self, now: float) -> None:
@@ -210,13 +215,7 @@ class Misses:
             ended = self._lost[tag] = trio.Event()
             self._origin.failed(errno.EIO, f"no answer within {timeout_s:g} s")
             self._fetcher.fail(miss.ino, miss.flight, OriginTimeout(timeout_s), ended)
-            self._pass([miss.ino])
-
-    @staticmethod
-    def _pass(inos: Iterable[int]) -> None:
-        """Their READs are pyfuse3's."""
-        for ino in inos:
-            _native.missed_pass(ino)
+            _native.missed_pass(miss.ino)
 
 
 def _inodes(packed: bytes) -> list[int]:

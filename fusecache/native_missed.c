@@ -31,7 +31,8 @@ static struct {
 
 void missed_enable(bool enabled, int64_t tick_ns)
 {
-	atomic_store(&missed.tick_ns, tick_ns);
+	if (enabled) /* what is in the air goes by the last one */
+		atomic_store(&missed.tick_ns, tick_ns);
 	pthread_mutex_lock(&missed.lock);
 	atomic_store(&missed.enabled, enabled);
 	pthread_cond_broadcast(&missed.some);
@@ -100,13 +101,14 @@ size_t missed_fresh(bool wait, uint32_t *inos)
 	return count;
 }
 
+/* Those of the inode; 0: all. */
 static struct waiting *take_out(uint32_t ino)
 {
 	struct waiting *taken = NULL, *one;
 
 	pthread_mutex_lock(&missed.lock);
 	for (struct waiting **at = &missed.first; (one = *at);) {
-		if (one->read.ino != ino) {
+		if (ino && one->read.ino != ino) {
 			at = &one->next;
 			continue;
 		}
@@ -115,6 +117,8 @@ static struct waiting *take_out(uint32_t ino)
 		taken = one;
 		missed.count--;
 	}
+	if (!ino)
+		missed.fresh_count = 0;
 	pthread_mutex_unlock(&missed.lock);
 	return taken;
 }
@@ -129,7 +133,8 @@ void missed_came(uint32_t ino, const struct version *of, const unsigned char *da
 		const struct read_request *read = &one->read;
 
 		next = one->next;
-		if (table_is_current(ino, of) && !(of->size < read->size && table_refuse_short(ino)))
+		if (table_is_current(ino, of) && of->size <= read->size &&
+		    !(of->size < read->size && table_refuse_short(ino)))
 			front_answer_missed(read, of, data);
 		else
 			front_pass(read);

@@ -25,6 +25,7 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fresh: queue.Queue[int] = queue.Queue()
+        self.kept: set[int] = set()  # whose READs wait
         self.switched: list[bool] = []
         self.passed: list[int] = []
         self.submitted: list[tuple[int, int]] = []  # tag, inode
@@ -36,7 +37,11 @@ class Scene:
         self.may_answer = threading.Event()  # the index
         self.may_answer.set()
         origin: Any = SimpleNamespace(
-            tick_ns=1, timeout_s=0.3, answered_at=0.0, failed=lambda number, message: None
+            tick_ns=1,
+            timeout_s=0.3,
+            threads=FLYING_MOST,
+            answered_at=0.0,
+            failed=lambda number, message: None,
         )
         fetcher: Any = SimpleNamespace(
             **{"locate": self._locate, "begin": lambda ino: ino, "fail": self._fail},
@@ -47,7 +52,7 @@ class Scene:
         for name, stub in {
             "missed_fresh": self._fresh,
             "missed_enable": lambda enabled, tick_ns: self.switched.append(enabled),
-            "missed_pass": self.passed.append,
+            "missed_pass": self._pass,
             "fetch_submit": lambda ino, version, tag, answers: self.submitted.append((tag, ino)),
             "get_location": lambda ino, block: None,
             "log_read": lambda ino, version, offset, size: None,
@@ -64,6 +69,21 @@ class Scene:
                 inos.append(self.fresh.get_nowait())
         except queue.Empty:
             return np.array(inos, np.uint32).tobytes()
+
+    def read(self, *inos: int) -> None:
+        for ino in inos:
+            self.kept.add(ino)
+            self.fresh.put(ino)
+
+    def land(self, tag: int, data: bytes | None = DATA) -> None:
+        """The pool answers, then Python hears of it."""
+        if data is not None:
+            self.kept.discard(next(ino for other, ino in self.submitted if other == tag))
+        self.misses.landed(tag, data, 1)
+
+    def _pass(self, ino: int) -> None:
+        self.passed += sorted(self.kept) if ino == misses.ALL else [ino]
+        self.kept -= self.kept.copy() if ino == misses.ALL else {ino}
 
     def _locate(self, ino: int, version: Version, block: int) -> bool:
         assert self.may_answer.wait(30)
@@ -98,6 +118,7 @@ class Scene:
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made = Scene(monkeypatch)
     yield made
+    assert not made.kept, "READs wait for ever"
     if made.misses._thread is not None:
         made.misses._thread.join(10)
         assert not made.misses._thread.is_alive()
@@ -112,11 +133,10 @@ def test_what_is_not_on_ssd_is_fetched_and_what_is_is_passed_on(scene: Scene) ->
     scene.stored.add(2)
 
     async def act() -> None:
-        for ino in (1, 2, 3):
-            scene.fresh.put(ino)
+        scene.read(1, 2, 3)
         await becomes(lambda: len(scene.submitted) == 2)
         for tag, _ in scene.submitted:
-            scene.misses.landed(tag, DATA, 1)
+            scene.land(tag)
 
     scene.play(act)
     assert [ino for _, ino in scene.submitted] == scene.finished == [1, 3]
@@ -131,7 +151,7 @@ def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
             scene.flying.add(1)
         else:
             scene.is_ready = False
-        scene.fresh.put(1)
+        scene.read(1)
         await becomes(lambda: scene.passed == [1])
 
     scene.play(act)
@@ -140,9 +160,9 @@ def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
 
 def test_what_cannot_be_read_is_passed_on(scene: Scene) -> None:
     async def act() -> None:
-        scene.fresh.put(1)
+        scene.read(1)
         await becomes(lambda: scene.submitted)
-        scene.misses.landed(scene.submitted[0][0], None, 1)
+        scene.land(scene.submitted[0][0], None)
 
     scene.play(act)
     assert (scene.passed, scene.finished) == ([1], [])
@@ -151,7 +171,7 @@ def test_what_cannot_be_read_is_passed_on(scene: Scene) -> None:
 
 def test_what_hangs_is_given_up_and_counts_until_it_ends(scene: Scene) -> None:
     async def act() -> None:
-        scene.fresh.put(1)
+        scene.read(1)
         await becomes(lambda: scene.passed == [1])
         assert scene.failed == [(1, OriginTimeout)]
         ((tag, ended),) = scene.misses._lost.items()
@@ -170,10 +190,9 @@ def test_more_than_fly_at_once_wait_and_are_passed_on(
     monkeypatch.setattr(misses, "ROOM_WAIT_S", 0.1)
 
     async def act() -> None:
-        for ino in range(1, FLYING_MOST + 3):
-            scene.fresh.put(ino)
+        scene.read(*range(1, FLYING_MOST + 3))
         await becomes(lambda: len(scene.submitted) == FLYING_MOST)
-        scene.misses.landed(scene.submitted[0][0], DATA, 1)
+        scene.land(scene.submitted[0][0])
         await becomes(lambda: len(scene.submitted) == FLYING_MOST + 1)
         await becomes(lambda: scene.passed == [FLYING_MOST + 2])
 
@@ -183,7 +202,7 @@ def test_more_than_fly_at_once_wait_and_are_passed_on(
 def test_the_publisher_is_waited_for(scene: Scene) -> None:
     async def act() -> None:
         scene.has_room = False
-        scene.fresh.put(1)
+        scene.read(1)
         await trio.sleep(0.2)
         assert scene.submitted == []
         scene.has_room = True
@@ -198,12 +217,12 @@ def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.Monk
 
     async def act() -> None:
         scene.may_answer.clear()
-        scene.fresh.put(1)
+        scene.read(1)
         await becomes(lambda: 1 in scene.passed)
         assert scene.switched == [True, False]
         scene.may_answer.set()
         await becomes(lambda: scene.switched == [True, False, True])
-        scene.fresh.put(2)
+        scene.read(2)
         await becomes(lambda: scene.submitted)
         assert [ino for _, ino in scene.submitted] == [2], "nobody waits for the first any more"
 
@@ -215,7 +234,7 @@ def test_after_a_failure_it_begins_anew(scene: Scene, monkeypatch: pytest.Monkey
         raise ZeroDivisionError
 
     async def act() -> None:
-        scene.fresh.put(1)
+        scene.read(1)
         await becomes(lambda: scene.submitted)
         await trio.sleep_forever()
 
@@ -227,7 +246,7 @@ def test_after_a_failure_it_begins_anew(scene: Scene, monkeypatch: pytest.Monkey
     assert [ino for ino, _ in scene.failed] == [1]
 
     async def again() -> None:
-        scene.fresh.put(2)
+        scene.read(2)
         await becomes(lambda: len(scene.submitted) == 2)
 
     scene.play(again)
