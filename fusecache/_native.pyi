@@ -367,9 +367,15 @@ def fetch_start(threads: int, direct: bool = False) -> None:
     needed, at most `threads` (1 to 256). `direct`: with O_DIRECT, as long as the origin's file
     system does not refuse it. Called again: another number of them."""
 
-def fetch_submit(ino: int, version: tuple[int, int, int, int], tag: int) -> None:
-    """Queue one file. KeyError: unknown inode; ValueError: larger than a block; RuntimeError: not
-    started; OSError: there is no thread, and none can be made."""
+def fetch_submit(
+    ino: int, version: tuple[int, int, int, int], tag: int, answers: bool = False
+) -> None:
+    """Queue one file. `answers`: READs of it that wait (missed_fresh) get its content, where the
+    table still has that version; the others are pyfuse3's.
+
+    KeyError: unknown inode; ValueError: larger than a block; RuntimeError: not started; OSError:
+    there is no thread, and none can be made.
+    """
 
 def fetch_fd() -> int:
     """An eventfd, readable exactly while fetch_take() has something: it need not be read."""
@@ -382,6 +388,18 @@ def fetch_take(most: int) -> list[tuple[int, int, bytes | None, int, int, int]]:
     CLOCK_REALTIME, before the file was opened; ended_ns lies the time it took later. No copy is
     left in the page cache of the origin's file system; what it had before, a direct read leaves.
     """
+
+def missed_enable(enabled: bool, tick_ns: int) -> None:
+    """Whether READs of whole files of one block without a location wait, while there is no plan.
+    Else, and from the beginning, pyfuse3 gets them. No such READ is answered with a file that
+    changed less than tick_ns before it was read."""
+
+def missed_fresh(wait: bool, /) -> bytes:
+    """Inodes (u32) for which READs wait, each once until they have been answered. `wait`: until
+    there are some, or none because they do not wait any more."""
+
+def missed_pass(ino: int, /) -> None:
+    """READs of it that wait are pyfuse3's; 0: all that wait, named by missed_fresh() or not."""
 
 def fetch_pending() -> int:
     """Submitted and not yet taken."""

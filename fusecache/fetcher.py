@@ -150,10 +150,19 @@ class Fetcher:
         return flight
 
     def finish(
-        self, ino: int, flight: Flight, version: Version, data: bytes, begun_ns: int, store: bool
+        self,
+        ino: int,
+        flight: Flight,
+        version: Version,
+        data: bytes,
+        begun_ns: int,
+        store: bool,
+        *,
+        missed: bool = False,
     ) -> bool:
         """The file was read, whole, and had `version` before and after; reading began at `begun_ns`
-        (CLOCK_REALTIME). Readers get it; it is published if `store`.
+        (CLOCK_REALTIME). Readers get it; it is published if `store`. `missed`: a reader asked for
+        it, so what is stored already may go for it; it is counted already (counters()).
 
         False: the table knows another version by now (a failed flight), or it is too young to be
         kept anywhere.
@@ -162,20 +171,28 @@ class Fetcher:
             self.fail(ino, flight, OriginChanged())
             return False
         flight.version, flight.data = version, memoryview(data)
-        self._stats.add("origin_files")
-        self._stats.add("bytes_from_origin", len(data))
+        if not missed:
+            self._stats.add("origin_files")
+            self._stats.add("bytes_from_origin", len(data))
         flight.is_settled = self._is_settled(ino, version, begun_ns)
+        if missed and flight.is_settled:
+            self._note_miss(flight, ino, 0)
+            self._stats.add("not_published", int(not store))
         if flight.is_settled and store:
-            self._queue_publication(flight, ino, version, 0, flight.data, evict=False)
+            self._queue_publication(flight, ino, version, 0, flight.data, evict=missed)
         flight.done.set()
         if not flight.is_queued:
             self._land((ino, 0), flight)
         return flight.is_settled
 
-    def fail(self, ino: int, flight: Flight, error: OriginError) -> None:
-        """The file was not read. Readers that have joined try it themselves, unless it hung."""
+    def fail(
+        self, ino: int, flight: Flight, error: OriginError, ended: trio.Event | None = None
+    ) -> None:
+        """The file was not read. Readers that have joined try it themselves, unless it hung: until
+        that has `ended`, if that will be known.
+        """
         if isinstance(error, OriginTimeout):
-            self._origin.note_hang(ino, trio.Event())
+            self._origin.note_hang(ino, trio.Event() if ended is None else ended)
         flight.error = error
         flight.done.set()
         self._land((ino, 0), flight)
@@ -207,11 +224,15 @@ class Fetcher:
             return
         if block == 0:
             self._stats.add("origin_files")
-        if flight.is_settled and not flight.is_asked and self._store.reuse is not None:
-            self._store.reuse.missed(ino, block, len(flight.data))
+        if flight.is_settled:
+            self._note_miss(flight, ino, block)
         if not flight.is_settled or not await self._has_room():
             return
         self._queue_publication(flight, ino, flight.version, block, flight.data, evict=True)
+
+    def _note_miss(self, flight: Flight, ino: int, block: int) -> None:
+        if not flight.is_asked and self._store.reuse is not None and flight.data is not None:
+            self._store.reuse.missed(ino, block, len(flight.data))
 
     def _queue_publication(
         self, flight: Flight, ino: int, version: Version, block: int, data: memoryview, evict: bool
@@ -375,6 +396,15 @@ class Fetcher:
                 if location is not None:
                     item.flight.stored = True
                     use(self._store, item.ino, item.block, location, item.version)
+
+
+def read_so_far(stats: Stats) -> tuple[int, int]:
+    """Files and bytes that were read from the origin, whoever has read them."""
+    front = _native.counters()
+    return (
+        front["files_missed"] + stats["origin_files"],
+        front["bytes_missed"] + stats["bytes_from_origin"],
+    )
 
 
 def _is_worth_another_try(error: OriginError | None) -> bool:

@@ -1240,9 +1240,10 @@ static PyObject *py_counters(PyObject *module, PyObject *unused)
 	(void)module;
 	(void)unused;
 #define ONE(field) #field, (unsigned long long)atomic_load(&counters.field)
-	return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
+	return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
 			     ONE(lookups), ONE(getattrs), ONE(readdirs), ONE(slow), ONE(faults),
-			     ONE(bytes_staged), ONE(waited));
+			     ONE(bytes_staged), ONE(waited), ONE(from_origin), ONE(bytes_from_origin),
+			     ONE(files_missed), ONE(bytes_missed));
 #undef ONE
 }
 

@@ -317,7 +317,7 @@ struct event {
 #define EVENTS_MOST 4096
 struct counters {
 	_Atomic uint64_t requests, from_ssd, bytes_from_ssd, lookups, getattrs, readdirs, slow, faults;
-	_Atomic uint64_t bytes_staged, waited;
+	_Atomic uint64_t bytes_staged, waited, from_origin, bytes_from_origin, files_missed, bytes_missed;
 };
 extern struct counters counters;
 #define COUNT(field, n) atomic_fetch_add_explicit(&counters.field, (n), memory_order_relaxed)
@@ -364,6 +364,9 @@ struct read_request {
 /* A READ that has waited is answered with bytes of the file at its offset; / as it would have been at once. */
 void front_answer(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size);
 void front_serve(const struct read_request *one, struct scratch *s);
+/* / with the whole content of the file, from the origin; / by pyfuse3. */
+void front_answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data);
+void front_pass(const struct read_request *one);
 /* Attributes as the front may answer them now; false: the slow path has to look. */
 bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns);
 void front_drop_request(struct fuse_req *req); /* it was answered by other means */
@@ -398,6 +401,18 @@ bool parking_take(const struct read_request *read);
 /* The bytes of a COMING file are there, or (data: NULL) will not be: READs that wait for them are answered.
  * True: one of them was for the whole file. */
 bool parking_came(uint32_t ino, const struct version *of, const unsigned char *data, struct scratch *s);
+
+/* ---- READs of files that are not on SSD --------------------------------------------------- */
+#define MISSED_MOST 1024 /* that wait */
+void missed_enable(bool enabled, int64_t tick_ns);
+/* Does it wait? Then `raw` was copied, and the request is answered later. */
+bool missed_take(const struct read_request *read);
+/* Inodes that were not told before: at most MISSED_MOST; how many. wait: until there are some, or it is disabled. */
+size_t missed_fresh(bool wait, uint32_t *inos);
+/* READs of the file that wait are answered with its content, read from the origin at begun_ns (CLOCK_REALTIME), if its
+ * last change is older than a tick; / are pyfuse3's (0: all that wait). */
+void missed_came(uint32_t ino, const struct version *of, const unsigned char *data, int64_t begun_ns);
+void missed_pass(uint32_t ino);
 
 /* ---- plan --------------------------------------------------------------------------------- */
 enum { PLAN_ARMED = 1, PLAN_READ = 2, PLAN_COMING = 4, PLAN_WANTED = 8, PLAN_QUEUED = 16, PLAN_FLYING = 32, PLAN_STAGED = 64, PLAN_FAILED = 128 };
@@ -456,7 +471,8 @@ struct fetch_job {
 	struct version version;
 	int64_t tag;
 	uint32_t ino;
-	int error; /* errno */
+	bool answers; /* READs of the file that have missed */
+	int error;    /* errno */
 	int64_t begun_ns, ended_ns; /* CLOCK_REALTIME; that plus what it took */
 };
 #define FETCH_THREADS_MOST 256u

@@ -161,6 +161,11 @@ static void fetch_one(struct fetch_job *job)
 
 	job->begun_ns = clock_ns(CLOCK_REALTIME);
 	job->error = fetch_file(job);
+	if (job->answers && !job->error) {
+		COUNT(files_missed, 1);
+		COUNT(bytes_missed, job->version.size);
+		missed_came(job->ino, &job->version, job->into, job->begun_ns);
+	}
 	job->ended_ns = job->begun_ns + clock_ns(CLOCK_MONOTONIC) - start_ns;
 }
 

@@ -290,17 +290,23 @@ static void front_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
 	}
 }
 
+/* seen: SEEN_SSD, SEEN_ORIGIN: where the bytes are from. */
 static void answer_read(fuse_req_t req, uint32_t ino, const struct version *version, uint64_t offset,
-			const unsigned char *data, size_t size)
+			const unsigned char *data, size_t size, uint8_t seen)
 {
 	/* Before the answer: whoever counts the reader's bytes must find them counted. */
 	if (!offset && trace_is(TRACE_ON))
-		trace_note_read(ino, SEEN_SSD, (uint32_t)real.req_ctx(req)->pid);
-	COUNT(from_ssd, 1);
-	COUNT(bytes_from_ssd, size);
+		trace_note_read(ino, seen, (uint32_t)real.req_ctx(req)->pid);
+	if (seen == SEEN_SSD) {
+		COUNT(from_ssd, 1);
+		COUNT(bytes_from_ssd, size);
+	} else {
+		COUNT(from_origin, 1);
+		COUNT(bytes_from_origin, size);
+	}
 	watch_read(ino, version->size, offset, size);
 	if (!offset)
-		plan_saw_read(ino, SEEN_SSD, real.req_ctx(req)->pid);
+		plan_saw_read(ino, seen, real.req_ctx(req)->pid);
 	real.reply_buf(req, (const char *)data, size);
 }
 
@@ -318,25 +324,34 @@ static bool read_from_ssd(fuse_req_t req, uint32_t ino, uint64_t offset, size_t 
 	if (result == READ_OK && size < wanted && table_refuse_short(ino))
 		real.reply_err(req, EINTR);
 	else if (result == READ_OK)
-		answer_read(req, ino, &version, offset, data, size);
+		answer_read(req, ino, &version, offset, data, size, SEEN_SSD);
 	scratch_put(joined);
 	return result == READ_OK;
 }
 
 void front_answer(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size)
 {
-	answer_read(one->req, one->ino, of, one->offset, data, size);
+	answer_read(one->req, one->ino, of, one->offset, data, size, SEEN_SSD);
+}
+
+void front_answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data)
+{
+	answer_read(one->req, one->ino, of, 0, data, of->size, SEEN_ORIGIN);
+}
+
+void front_pass(const struct read_request *one)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+
+	real.reply_none(one->req);
+	while (queue_push(one->raw, one->raw_size)) /* must not be lost */
+		nanosleep(&pause, NULL);
 }
 
 void front_serve(const struct read_request *one, struct scratch *s)
 {
-	const struct timespec pause = {.tv_nsec = 1000000};
-
-	if (!read_from_ssd(one->req, one->ino, one->offset, one->size, s)) {
-		real.reply_none(one->req);
-		while (queue_push(one->raw, one->raw_size)) /* must not be lost */
-			nanosleep(&pause, NULL);
-	}
+	if (!read_from_ssd(one->req, one->ino, one->offset, one->size, s))
+		front_pass(one);
 }
 
 static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
@@ -360,7 +375,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	    .raw = self->raw,
 	    .raw_size = self->raw_size,
 	};
-	if (offset >= 0 && parking_take(&one))
+	if (offset >= 0 && (parking_take(&one) || missed_take(&one)))
 		return;
 	if (offset < 0 || !read_from_ssd(req, one.ino, one.offset, size, self->scratch))
 		give_up(req);

@@ -442,13 +442,14 @@ static PyObject *py_fetch_submit(PyObject *module, PyObject *args, PyObject *kwa
 	PyObject *ino_arg, *version_arg, *bytes;
 	struct version version;
 	struct fetch_job *job;
+	int answers = false;
 	long long tag;
 	uint64_t ino;
 	int err;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOL", KEYWORDS("ino", "version", "tag"), &ino_arg,
-					 &version_arg, &tag) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOL|p", KEYWORDS("ino", "version", "tag", "answers"), &ino_arg,
+					 &version_arg, &tag, &answers) ||
 	    !take_ino(ino_arg, &ino) || !convert_version(version_arg, &version))
 		return NULL;
 	jobs_free(fetch_abandoned());
@@ -472,6 +473,7 @@ static PyObject *py_fetch_submit(PyObject *module, PyObject *args, PyObject *kwa
 	    .version = version,
 	    .tag = tag,
 	    .ino = (uint32_t)ino,
+	    .answers = answers,
 	};
 	err = fetch_submit(job);
 	if (!err)
@@ -512,6 +514,42 @@ static PyObject *py_fetch_take(PyObject *module, PyObject *arg)
 	return out;
 }
 
+static PyObject *py_missed_enable(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	long long tick_ns;
+	int enabled;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "pL", KEYWORDS("enabled", "tick_ns"), &enabled, &tick_ns))
+		return NULL;
+	missed_enable(enabled, tick_ns);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_missed_fresh(PyObject *module, PyObject *arg)
+{
+	int wait = PyObject_IsTrue(arg);
+	uint32_t inos[MISSED_MOST];
+	size_t count;
+
+	(void)module;
+	if (wait < 0)
+		return NULL;
+	WITHOUT_GIL(count = missed_fresh(wait, inos));
+	return PyBytes_FromStringAndSize((const char *)inos, (Py_ssize_t)(count * sizeof(*inos)));
+}
+
+static PyObject *py_missed_pass(PyObject *module, PyObject *arg)
+{
+	uint64_t ino;
+
+	(void)module;
+	if (!take_ino(arg, &ino))
+		return NULL;
+	WITHOUT_GIL(missed_pass((uint32_t)ino));
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_fetch_pending(PyObject *module, PyObject *unused)
 {
 	(void)module;
@@ -544,6 +582,9 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(drop),
     WITH_KEYWORDS(gone),
     WITH_KEYWORDS(list_directory),
+    WITH_KEYWORDS(missed_enable),
+    ONE_ARGUMENT(missed_fresh),
+    ONE_ARGUMENT(missed_pass),
     WITH_KEYWORDS(fetch_start),
     WITH_KEYWORDS(fetch_submit),
     NO_ARGUMENT(fetch_fd),

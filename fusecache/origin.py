@@ -66,15 +66,17 @@ class Hang(NamedTuple):
 class Origin:
     """Runs functions that touch the origin.
 
-    `threads` bounds how many run at once; `timeout_s` is the longest wait without progress;
-    `tick_ns` is the age below which time stamps are not trusted: a local kernel's clock tick is up
-    to 10 ms; over a network the clock is the server's, and some protocols keep whole seconds only.
+    `threads` bounds how many run at once, and reads that have missed; `timeout_s` is the longest
+    wait without progress; `tick_ns` is the age below which time stamps are not trusted: a local
+    kernel's clock tick is up to 10 ms; over a network the clock is the server's, and some protocols
+    keep whole seconds only.
     `reads_direct`: whole files are best read with O_DIRECT: by nobody else's page cache.
     """
 
     def __init__(
         self, source_fd: int, file_system: str, threads: int, timeout_s: float, stats: Stats
     ) -> None:
+        self.threads = threads
         self.timeout_s = timeout_s
         self.tick_ns = LOCAL_TICK_NS if file_system in LOCAL_FILE_SYSTEMS else NETWORK_TICK_NS
         self.reads_direct = file_system.partition(".")[0] in DIRECT_FILE_SYSTEMS

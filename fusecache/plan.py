@@ -24,6 +24,7 @@ import trio
 from fusecache import _native
 from fusecache.control import Message, Send
 from fusecache.errors import OriginError
+from fusecache.fetcher import read_so_far
 from fusecache.operations import Operations
 from fusecache.packer import Packer
 from fusecache.passings import Passings
@@ -143,6 +144,7 @@ class Plan:
         usage = await trio.to_thread.run_sync(self._store.usage)
         room_bytes = await trio.to_thread.run_sync(self.packer.room_bytes, abandon_on_cancel=True)
         is_full = room_bytes == 0 and await self._is_disk_full()
+        origin_files, origin_bytes = read_so_far(self._stats)
         return {
             "ram_bytes": _native.ram_bytes(),
             "ram_limit_bytes": self._mount["ram_bytes"],
@@ -150,8 +152,8 @@ class Plan:
             "ssd_limit_bytes": usage.limit_bytes,
             "ssd_room_bytes": room_bytes,
             "ssd_disk_full": int(is_full),
-            "origin_bytes": self._stats["bytes_from_origin"],
-            "origin_files": self._stats["origin_files"],
+            "origin_bytes": origin_bytes,
+            "origin_files": origin_files,
             "depth": self._prefetcher.depth,
             "queued_stage": self._prefetcher.queued_stage,
             "queued_fetch": self._prefetcher.queued_fetch,

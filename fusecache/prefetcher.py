@@ -36,6 +36,7 @@ from fusecache.depth import Depth, TokenBucket
 from fusecache.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.fetcher import Fetcher, Flight
 from fusecache.kernel import Kernel
+from fusecache.misses import FLYING_MOST, Misses
 from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.packer import Packer
 from fusecache.reader import Reader
@@ -214,6 +215,7 @@ class Prefetcher:
         self._report: Report | None = None
         self._plan = 0
         self.preloaded: set[int] = set()  # directories whose files' locations the front knows
+        self.misses = Misses(fetcher, origin)
 
         self.window = Window(kernel, stats, self._restore)
 
@@ -382,7 +384,7 @@ class Prefetcher:
 
     async def run_forever(self) -> None:
         self._bucket = TokenBucket(self._bucket_bytes_per_s, trio.current_time())
-        threads = min(POOL_THREADS_MOST, self._depth_most + LOST_MOST)
+        threads = min(POOL_THREADS_MOST, self._depth_most + FLYING_MOST + LOST_MOST)
         _native.fetch_start(threads, direct=self._origin.reads_direct)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -394,6 +396,7 @@ class Prefetcher:
                 nursery.start_soon(self._large_forever)
             nursery.start_soon(self._sort_forever)
             nursery.start_soon(self._land_forever)
+            nursery.start_soon(self.misses.run_forever)
             nursery.start_soon(self._poll_forever)
             nursery.start_soon(self.window.watch_forever)
 
@@ -748,6 +751,9 @@ class Prefetcher:
             fetch_s = 0.0
             for tag, _, data, number, begun_ns, ended_ns in _native.fetch_take(TAKE_MOST):
                 fetch_s = (ended_ns - begun_ns) / 1e9
+                if tag < 0:
+                    self.misses.landed(tag, data if number == 0 else None, begun_ns)
+                    continue
                 job = self._flying.pop(tag, None)
                 if job is None:
                     self._lost.discard(tag)

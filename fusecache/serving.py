@@ -23,7 +23,7 @@ from fusecache import __version__, _native, mounts, namespace, processes, wire
 from fusecache.config import Config
 from fusecache.control import ControlServer, Message, Send
 from fusecache.errors import UserError
-from fusecache.fetcher import Fetcher, use
+from fusecache.fetcher import Fetcher, read_so_far, use
 from fusecache.kernel import Kernel
 from fusecache.launch import Launch
 from fusecache.maintenance import Maintenance
@@ -365,12 +365,15 @@ class Server:
     async def _status(self, request: Message, send: Send) -> Message:
         del request, send
         config, stats, front = self.config, self.stats, _native.counters()
+        origin_files, origin_bytes = read_so_far(stats)
         usage = await trio.to_thread.run_sync(self.store.usage)
         directories = await trio.to_thread.run_sync(self.store.directories)
         full_disk_bytes = await trio.to_thread.run_sync(self.store.full_disk_bytes)
         packed = await trio.to_thread.run_sync(self.packer.progress)
         pushed_bytes = front["bytes_staged"] + stats["bytes_pushed"]
-        replied_bytes = front["bytes_from_ssd"] + stats["bytes_replied"]
+        replied_bytes = (
+            front["bytes_from_ssd"] + front["bytes_from_origin"] + stats["bytes_replied"]
+        )
         return {
             "status": {
                 "version": __version__,
@@ -409,15 +412,16 @@ class Server:
                 "reads": {
                     "requests": stats["requests"] if self.why_ordinary else front["requests"],
                     "from_ssd": front["from_ssd"] + stats["from_ssd"],
-                    "from_origin": stats["from_origin"],
+                    "from_origin": front["from_origin"] + stats["from_origin"],
+                    "from_pool": front["from_origin"],
                     "waited_for_staging": front["waited"],
                     "bytes_pushed": pushed_bytes,
                     "bytes_staged": front["bytes_staged"],
                     "bytes_served": pushed_bytes + replied_bytes,
                 },
                 "origin": {
-                    "files": stats["origin_files"],
-                    "bytes": stats["bytes_from_origin"],
+                    "files": origin_files,
+                    "bytes": origin_bytes,
                     "errors": stats["origin_errors"],
                     "available": self.origin.available,
                     "last_error": self.origin.last_error,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache import _native, namespace
+from fusecache.origin import Origin
 from fusecache.prefetcher import (
     LEFT_FILES,
     STAGED_AND_STORED,
@@ -107,7 +108,7 @@ def bare_prefetcher() -> Prefetcher:
     return Prefetcher(
         fetcher=stub,
         reader=stub,
-        origin=stub,
+        origin=cast(Origin, SimpleNamespace(threads=1)),
         packer=stub,
         kernel=stub,
         stats=stub,

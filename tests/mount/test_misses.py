@@ -1,0 +1,154 @@
+"""READs of small files that are not on SSD, answered by the fetch pool (docs/MISSES.md)."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fusecache.origin import NETWORK_TICK_NS
+from tests.conftest import Mounting, Place, in_one_mode
+from tests.faulty_origin import Fault, FaultyOrigin
+from tests.mounted import Mount, eventually
+from tests.trees import random_bytes
+
+pytestmark = in_one_mode  # the front has threads in zero-open mode only
+
+SIZES = (1, 3000, 4096, 70_001, 100_000)
+READERS = 4
+
+
+def write(place: Place, count: int) -> dict[str, bytes]:
+    contents = {
+        f"d/{n:04}": random_bytes(f"{n}", SIZES[n % len(SIZES)] + n // 10) for n in range(count)
+    }
+    for name, content in contents.items():
+        place.write(name, content)
+    return contents
+
+
+def read_all(mount: Mount, contents: dict[str, bytes]) -> None:
+    def is_right(name: str) -> bool:
+        return (mount.path / name).read_bytes() == contents[name]
+
+    with ThreadPoolExecutor(READERS) as pool:
+        assert all(pool.map(is_right, contents))
+
+
+def read_direct(path: Path, size: int) -> bytes:
+    """By a READ of its own, whoever else reads the file."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, -(-size // 4096) * 4096) as buffer:
+            count = os.preadv(fd, [buffer], 0)
+            return buffer[:count]
+    finally:
+        os.close(fd)
+
+
+def test_a_first_pass_is_read_by_the_pool_once_and_stored(place: Place, mounting: Mounting) -> None:
+    contents = write(place, 200)
+    mount = mounting()
+    read_all(mount, contents)
+    assert mount.value("origin", "files") == len(contents)
+    assert mount.value("origin", "bytes") == sum(map(len, contents.values()))
+    assert mount.value("reads", "from_origin") == mount.value("reads", "requests")
+    assert mount.value("reads", "from_pool") == len(contents)
+    eventually(lambda: mount.value("ssd", "blocks") == len(contents))
+    mount.drop_pages()
+    read_all(mount, contents)
+    assert mount.value("origin", "files") == len(contents)
+    assert mount.value("reads", "from_pool") == len(contents)
+
+
+def test_readers_of_one_file_wait_for_one_fetch(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting
+) -> None:
+    content = place.write("d/file", random_bytes("file", 50_000)).read_bytes()
+    mount = mounting(source=faulty.mountpoint)
+    path = mount.path / "d/file"
+    os.listdir(path.parent)
+    eventually(lambda: settled(path))
+    faulty.add(Fault("read", "d/file", hang=True))
+    with ThreadPoolExecutor(READERS) as pool:
+        reading = [pool.submit(read_direct, path, len(content)) for _ in range(READERS)]
+        eventually(lambda: faulty.hanging() == 1)
+        eventually(lambda: mount.value("reads", "requests") == READERS)
+        faulty.clear()
+        assert all(read.result(30) == content for read in reading)
+    assert mount.value("origin", "files") == 1
+    assert mount.value("reads", "from_pool") == READERS
+
+
+def outcome(path: Path) -> bytes | str:
+    """What is read, or why it is not."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+
+
+def settled(path: Path) -> bool:
+    """Its last change is older than a file server's clock ticks."""
+    return time.time_ns() - os.stat(path).st_ctime_ns > NETWORK_TICK_NS
+
+
+def test_a_file_that_has_just_changed_takes_the_long_way(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting
+) -> None:
+    mount = mounting("--revalidate", "1", source=faulty.mountpoint)
+    path = place.write("d/file", b"before")
+    assert (mount.path / "d/file").read_bytes() == b"before"
+    assert mount.value("reads", "from_pool") == 0
+    path.write_bytes(b"behind")  # as long, and perhaps in the same tick
+    eventually(lambda: (mount.path / "d/file").read_bytes() == b"behind")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda path: path.write_bytes(b"another"), b"another"),
+        (lambda path: path.unlink(), "ENOENT"),
+    ],
+)
+def test_what_changes_while_it_is_fetched(
+    place: Place,
+    faulty: FaultyOrigin,
+    mounting: Mounting,
+    change: Callable[[Path], object],
+    expected: bytes | str,
+) -> None:
+    path = place.write("d/file", random_bytes("file", 5000))
+    mount = mounting("--revalidate", "1", source=faulty.mountpoint)
+    view = mount.path / "d/file"
+    eventually(lambda: settled(view))
+    faulty.add(Fault("read", "d/file", hang=True))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(outcome, view)
+        eventually(lambda: faulty.hanging() == 1)
+        before = path.read_bytes()
+        change(path)
+        faulty.clear()
+        assert reading.result(30) in (before, expected, "ESTALE")
+    assert mount.value("reads", "from_pool") == 0
+    eventually(lambda: outcome(view) == expected)
+
+
+def test_another_mounts_blocks_are_found(place: Place, mounting: Mounting, tmp_path: Path) -> None:
+    """Both have listed the directory before either had stored a file of it."""
+    contents = write(place, 40)
+    (tmp_path / "other").mkdir()
+    mount, other = mounting(), mounting(mountpoint=tmp_path / "other")
+    for each in (mount, other):
+        os.listdir(each.path / "d")
+    read_all(mount, contents)
+    eventually(lambda: mount.value("ssd", "blocks") == len(contents))
+    eventually(lambda: other.value("ssd", "blocks") == len(contents))
+    read_all(other, contents)
+    assert other.value("origin", "files") == 0

@@ -1,0 +1,252 @@
+"""What becomes of a READ that has missed: queues and time-outs. Real ones: mount/test_misses.py."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from fusecache import _native, misses, namespace
+from fusecache.errors import OriginTimeout
+from fusecache.misses import FLYING_MOST, Misses
+from fusecache.store.types import Version
+
+DATA = b"data"
+
+
+class Scene:
+    """The front, the fetch pool, Fetcher and Origin, as far as misses use them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fresh: queue.Queue[int] = queue.Queue()
+        self.kept: set[int] = set()  # whose READs wait
+        self.switched: list[bool] = []
+        self.passed: list[int] = []
+        self.submitted: list[tuple[int, int]] = []  # tag, inode
+        self.finished: list[int] = []
+        self.failed: list[tuple[int, type[Exception]]] = []
+        self.stored: set[int] = set()
+        self.flying: set[int] = set()
+        self.has_room = self.is_ready = True
+        self.may_answer = threading.Event()  # the index
+        self.may_answer.set()
+        origin: Any = SimpleNamespace(
+            tick_ns=1,
+            timeout_s=0.3,
+            threads=FLYING_MOST,
+            answered_at=0.0,
+            failed=lambda number, message: None,
+        )
+        fetcher: Any = SimpleNamespace(
+            **{"locate": self._locate, "begin": lambda ino: ino, "fail": self._fail},
+            **{"finish": self._finish, "has_room": lambda: self.has_room},
+            flight_of=lambda ino: ino if ino in self.flying else None,
+            is_origin_ready=lambda ino: self.is_ready,
+        )
+        for name, stub in {
+            "missed_fresh": self._fresh,
+            "missed_enable": lambda enabled, tick_ns: self.switched.append(enabled),
+            "missed_pass": self._pass,
+            "fetch_submit": lambda ino, version, tag, answers: self.submitted.append((tag, ino)),
+            "get_location": lambda ino, block: None,
+            "log_read": lambda ino, version, offset, size: None,
+        }.items():
+            monkeypatch.setattr(_native, name, stub)
+        monkeypatch.setattr(namespace, "version", lambda ino: Version(1, 1, 1, 1))
+        self.misses = Misses(fetcher, origin)
+
+    def _fresh(self, wait: bool) -> bytes:
+        inos = []
+        try:
+            inos.append(self.fresh.get(timeout=0.02) if wait else self.fresh.get_nowait())
+            while True:
+                inos.append(self.fresh.get_nowait())
+        except queue.Empty:
+            return np.array(inos, np.uint32).tobytes()
+
+    def read(self, *inos: int) -> None:
+        for ino in inos:
+            self.kept.add(ino)
+            self.fresh.put(ino)
+
+    def land(self, tag: int, data: bytes | None = DATA) -> None:
+        """The pool answers, then Python hears of it."""
+        if data is not None:
+            self.kept.discard(next(ino for other, ino in self.submitted if other == tag))
+        self.misses.landed(tag, data, 1)
+
+    def _pass(self, ino: int) -> None:
+        self.passed += sorted(self.kept) if ino == misses.ALL else [ino]
+        self.kept -= self.kept.copy() if ino == misses.ALL else {ino}
+
+    def _locate(self, ino: int, version: Version, block: int) -> bool:
+        assert self.may_answer.wait(30)
+        return ino in self.stored
+
+    def _finish(self, ino: int, *_: object, store: bool, missed: bool) -> bool:
+        assert store
+        assert missed
+        self.finished.append(ino)
+        return True
+
+    def _fail(
+        self, ino: int, flight: object, error: Exception, ended: trio.Event | None = None
+    ) -> None:
+        self.failed.append((ino, type(error)))
+
+    def play(self, act: Callable[[], Awaitable[None]]) -> None:
+        async def main() -> None:
+            with trio.fail_after(30):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.misses.run_forever)
+                    await act()
+                    nursery.cancel_scope.cancel()
+
+        try:
+            trio.run(main)
+        finally:
+            self.may_answer.set()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    made = Scene(monkeypatch)
+    yield made
+    assert not made.kept, "READs wait for ever"
+    if made.misses._thread is not None:
+        made.misses._thread.join(10)
+        assert not made.misses._thread.is_alive()
+
+
+async def becomes(condition: Callable[[], object]) -> None:
+    while not condition():
+        await trio.sleep(0.005)
+
+
+def test_what_is_not_on_ssd_is_fetched_and_what_is_is_passed_on(scene: Scene) -> None:
+    scene.stored.add(2)
+
+    async def act() -> None:
+        scene.read(1, 2, 3)
+        await becomes(lambda: len(scene.submitted) == 2)
+        for tag, _ in scene.submitted:
+            scene.land(tag)
+
+    scene.play(act)
+    assert [ino for _, ino in scene.submitted] == scene.finished == [1, 3]
+    assert scene.passed == [2]
+    assert scene.switched == [True, False]
+
+
+@pytest.mark.parametrize("why", ["flies", "origin is away"])
+def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
+    async def act() -> None:
+        if why == "flies":
+            scene.flying.add(1)
+        else:
+            scene.is_ready = False
+        scene.read(1)
+        await becomes(lambda: scene.passed == [1])
+
+    scene.play(act)
+    assert scene.submitted == []
+
+
+def test_what_cannot_be_read_is_passed_on(scene: Scene) -> None:
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.submitted)
+        scene.land(scene.submitted[0][0], None)
+
+    scene.play(act)
+    assert (scene.passed, scene.finished) == ([1], [])
+    assert [ino for ino, _ in scene.failed] == [1]
+
+
+def test_what_hangs_is_given_up_and_counts_until_it_ends(scene: Scene) -> None:
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.passed == [1])
+        assert scene.failed == [(1, OriginTimeout)]
+        ((tag, ended),) = scene.misses._lost.items()
+        assert not ended.is_set()
+        scene.misses.landed(tag, DATA, 1)
+        assert ended.is_set()
+        assert not scene.misses._lost
+
+    scene.play(act)
+    assert scene.finished == []
+
+
+def test_more_than_fly_at_once_wait_and_are_passed_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(misses, "ROOM_WAIT_S", 0.1)
+
+    async def act() -> None:
+        scene.read(*range(1, FLYING_MOST + 3))
+        await becomes(lambda: len(scene.submitted) == FLYING_MOST)
+        scene.land(scene.submitted[0][0])
+        await becomes(lambda: len(scene.submitted) == FLYING_MOST + 1)
+        await becomes(lambda: scene.passed == [FLYING_MOST + 2])
+
+    scene.play(act)
+
+
+def test_the_publisher_is_waited_for(scene: Scene) -> None:
+    async def act() -> None:
+        scene.has_room = False
+        scene.read(1)
+        await trio.sleep(0.2)
+        assert scene.submitted == []
+        scene.has_room = True
+        await becomes(lambda: scene.submitted)
+
+    scene.play(act)
+    assert scene.passed == [1], "at its end, what flies is passed on"
+
+
+def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses, "INDEX_TIMEOUT_S", 0.1)
+
+    async def act() -> None:
+        scene.may_answer.clear()
+        scene.read(1)
+        await becomes(lambda: 1 in scene.passed)
+        assert scene.switched == [True, False]
+        scene.may_answer.set()
+        await becomes(lambda: scene.switched == [True, False, True])
+        scene.read(2)
+        await becomes(lambda: scene.submitted)
+        assert [ino for _, ino in scene.submitted] == [2], "nobody waits for the first any more"
+
+    scene.play(act)
+
+
+def test_after_a_failure_it_begins_anew(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(now: float) -> None:
+        raise ZeroDivisionError
+
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.submitted)
+        await trio.sleep_forever()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(scene.misses, "_give_up_on_hung", fail)
+        with pytest.raises(ExceptionGroup):
+            scene.play(act)
+    assert scene.passed == [1]
+    assert [ino for ino, _ in scene.failed] == [1]
+
+    async def again() -> None:
+        scene.read(2)
+        await becomes(lambda: len(scene.submitted) == 2)
+
+    scene.play(again)
