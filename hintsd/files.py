@@ -93,7 +93,7 @@ class Files:
         settled = is_stored & (flags & RESIDENT != 0)
         self.residents.release(int(self.sizes[inos[settled]].sum(dtype=np.int64)))
         flags[settled] &= ~RESIDENT & 0xFFFF
-        flags &= ~(STORED | GONE | FAILED) & 0xFFFF
+        flags &= ~(STORED | GONE) & 0xFFFF
         self.flags[inos] = flags | np.where(is_stored, STORED, 0).astype(np.uint16)
         self.sizes[inos] = sizes
 
@@ -129,7 +129,8 @@ class Files:
         settled = (flags & RESIDENT != 0) & (stored | no_room | gone)
         self.residents.release(int(sizes[settled].sum()))
 
-        flags &= ~(SENT | FETCHING | STORING | FAILED | MOVING) & 0xFFFF
+        flags &= ~(SENT | FETCHING | STORING | MOVING) & 0xFFFF
+        flags[sent | staged | gone] &= ~FAILED & 0xFFFF  # no answer to a `fetch` ends a retry
         flags[settled] &= ~RESIDENT & 0xFFFF
         flags[stored] |= STORED
         flags[staged & (flags & HELD != 0)] |= STAGED
@@ -224,14 +225,17 @@ class Files:
         marked: npt.NDArray[np.uint8] = store.astype(np.uint8)
         return marked
 
-    def retry(self, now: float) -> Inos:
-        """Wanted files whose staging has failed, once it is time to try again."""
-        if not self._again or now < self._retry_at:
+    def retry(self, now: float, most: int) -> Inos:
+        """Wanted files whose staging has failed, once it is time to try again; the others later."""
+        if not self._again or now < self._retry_at or most <= 0:
             return NO_INOS
         inos = np.unique(np.concatenate(self._again))
         self._again.clear()
         failed = self.flags[inos] & (HELD | FAILED | SENT) == HELD | FAILED
         wanted: Inos = inos[failed & (self.refs[inos] > 0)]
+        if len(wanted) > most:
+            self._again.append(wanted[most:])
+            wanted = wanted[:most]
         self.flags[wanted] &= ~FAILED & 0xFFFF
         self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)
         return wanted

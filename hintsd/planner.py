@@ -958,7 +958,7 @@ class MountPlanner:
             for command in self._layout.stage_chunks(job, now)
         ]
         room = self._layout.room()
-        again = self._files.retry(now)
+        again = self._files.retry(now, room)
         found: list[tuple[Job, Inos, Positions, npt.NDArray[np.float64]]] = []
         for job in self._jobs.values():
             if job.live and job.sent < job.end and room > 0 and self._layout.is_loose(job):

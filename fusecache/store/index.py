@@ -467,10 +467,6 @@ class Index:
         with self._lock:
             return list(self._pending_files.values()), list(self._pending_blocks.values())
 
-    def pending_blocks(self) -> int:
-        with self._lock:
-            return len(self._pending_blocks)
-
     def is_gone_now(self, segno: int) -> bool:
         """No such segment in the index any more, whoever evicted it."""
         return segno not in {row.segno for row in self.read_segments()}
@@ -694,5 +690,19 @@ class Index:
                     connection.executemany(statement, table_rows[at : at + BATCH_ROWS])
 
     def count_blocks(self) -> int:
+        """Of the rows that are written or wait to be; for a moment some are both."""
+        with self._lock:
+            pending = list(self._pending_blocks)
         with self._reader() as connection:
-            return int(connection.execute("SELECT count(*) FROM blocks").fetchone()[0])
+            connection.execute("BEGIN")  # one state of the table, and a later one than `pending`
+            (count,) = connection.execute("SELECT count(*) FROM blocks").fetchone()
+            count += len(pending)
+            for at in range(0, len(pending), _PAGE_ROWS):
+                page = pending[at : at + _PAGE_ROWS]
+                (both,) = connection.execute(
+                    f"SELECT count(*) FROM blocks WHERE digest IN ({','.join('?' * len(page))})",
+                    page,
+                ).fetchone()
+                count -= both
+            connection.execute("COMMIT")
+        return int(count)

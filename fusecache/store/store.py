@@ -1093,15 +1093,14 @@ class Store:
         try:
             rows = index.read_segments()
             count, written, good_until = self._counted
-            begin = time.monotonic()
-            if begin >= good_until:
+            now, begin = time.monotonic(), time.thread_time()
+            if now >= good_until:
                 count = index.count_blocks()
                 written = sum(self.written_bytes(index, row) for row in rows)
-                # Millions of rows, thousands of segments: not more than a tenth of the time.
-                cost = time.monotonic() - begin
+                # Millions of rows, thousands of segments: not more than a tenth of a processor.
+                cost = time.thread_time() - begin
                 if cost > 0.01:
-                    self._counted = (count, written, begin + 10 * cost)
-            count += index.pending_blocks()
+                    self._counted = (count, written, now + 10 * cost)
         except idx.ERRORS as error:
             self._index_error(index, error)
             return Usage(0, 0, limit, 0, 0)

@@ -84,10 +84,11 @@ def staged(
 ) -> None:
     """Wait until the job is seen at `place` at least, with so much staged ahead of it."""
 
-    def look() -> bool:
+    def look() -> None:
         status = directed.job(job)
         here = status["epoch"] or 0, status["index"] or 0
-        return here >= place and (status["ahead_bytes"] or 0) >= at_least_bytes
+        there = here >= place and (status["ahead_bytes"] or 0) >= at_least_bytes
+        assert there, repr((place, at_least_bytes, directed.status()))
 
     eventually(look, 60)
 

@@ -136,8 +136,9 @@ def test_of_two_jobs_one_is_packed(place: Place, mounting: Mounting) -> None:
             assert reader.stdout.readline() == "ready\n"
             job = request(mount.path, shuffled(MANY, seed), epochs=EPOCHS, pid=reader.pid)
             directed.open(f"job-{seed}", job)
-            staged(directed, f"job-{seed}", MANY_RAM_BYTES // 4)
             readers.append((reader.stdin, reader.stdout))
+        # The other job gets room as this one reads, which may hold all of it by now.
+        staged(directed, f"job-{seeds[0]}", MANY_RAM_BYTES // 4)
         for epoch in range(EPOCHS):
             for start in range(0, MANY, STRIDE):
                 for to, _ in readers:

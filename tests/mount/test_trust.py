@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache import namespace
+from fusecache import mounts, namespace
 from fusecache.store import Store, StoreSettings, Version
 from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
 from tests.mounted import Mount, command, errno_of, eventually, is_mounted, watched
@@ -211,9 +211,11 @@ def test_root_is_not_led_to_other_mounts_by_a_users_runtime_directory(
     place.write("file", b"ours")
     ours = mounting()
     theirs = strangers_mount
-    base = Path(f"/tmp/fusecache-{ordinary_user.uid}")
+    mounted = mounts.at(str(theirs.path))
+    assert mounted is not None
+    directory = Path(f"/tmp/fusecache-{ordinary_user.uid}/{mounted.device}")
+    assert (directory / "keeper.sock").exists()
     own = place.mountpoint.stat().st_dev
-    (directory,) = [p for p in base.iterdir() if (p / "keeper.sock").exists()]
     target = Path(f"/run/fusecache/{os.major(own)}:{os.minor(own)}")
     for name in ("keeper.sock", "control.sock"):
         (directory / name).rename(directory / f"{name}.aside")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hintsd import search
+from hintsd.files import DONE_NO_ROOM, DONE_STORED
 from hintsd.planner import AWAITED_S, SEEN_LOOKUP, MountPlanner
 from hintsd.policies.belady import origin_bytes
 from hintsd.progress import IDLE_AFTER_S, Progress
@@ -1142,6 +1143,28 @@ def test_failed_files_are_tried_again_while_they_are_wanted() -> None:
     for _ in range(5):
         scene.turn(step_s=1.0)
     assert 7 in scene.mount.ram
+
+
+@pytest.mark.parametrize("crossing", ["the answer to a fetch", "another scan"])
+def test_what_crosses_a_failure_ends_no_retry(crossing: str) -> None:
+    """A fetch is answered when its file has been sent to be staged, and the stage after that; or
+    the dataset is looked through again.
+    """
+    scene = Scene(same_sizes(50), ram_bytes=100 * FILE_BYTES)
+    scene.mount.failing = {7}
+    scene.open("job", scene.shuffled(), samples=50)
+    scene.settle()
+    inos = np.array([7], np.uint32)
+    if crossing == "another scan":
+        scene.planner.learn(inos, np.array([FILE_BYTES]), np.array([0], np.uint8))
+    else:
+        for result in (DONE_STORED, DONE_NO_ROOM):
+            scene.planner.done(inos, np.array([result], np.uint8), scene.now)
+    scene.mount.failing = set()
+    for _ in range(5):
+        scene.turn(step_s=1.0)
+    assert 7 in scene.mount.ram
+    assert scene.planner.status("job")["ahead_bytes"] == 2 * 50 * FILE_BYTES
 
 
 def test_after_a_disconnect_the_window_is_sent_anew() -> None:

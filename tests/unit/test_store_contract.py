@@ -9,12 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fusecache.errors import UserError
 from fusecache.store import Location, Version
 from fusecache.store import format as fmt
+from fusecache.store.index import Index
 from fusecache.store.types import BLOCK_BYTES, Item
 from tests.store_support import (
     DATASET,
@@ -52,6 +54,25 @@ def test_what_is_put_is_found_at_once_and_after_reopening(store: Opened) -> None
         assert again.store.usage().blocks == 40
         assert again.bad_after_verify() == (40, 0)
         check_invariants(again)
+
+
+def test_blocks_that_are_being_committed_count_once(
+    store: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    drop = Index._drop
+
+    def look(index: Index, *committed: Any) -> None:
+        counted.append(store.store.usage().blocks)
+        drop(index, *committed)
+
+    monkeypatch.setattr(Index, "_drop", look)
+    for number in range(3):
+        store.put(b"before%d" % number, content(number, 1000))
+        store.store.flush()
+    store.put(b"after", content(3, 1000))
+    assert store.store.usage().blocks == 4
+    assert counted == [1, 2, 3]
 
 
 def test_another_version_path_block_or_dataset_is_not_found(store: Opened) -> None:
