@@ -8,6 +8,7 @@ a fetch waits ROOM_WAIT_S for room, then goes on without being published.
 INVARIANT: a file whose time stamps are too young to be trusted (Origin.tick_ns) is served but
 neither published nor left in the kernel's cache.
 INVARIANT: only the publisher task calls `Store.put_many` (one writer a segment).
+INVARIANT: while there is a plan, nothing is evicted: what is to be on SSD is its business.
 
 A block that cannot be published (store full under `keep`, disk trouble) was still delivered:
 publishing is never the reader's business.
@@ -94,6 +95,8 @@ class Fetcher:
         self._kernel = kernel
         self._dataset = dataset
         self._stats = stats
+        self.is_planned = False
+        """Whether a hintsd wants files staged or fetched."""
         self._flights: dict[tuple[int, int], Flight] = {}
         self._queue: deque[Publication] = deque()
         self._last_queued: Flight | None = None
@@ -205,7 +208,9 @@ class Fetcher:
             self._stats.add("origin_files")
         if not flight.is_settled or not await self._has_room():
             return
-        self._queue_publication(flight, ino, flight.version, block, flight.data, evict=True)
+        self._queue_publication(
+            flight, ino, flight.version, block, flight.data, evict=not self.is_planned
+        )
 
     def _queue_publication(
         self, flight: Flight, ino: int, version: Version, block: int, data: memoryview, evict: bool

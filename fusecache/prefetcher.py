@@ -265,6 +265,7 @@ class Prefetcher:
         self._plan += 1
         self._report = None
         self._left_over |= self._busy
+        self._fetcher.is_planned = False
         _native.plan_end()
         self._staging.clear()
         self._restoring.clear()
@@ -312,6 +313,7 @@ class Prefetcher:
             queue.forget_cancelled()
             if queue.count + len(inos) > QUEUED_MOST:
                 raise ValueError(f"more than {QUEUED_MOST} files are unanswered")
+        self._fetcher.is_planned = True
         _native.plan_mark(
             inos.tobytes(),
             _native.PLAN_QUEUED | add,
