@@ -282,6 +282,8 @@ PUSHED: Final[int]  # whole; an empty file is
 PUSH_CHANGED: Final[int]  # another version, flagged stale, gone, or no file
 PUSH_REFUSED: Final[int]  # the kernel would not take it
 PUSH_LARGE: Final[int]  # more than one block: not done here
+PAGES_GONE: Final[int]
+PAGES_THERE: Final[int]
 PUSH_READ: Final[int]  # a reader was faster: its own READs bring the pages
 
 def plan_begin() -> None:
@@ -343,9 +345,10 @@ def push_files(
 def drop(mountpoint: bytes, inos: bytes, fuse_fd: int) -> None:
     """Drop their pages; they are neither STAGED nor in the RAM ring any more."""
 
-def gone(fuse_fd: int, inos: bytes, within_ms: int) -> bytes:
-    """A byte each: 1: the RAM ring counts the file, and the kernel has not its first page any more.
-    Blocking: not in a thread that answers requests.
+def ask_pages(fuse_fd: int, inos: bytes, within_ms: int) -> bytes:
+    """A byte each: PAGES_THERE: the kernel has the file's first page; PAGES_GONE: not any more,
+    though the RAM ring counts the file; 0: not known. Blocking: not in a thread that answers
+    requests.
     """
 
 def list_directory(

@@ -152,7 +152,8 @@ class Fetcher:
         self, ino: int, flight: Flight, version: Version, data: bytes, begun_ns: int, store: bool
     ) -> bool:
         """The file was read, whole, and had `version` before and after; reading began at `begun_ns`
-        (CLOCK_REALTIME). Readers get it; it is published if `store`.
+        (CLOCK_REALTIME). Readers get it; it is published if `store`. If not, readers join the
+        flight until the caller calls `land`.
 
         False: the table knows another version by now (a failed flight), or it is too young to be
         kept anywhere.
@@ -167,9 +168,12 @@ class Fetcher:
         if flight.is_settled and store:
             self._queue_publication(flight, ino, version, 0, flight.data, evict=False)
         flight.done.set()
-        if not flight.is_queued:
-            self._land((ino, 0), flight)
         return flight.is_settled
+
+    def land(self, ino: int, flight: Flight) -> None:
+        """The bytes of a finished flight are where they are wanted, unless they are published."""
+        if flight.done.is_set() and not flight.is_queued and not flight.published.is_set():
+            self._land((ino, 0), flight)
 
     def fail(self, ino: int, flight: Flight, error: OriginError) -> None:
         """The file was not read. Readers that have joined try it themselves, unless it hung."""

@@ -440,8 +440,9 @@ ssize_t plan_list(uint64_t dir, uint64_t after, size_t most, struct listed *out,
 
 /* ---- what the kernel has let go of --------------------------------------------------------- */
 int window_init(void);
-/* gone: a byte each. It waits for the kernel's answers, which front threads take; no answer: not gone. */
-void window_gone(int fd, const uint32_t *inos, size_t count, uint8_t *gone, unsigned within_ms);
+enum { PAGES_UNKNOWN, PAGES_GONE, PAGES_THERE };
+/* found: one of these each. It waits for the kernel's answers, which front threads take; no answer: unknown. */
+void window_ask(int fd, const uint32_t *inos, size_t count, uint8_t *found, unsigned within_ms);
 void window_told(uint64_t number, bool is_there);
 
 /* ---- fetch pool --------------------------------------------------------------------------- */

@@ -342,7 +342,9 @@ class _Channel:
             if inos or lost:
                 array = np.frombuffer(kinds, np.uint8)
                 is_wanted = array & _native.PLAN_WANTED != 0
-                is_late = (array & WHAT != _native.SEEN_LOOKUP) & is_wanted
+                is_read = array & WHAT != _native.SEEN_LOOKUP
+                is_late = is_read & is_wanted
+                self._prefetcher.saw_reads(np.frombuffer(inos, np.uint32)[is_read])
                 self._plan.overtaking_reads += int(np.count_nonzero(is_late))
                 if np.any(is_late & (array & _native.PLAN_STAGED != 0)):
                     self._prefetcher.window.suspect()
