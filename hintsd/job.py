@@ -58,6 +58,7 @@ class Job:
         self.begin = self.end = self.sent = self.fetched = progress.low
         self.reach = 0  # samples in the last window that was not empty
         self.window_bytes = self.sent_bytes = 0
+        self.needs_bytes = (0, 0)  # what the window needs: in the epoch before, and in this one
         self.spare: deque[Inos] = deque()
         self.sentinel_epoch = -1
         self.unwire()

@@ -20,6 +20,7 @@ from hintsd.files import (
     FETCHING,
     GONE,
     HELD,
+    KEPT,
     PAGE_BYTES,
     RESIDENT,
     SENT,
@@ -45,6 +46,11 @@ class Placement:
         self._files = files
         self._short_of_bytes: int | None = None  # free room when residents did not fit
         self._fetching: deque[Inos] = deque()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether files are to be missing on SSD."""
+        return self._short_of_bytes is not None
 
     def void(self) -> None:
         """Nothing is being fetched any more."""
@@ -92,7 +98,7 @@ class Placement:
 
     def _missing(self, inos: Inos) -> Inos:
         """Those that could become residents."""
-        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE) == 0]
+        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE | KEPT) == 0]
         found: Inos = inos[(self._files.sizes[inos] > 0) & (inos != 0)]
         return found
 

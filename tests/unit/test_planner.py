@@ -26,10 +26,16 @@ class Scene:
     """One mount, its planner, jobs with their orders, and a clock."""
 
     def __init__(
-        self, sizes: Inos, *, ram_bytes: int, ssd_bytes: int = 1 << 60, seed: int = 0
+        self,
+        sizes: Inos,
+        *,
+        ram_bytes: int,
+        ssd_bytes: int = 1 << 60,
+        outside_bytes: int = 0,
+        seed: int = 0,
     ) -> None:
         self.rng = np.random.default_rng(seed)
-        self.mount = ModelMount(sizes, ssd_bytes=ssd_bytes)
+        self.mount = ModelMount(sizes, ssd_bytes=ssd_bytes, outside_bytes=outside_bytes)
         self.planner = make_planner(self.mount, ram_bytes)
         self.budget_bytes = ram_bytes
         self.orders: dict[str, Callable[[int], Inos | None]] = {}
