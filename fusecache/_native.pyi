@@ -7,6 +7,9 @@ releases the GIL. Errors of system calls are OSError with errno set. Inode numbe
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 BLOCK_BYTES: Final[int]  # 4 MiB
 CHUNK_BYTES: Final[int]  # 64 KiB, the unit of segment checksums
 STREAM_HEAD_BYTES: Final[int]  # 128 KiB left unpushed at the start of a streamed block
@@ -349,6 +352,11 @@ def ask_pages(fuse_fd: int, inos: bytes, within_ms: int) -> bytes:
     """A byte each: PAGES_THERE: the kernel has the file's first page; PAGES_GONE: not any more,
     though the RAM ring counts the file; 0: not known. Blocking: not in a thread that answers
     requests.
+    """
+
+def segments_of(marks: NDArray[np.uint8]) -> tuple[bytes, bytes]:
+    """Of inodes whose mark (by number) is not 0: the segments in which a block of them lies, and
+    those that are larger than a block of which one has no location (u32 each). Blocking.
     """
 
 def list_directory(

@@ -8,7 +8,7 @@ a fetch waits ROOM_WAIT_S for room, then goes on without being published.
 INVARIANT: a file whose time stamps are too young to be trusted (Origin.tick_ns) is served but
 neither published nor left in the kernel's cache.
 INVARIANT: only the publisher task calls `Store.put_many` (one writer a segment).
-INVARIANT: while there is a plan, nothing is evicted: what is to be on SSD is its business.
+INVARIANT: while there is a plan, nothing that it has pinned is evicted (pins.py).
 
 A block that cannot be published (store full under `keep`, disk trouble) was still delivered:
 publishing is never the reader's business.
@@ -30,6 +30,7 @@ from fusecache.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.kernel import Kernel
 from fusecache.origin import Origin, Tick, read_range
 from fusecache.packer import Packer
+from fusecache.pins import Pins
 from fusecache.stats import Stats
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Location, Version
@@ -88,6 +89,7 @@ class Fetcher:
         kernel: Kernel,
         dataset: bytes,
         stats: Stats,
+        pins: Pins,
     ) -> None:
         self._origin = origin
         self._store = store
@@ -95,8 +97,7 @@ class Fetcher:
         self._kernel = kernel
         self._dataset = dataset
         self._stats = stats
-        self.is_planned = False
-        """Whether a hintsd wants files staged or fetched."""
+        self.pins = pins
         self._flights: dict[tuple[int, int], Flight] = {}
         self._queue: deque[Publication] = deque()
         self._last_queued: Flight | None = None
@@ -166,7 +167,7 @@ class Fetcher:
         self._stats.add("bytes_from_origin", len(data))
         flight.is_settled = self._is_settled(ino, version, begun_ns)
         if flight.is_settled and store:
-            self._queue_publication(flight, ino, version, 0, flight.data, evict=False)
+            self._queue_publication(flight, ino, version, 0, flight.data, evict=self.pins.may_evict)
         flight.done.set()
         return flight.is_settled
 
@@ -213,7 +214,12 @@ class Fetcher:
         if not flight.is_settled or not await self._has_room():
             return
         self._queue_publication(
-            flight, ino, flight.version, block, flight.data, evict=not self.is_planned
+            flight,
+            ino,
+            flight.version,
+            block,
+            flight.data,
+            evict=self.pins.may_evict or not self.pins.is_planned,
         )
 
     def _queue_publication(
@@ -364,6 +370,7 @@ class Fetcher:
                 item.flight.stored = self._packer.add(item.ino, item.version, item.data)
             if not (item.flight.stored or self._packer.keeps_out(item.ino, size_bytes, length)):
                 rest.append(item)
+        kept = self.pins.segments if self.pins.is_planned else None
         may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
         for evict in (True, False):
             chosen = [item for item in rest if (item.evict and may_evict) is evict]
@@ -372,7 +379,7 @@ class Fetcher:
             items = [
                 (_native.path(item.ino), item.version, item.block, item.data) for item in chosen
             ]
-            locations = self._store.put_many(self._dataset, items, evict=evict)
+            locations = self._store.put_many(self._dataset, items, evict=evict, kept=kept)
             for item, location in zip(chosen, locations, strict=True):
                 if location is not None:
                     item.flight.stored = True

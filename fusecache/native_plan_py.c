@@ -306,6 +306,28 @@ static PyObject *py_drop(PyObject *module, PyObject *args, PyObject *kwargs)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_segments_of(PyObject *module, PyObject *arg)
+{
+	struct number_list segnos = {0}, unknown = {0};
+	PyObject *out = NULL;
+	Py_buffer marks;
+	int err;
+
+	(void)module;
+	if (PyObject_GetBuffer(arg, &marks, PyBUF_SIMPLE))
+		return NULL;
+	WITHOUT_GIL(err = table_segments(marks.buf, (size_t)marks.len, &segnos, &unknown));
+	PyBuffer_Release(&marks);
+	if (err)
+		os_error(err);
+	else
+		out = Py_BuildValue("y#y#", segnos.items ? (char *)segnos.items : "", (Py_ssize_t)segnos.count * 4,
+				    unknown.items ? (char *)unknown.items : "", (Py_ssize_t)unknown.count * 4);
+	free(segnos.items);
+	free(unknown.items);
+	return out;
+}
+
 static PyObject *py_ask_pages(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	unsigned within_ms;
@@ -543,6 +565,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(push_files),
     WITH_KEYWORDS(drop),
     WITH_KEYWORDS(ask_pages),
+    ONE_ARGUMENT(segments_of),
     WITH_KEYWORDS(list_directory),
     WITH_KEYWORDS(fetch_start),
     WITH_KEYWORDS(fetch_submit),

@@ -16,6 +16,7 @@ finished, and reported to nobody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import heapq
 import itertools
@@ -38,6 +39,7 @@ from fusecache.fetcher import Fetcher, Flight
 from fusecache.kernel import Kernel
 from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.packer import Packer
+from fusecache.pins import Pins
 from fusecache.reader import Reader
 from fusecache.stats import Stats
 from fusecache.store.types import BLOCK_BYTES, Version
@@ -268,7 +270,7 @@ class Prefetcher:
         self._plan += 1
         self._report = None
         self._left_over |= self._busy
-        self._fetcher.is_planned = False
+        self._fetcher.pins.clear()
         _native.plan_end()
         self._staging.clear()
         self._restoring.clear()
@@ -318,7 +320,7 @@ class Prefetcher:
             queue.forget_cancelled()
             if queue.count + len(inos) > QUEUED_MOST:
                 raise ValueError(f"more than {QUEUED_MOST} files are unanswered")
-        self._fetcher.is_planned = True
+        self._fetcher.pins.plan()
         _native.plan_mark(
             inos.tobytes(),
             _native.PLAN_QUEUED | add,
@@ -346,6 +348,24 @@ class Prefetcher:
         _native.plan_mark(inos.tobytes(), _native.PLAN_QUEUED, _native.PLAN_READ)
         self._restoring.put(inos, np.zeros(len(inos), np.uint8))
         self._stageable.unpark(count=-(-len(inos) // STAGE_BATCH))
+
+    @property
+    def pins(self) -> Pins:
+        return self._fetcher.pins
+
+    async def pin(self, inos: Inos, number: int, others: bool, last: bool) -> None:
+        """The next part of a list of what is to stay on SSD (docs/WIRE.md, *Pins*)."""
+        unknown = await trio.to_thread.run_sync(self.pins.put, inos, number, others, last)
+        if len(unknown):
+            await trio.to_thread.run_sync(self._locate_all, unknown.tolist())
+
+    def _locate_all(self, inos: list[int]) -> None:
+        """Blocking."""
+        for ino in inos:
+            with contextlib.suppress(KeyError):
+                version = namespace.version(ino)
+                for block in range(namespace.block_count(version.size)):
+                    self._fetcher.locate(ino, version, block)
 
     def cancel(self, inos: Inos) -> None:
         _native.plan_mark(inos.tobytes(), 0, _native.PLAN_QUEUED | _native.PLAN_WANTED)

@@ -39,12 +39,15 @@ class Job:
         epochs: int | None,
         batch_size: int,
         progress: Progress,
+        dataset: Inos,
     ) -> None:
+        """`dataset`: all files that its orders may have."""
         self.name = name
         self.sequence = sequence
         self.epochs = epochs
         self.batch_size = batch_size
         self.progress = progress
+        self.dataset = dataset
         self.trail: Trail | None = None  # while a recording runs
         self.opened_at = progress.confirmed_at
         self.state = "waiting"

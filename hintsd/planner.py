@@ -113,6 +113,13 @@ class MountPlanner:
         """static, reorder or auto, and what the mount has measured of its SSD."""
         self._layout.set(layout, probe)
 
+    def set_pins(self, is_known: bool, told: int, *, others_may_go: bool) -> None:
+        """Whether the mount's server knows pins, and by which list it goes; whether no other
+        mount's files on its cache directory have to stay.
+        """
+        self._placement.knows_pins, self._placement.pins_told = is_known, told
+        self._placement.others_may_go = others_may_go
+
     def packing_refused(self, why: str, now: float) -> None:
         """The mount has no log open, for this reason, although one was announced."""
         self._layout.refused(why, now)
@@ -151,11 +158,12 @@ class MountPlanner:
         batch_size: int,
         workers: int,
         prefetch_factor: int,
+        dataset: Inos,
         now: float,
         is_lost: bool = False,
     ) -> None:
-        """A job that begins at sample `index` of `epoch`; or (`is_lost`) was seen there last, and
-        is anywhere beyond by now.
+        """A job on these files, which were learned before, that begins at sample `index` of
+        `epoch`; or (`is_lost`) was seen there last, and is anywhere beyond by now.
         """
         assert name not in self._jobs, "job names are unique"
         assert samples_per_epoch > 0
@@ -167,7 +175,7 @@ class MountPlanner:
             prefetch_factor=prefetch_factor,
             now=now,
         )
-        job = Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress)
+        job = Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress, dataset)
         if is_lost:
             job.search, job.is_lost = Search(now, span=batch_size), True
         self._jobs[name] = job
@@ -669,21 +677,26 @@ class MountPlanner:
                 self._follow(job)
         self._keep_at_most(self._keep_bytes())
         self._is_busy = not self._jobs or any(job.live for job in self._jobs.values())
-        self._placement.place(self._jobs.values(), now)
+        pins = self._placement.pin(self._jobs.values())
+        if self._placement.is_room_known:
+            self._placement.place(self._jobs.values(), now)
         self._layout.review()
         self._balance()
         self._reclaim()
-        stages = self._stage(now)
-        fetches = self._placement.fetch(
-            job
-            for job in self._jobs.values()
-            if job.log.decided >= 0 or not self._layout.is_packable(job)  # else a log comes first
-        )
+        stages, fetches = [], []
+        if self._placement.is_room_known:
+            stages = self._stage(now)
+            fetches = self._placement.fetch(
+                job
+                for job in self._jobs.values()
+                if job.log.decided >= 0 or not self._layout.is_packable(job)  # a log comes first
+            )
         wires = self._wires.lay(self._jobs.values(), now)
         commands = [
             *commands_of("cancel", self._files.cancels),
             *commands_of("drop", self._files.drops),
             *([Command("clear", NO_INOS)] if self._clear else []),
+            *pins,
             *self._layout.take_packs(),
             *stages,
             *fetches,
@@ -1027,6 +1040,7 @@ class MountPlanner:
         if not any(other.live for other in self._jobs.values() if other is not job):
             self._clear = True
             self._files.clear()
+            self._placement.unpinned()
 
     # --- staging
 

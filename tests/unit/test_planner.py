@@ -79,6 +79,7 @@ class Scene:
             batch_size=batch_size,
             workers=workers,
             prefetch_factor=2,
+            dataset=np.arange(1, len(self.mount.sizes) + 1, dtype=np.uint32),
             now=self.now,
             is_lost=is_lost,
         )
@@ -592,6 +593,7 @@ def test_a_file_read_at_an_epochs_end_is_a_wire_at_the_next_ones_beginning() -> 
         batch_size=4,
         workers=1,
         prefetch_factor=1,
+        dataset=first,
         now=0.0,
     )
     planner.supply("job", 0, first)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fusecache import _native
 from fusecache.fetcher import Fetcher
+from fusecache.pins import Pins
 from fusecache.prefetcher import LEFT_FILES, ArrayQueue, Prefetcher
 
 PARTS = st.lists(st.lists(st.tuples(st.integers(1, 2**32 - 1), st.integers(0, 1)), max_size=20))
@@ -77,7 +78,7 @@ def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_native, "plan_flags", lambda inos: queued * (len(inos) // 4))
     stub: Any = None
     prefetcher = Prefetcher(
-        fetcher=cast(Fetcher, SimpleNamespace()),
+        fetcher=cast(Fetcher, SimpleNamespace(pins=Pins())),
         reader=stub,
         origin=stub,
         packer=stub,

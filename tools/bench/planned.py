@@ -6,6 +6,7 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 
 from hintsd.orders import Order, OrderSpec
@@ -30,6 +31,7 @@ def open_job(planner: MountPlanner, samples_per_epoch: int, epochs: int) -> None
         batch_size=_BATCH_SIZE,
         workers=8,
         prefetch_factor=2,
+        dataset=np.arange(1, samples_per_epoch + 1, dtype=np.uint32),
         now=0.0,
     )
 
