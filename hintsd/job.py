@@ -62,6 +62,7 @@ class Job:
         self.reach = 0  # samples in the last window that was not empty
         self.window_bytes = self.sent_bytes = 0
         self.needs_bytes = (0, 0)  # what the window needs: in the epoch before, and in this one
+        self.known_mean_bytes = 0.0  # of RAM, that a sample of its last window took
         self.spare: deque[Inos] = deque()
         self.sentinel_epoch = -1
         self.unwire()

@@ -776,9 +776,10 @@ class MountPlanner:
         if job.sequence.epoch_of(begin) != job.sequence.epoch_of(job.begin):
             job.needs_bytes = (job.needs_bytes[1], 0)
         before, now = job.needs_bytes
-        ahead_bytes = progress.samples_per_s * AHEAD_S * job.mean_bytes
+        job.known_mean_bytes = job.mean_bytes or job.known_mean_bytes
+        ahead_bytes = progress.samples_per_s * AHEAD_S * job.known_mean_bytes
         need_bytes = max(
-            2 * progress.at_once * job.mean_bytes,
+            2 * progress.at_once * job.known_mean_bytes,
             min(ahead_bytes, self._files.budget_bytes / AHEAD_SHARE),
         )
         job.needs_bytes = (before, max(now, int(need_bytes)))
@@ -790,6 +791,8 @@ class MountPlanner:
             return 0
         budget_bytes = self._files.budget_bytes
         need_bytes = sum(max(job.needs_bytes) for job in jobs)
+        if need_bytes > 2 * budget_bytes:  # what is read at once does not fit: ahead is in vain
+            return budget_bytes
         return budget_bytes - min(need_bytes, budget_bytes // NEED_SHARE)
 
     def _keep_at_most(self, most_bytes: int) -> None:

@@ -76,8 +76,9 @@ def test_what_neither_ram_nor_ssd_holds_is_fetched_once_an_epoch(
     window = min(max(need, ram // AHEAD_SHARE), ram // NEED_SHARE)
     missing = (count - ssd - (ram - window)) / count
     if count == 300 and workers == 8:
-        # All of an epoch is read at once, and where is seldom known.
-        assert max(shares[1:]) <= 1.01 * (count - ssd) / count
+        # What is read at once is more than RAM takes: all of that is kept, and readers come first.
+        assert max(shares[1:]) <= 1.03 * (count - ssd - ram) / count, shares
+        assert shares[0] <= 1.12, shares
         return
     assert traffic.wasted <= 0.005 * count
     assert shares[0] <= 1.01
