@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache import _native
+from fusecache.fetcher import Fetcher
+from fusecache.pins import Pins
 from fusecache.prefetcher import LEFT_FILES, ArrayQueue, Prefetcher
 
 PARTS = st.lists(st.lists(st.tuples(st.integers(1, 2**32 - 1), st.integers(0, 1)), max_size=20))
@@ -75,7 +78,7 @@ def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_native, "plan_flags", lambda inos: queued * (len(inos) // 4))
     stub: Any = None
     prefetcher = Prefetcher(
-        fetcher=stub,
+        fetcher=cast(Fetcher, SimpleNamespace(pins=Pins())),
         reader=stub,
         origin=stub,
         packer=stub,
