@@ -291,13 +291,14 @@ class Mount:
     def read_until_stored(self, *names: str, blocks: int) -> None:
         """Read these files until the store holds `blocks` blocks: what is too young is not kept."""
 
-        def look() -> bool:
+        def look() -> None:
             for name in names:
                 (self.path / name).read_bytes()
                 drop_file(self.path / name)
-            return bool(self.value("ssd", "blocks") >= blocks)
+            status = self.status()
+            assert status["ssd"]["blocks"] >= blocks, repr(status)
 
-        eventually(look, every_s=0.2)
+        eventually(look, 60, 0.2)
 
     # ---- log -----------------------------------------------------------------------------------
     def log(self) -> str:
