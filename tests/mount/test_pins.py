@@ -133,7 +133,7 @@ def test_an_idle_job_keeps_its_files_and_no_more(place: Place, mounting: Mountin
 @in_one_mode
 def test_a_job_that_is_done_keeps_nothing(place: Place, mounting: Mounting) -> None:
     mine, theirs = write(place.source, "mine", HALF), write(place.source, "theirs", HALF * 2)
-    mount = mounting(*FLAGS)
+    mount = mounting(*FLAGS, "--policy", "lrf")
     reading = Reading(mount, place.source)
     with Directed() as directed:
         spec = open_job(directed, mount, "mine", HALF, epochs=1)
@@ -172,7 +172,7 @@ def test_live_jobs_never_take_each_others_files(place: Place, mounting: Mounting
 def test_pins(place: Place, mounting: Mounting) -> None:
     """A list counts from its last frame on; without `others` nothing goes; the end frees all."""
     mine, theirs = write(place.source, "mine", HALF), write(place.source, "theirs", FULL)
-    mount = mounting(*FLAGS)
+    mount = mounting(*FLAGS, "--policy", "lrf")
     reading = Reading(mount, place.source)
     with PlanClient(mount.path) as client:
         assert client.hello["mount"]["pins"] == 1

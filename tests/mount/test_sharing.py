@@ -83,7 +83,7 @@ def test_the_smaller_limit_holds_for_both_mounts(place: Place, mounting: Mountin
 @pytest.mark.claim("F6")
 def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mounting) -> None:
     files = make_files(place.source, 80, lambda _: MIB)
-    mount = mounting("--ssd", "32M", "--ram", "64M")
+    mount = mounting("--ssd", "32M", "--ram", "64M", "--policy", "lrf")
     for path in files:
         assert digest(mount.path / path.relative_to(place.source)) == digest(path)
         assert disk_bytes(place.cache_dir) <= 32 * MIB
