@@ -288,10 +288,9 @@ class Fetcher:
     ) -> tuple[bytes | bytearray, bool]:
         """(bytes, whether they came from the store), in a worker thread."""
         if block is not None:
-            if self.locate(ino, version, block):
+            cached = _native.log_read(ino, version, offset, length)
+            if cached is None and self.locate(ino, version, block):  # then it may be written
                 cached = _native.read_cached(ino, offset, length)
-            else:
-                cached = _native.log_read(ino, version, offset, length)
             if cached is not None and len(cached) == length:
                 return cached, True
         return read_range(ino, version, offset, length, tick), False
@@ -379,15 +378,11 @@ class Fetcher:
                 rest.append(item)
         kept = self.pins.segments if self.pins.is_planned else None
         may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
-        for evict, asked in ((True, True), (True, False), (False, False)):
-            chosen = [
-                item
-                for item in rest
-                if (item.evict and may_evict, item.evict and may_evict and item.asked)
-                == (evict, asked)
-            ]
-            if not chosen:
-                continue
+        kinds: dict[tuple[bool, bool], list[Publication]] = {}
+        for item in rest:
+            evict = item.evict and may_evict
+            kinds.setdefault((evict, evict and item.asked), []).append(item)
+        for (evict, asked), chosen in sorted(kinds.items(), key=lambda kind: kind[0], reverse=True):
             items = [
                 (_native.path(item.ino), item.version, item.block, item.data) for item in chosen
             ]

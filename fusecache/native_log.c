@@ -40,7 +40,8 @@ _Static_assert(RECORD_FIXED + 8 * CHUNKS_MOST + ENTRY_FIXED + PATH_BYTES_MOST + 
 
 struct chunk;
 struct piece { /* a buffer of a chunk, and what lies in it */
-	struct piece *next;
+	struct piece *next;  /* in the queue, or of the spare ones */
+	struct piece *older; /* of those closed in its chunk, and not finished */
 	struct chunk *chunk;
 	unsigned char *mem;
 	struct moved *records;
@@ -52,8 +53,9 @@ struct piece { /* a buffer of a chunk, and what lies in it */
 
 struct chunk {
 	pthread_mutex_t lock;
-	struct piece *piece; /* NULL: none yet */
-	uint64_t position;   /* where the next piece begins */
+	struct piece *piece;  /* NULL: none yet */
+	struct piece *closed; /* the last one taken out of it, if it is not finished */
+	uint64_t position;    /* where the next piece begins */
 	uint64_t length;     /* end of what has been written whole; under queue.lock, as the next two */
 	uint64_t lost;	     /* bytes of writes that failed, not given back as credit yet */
 	uint32_t pending;    /* pieces taken out of it and not finished */
@@ -280,6 +282,8 @@ static struct piece *piece_close(struct chunk *chunk)
 	struct piece *piece = chunk->piece;
 
 	chunk->piece = NULL;
+	piece->older = chunk->closed;
+	chunk->closed = piece;
 	chunk->position += piece->used;
 	pthread_mutex_lock(&queue.lock);
 	piece->generation = queue.generation;
@@ -287,6 +291,18 @@ static struct piece *piece_close(struct chunk *chunk)
 	chunk->pending++;
 	pthread_mutex_unlock(&queue.lock);
 	return piece;
+}
+
+/* Its records lie where locations lead by now, or nowhere. */
+static void piece_finish(struct piece *piece)
+{
+	struct piece **at = &piece->chunk->closed;
+
+	pthread_mutex_lock(&piece->chunk->lock);
+	while (*at != piece)
+		at = &(*at)->older;
+	*at = piece->older;
+	pthread_mutex_unlock(&piece->chunk->lock);
 }
 
 /* Waits for room. */
@@ -375,6 +391,7 @@ static void piece_write(struct piece *piece)
 		atomic_fetch_and(&chunk_of[record->ino], (uint16_t)~APPENDED); /* after the switch */
 	}
 	atomic_fetch_sub(&log_counters.waiting_bytes, piece->used);
+	piece_finish(piece);
 	pthread_mutex_lock(&queue.lock);
 	if (written) {
 		count_left(piece);
@@ -687,14 +704,18 @@ bool log_read(uint32_t ino, const struct version *of, uint64_t offset, void *to,
 	struct chunk *chunk;
 	uint16_t number = 0;
 	bool found = false;
+	int state;
 
 	pthread_rwlock_rdlock(&the.gate);
-	if (atomic_load(&the.state) == OPEN && (ino = primary_of(ino)))
+	state = atomic_load(&the.state);
+	if ((state == OPEN || state == ENDING) && (ino = primary_of(ino)))
 		number = atomic_load(&chunk_of[ino]);
 	if (number & APPENDED) {
 		chunk = &the.chunks[(number & NUMBER) - 1];
 		pthread_mutex_lock(&chunk->lock);
 		found = piece_read(chunk->piece, ino, of, offset, to, size);
+		for (const struct piece *closed = chunk->closed; closed && !found; closed = closed->older)
+			found = piece_read(closed, ino, of, offset, to, size);
 		pthread_mutex_unlock(&chunk->lock);
 	}
 	pthread_rwlock_unlock(&the.gate);
@@ -816,7 +837,10 @@ static size_t end(bool forget, struct segment_end *ends)
 		pthread_rwlock_wrlock(&the.gate); /* those who were inside are out */
 		pthread_rwlock_unlock(&the.gate);
 		flush();
-		writers_end();
+		writers_end(); /* locations lead to all that waited */
+		atomic_store(&the.state, CLOSED);
+		pthread_rwlock_wrlock(&the.gate); /* nor does log_read() look into chunks any more */
+		pthread_rwlock_unlock(&the.gate);
 		for (count = 0; count < the.settings.chunks; count++) {
 			struct chunk *chunk = &the.chunks[count];
 
@@ -833,7 +857,6 @@ static size_t end(bool forget, struct segment_end *ends)
 		free(the.chunks);
 		the.chunks = NULL;
 		chunks_forget();
-		atomic_store(&the.state, CLOSED);
 	}
 	pthread_mutex_unlock(&the.control);
 	return count;

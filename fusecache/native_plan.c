@@ -424,6 +424,8 @@ struct staging {
 static bool stage_begin(struct staging *file, uint8_t *result)
 {
 	*result = (uint8_t)may_push(&file->ino, &file->version, &file->packed);
+	if (*result == PUSHED && !file->version.size)
+		plan_mark(file->ino, PLAN_STAGED, 0);
 	if (*result != PUSHED || !file->version.size)
 		return false;
 	file->move = file->move && file->packed && log_wants(file->ino);

@@ -163,6 +163,20 @@ def _refusal(ino: int) -> int:
     return NOT_PUSHED if is_file else CHANGED
 
 
+def _in_log(ino: int) -> File | None:
+    """A file of one block that waits in the log to be written, and has no location before. One that
+    is being written meanwhile has it when this has returned.
+    """
+    try:
+        version = namespace.version(ino)
+    except KeyError:
+        return None
+    if version.size > BLOCK_BYTES:
+        return None
+    data = _native.log_read(ino, version, 0, version.size)
+    return None if data is None else (ino, version, data)
+
+
 def _flags(ino: int) -> int:
     return _native.plan_flags(ino.to_bytes(4, "little"))[0]
 
@@ -211,6 +225,7 @@ class Prefetcher:
         # Not on SSD: inode -> whether to store it. Those to be staged go first, and in their order,
         # a heap of (number in that order, inode): batches come from several threads.
         self._to_stage: dict[int, bool] = {}
+        self._came: set[int] = set()  # those that were to be fetched, but had come to SSD
         self._order: list[tuple[int, int]] = []
         self._number = 0  # of files whose turn to be staged has come
         self._left: list[tuple[Inos, NDArray[np.uint8]]] = []  # to the readers
@@ -279,6 +294,7 @@ class Prefetcher:
         self._waiting.clear()
         self._fetching.clear()
         self._to_stage.clear()
+        self._came.clear()
         self._order.clear()
         self._to_fetch.clear()
         self._large.clear()
@@ -519,16 +535,6 @@ class Prefetcher:
         chosen = np.array(is_new)
         return inos[chosen], store[chosen]
 
-    def _take(self, queue: ArrayQueue, most: int) -> dict[int, bool]:
-        """The next that were not cancelled and are not under way: inode -> whether to store it."""
-        inos, store = queue.take(most)
-        is_live = flags_of(inos) & _native.PLAN_QUEUED != 0
-        return {
-            ino: bool(keep)
-            for ino, keep in zip(inos[is_live].tolist(), store[is_live].tolist(), strict=True)
-            if (ino not in self._busy or ino in self._left_over) and ino not in self._to_stage
-        }
-
     def _stage_now(self, inos: Inos, store: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Blocking. Those whose location is not known are looked for in the index once."""
         fuse_fd, mountpoint = self._kernel.fuse_fd, self._mountpoint
@@ -538,8 +544,16 @@ class Prefetcher:
         results = np.frombuffer(
             _native.stage(fuse_fd, mountpoint, inos.tobytes(), moves.tobytes()), np.uint8
         ).copy()
-        missing = np.flatnonzero(results == _native.PUSH_NO_BYTES)
-        found = [index for index in missing.tolist() if self._is_stored(int(inos[index]))]
+        missing = np.flatnonzero(results == _native.PUSH_NO_BYTES).tolist()
+        waiting = {index: file for index in missing if (file := _in_log(int(inos[index])))}
+        if waiting:
+            pushed = _native.push_files(fuse_fd, mountpoint, list(waiting.values()))
+            results[list(waiting)] = np.frombuffer(pushed, np.uint8)
+        found = [
+            index
+            for index in missing
+            if index not in waiting and self._is_located(int(inos[index]))
+        ]
         if found:
             again = _native.stage(
                 fuse_fd, mountpoint, inos[found].tobytes(), moves[found].tobytes()
@@ -557,6 +571,10 @@ class Prefetcher:
         return are_there
 
     def _is_stored(self, ino: int) -> bool:
+        """Whether the file's one block is on SSD, or on its way there in the log. Blocking."""
+        return _in_log(ino) is not None or self._is_located(ino)
+
+    def _is_located(self, ino: int) -> bool:
         """Whether the file's one block has a location. Blocking."""
         try:
             version = namespace.version(ino)
@@ -612,24 +630,20 @@ class Prefetcher:
             if not self._fetching.count or len(self._to_fetch) >= SORTED_MOST:
                 await self._sortable.park()
                 continue
-            plan, wanted = self._plan, self._take(self._fetching, SORT_BATCH)
-            for ino in [ino for ino in wanted if ino in self._jobs and self._jobs[ino].store]:
-                del wanted[ino]  # it is being stored
-                if not _flags(ino) & _native.PLAN_WANTED:
-                    _mark(ino, 0, _native.PLAN_QUEUED)
-            if not wanted:
+            plan, (inos, _) = self._plan, self._fetching.take(SORT_BATCH)
+            unsorted = self._only_fetched(inos)
+            if not unsorted:
                 await trio.sleep(0)
                 continue
-            inos = list(wanted)
             is_stored = await trio.to_thread.run_sync(
-                self._sort_now, inos, limiter=self._sorters, abandon_on_cancel=True
+                self._sort_now, unsorted, limiter=self._sorters, abandon_on_cancel=True
             )
             if plan != self._plan:
                 continue
-            stored = np.array([i for i, yes in zip(inos, is_stored, strict=True) if yes], np.uint32)
-            _native.plan_mark(stored.tobytes(), 0, _native.PLAN_QUEUED)
-            self._answer_all(stored, STORED)
-            for ino in (i for i, yes in zip(inos, is_stored, strict=True) if not yes):
+            stored = {ino for ino, yes in zip(unsorted, is_stored, strict=True) if yes}
+            left = self._only_fetched(np.array(unsorted, np.uint32))
+            self._answer_stored([ino for ino in left if ino in stored])
+            for ino in (ino for ino in left if ino not in stored):
                 if namespace.version(ino).size > BLOCK_BYTES:
                     self._large.append((ino, True, self._plan))
                     self._large_work.unpark()
@@ -637,6 +651,33 @@ class Prefetcher:
                     self._to_fetch[ino] = True
             self._origin_work.unpark()
             self._feed()
+
+    def _only_fetched(self, inos: Inos) -> list[int]:
+        """Those of these that wait for nothing but to be fetched. What is to be staged as well is
+        answered when it is staged: in its turn, or after all others.
+        """
+        flags = flags_of(inos)
+        is_queued = flags & _native.PLAN_QUEUED != 0
+        is_staged = flags & _native.PLAN_STAGED != 0
+        is_to_be_staged = (flags & _native.PLAN_WANTED != 0) & ~is_staged
+        wanted = inos[is_queued & is_to_be_staged]
+        self._staging.put(wanted, np.full(len(wanted), STORE, np.uint8))
+        self._stageable.unpark(count=-(-len(wanted) // STAGE_BATCH))
+        left = []
+        for ino in dict.fromkeys(inos[is_queued & ~is_to_be_staged].tolist()):
+            if ino in self._jobs:
+                self._jobs[ino].store = True
+                _mark(ino, 0, _native.PLAN_QUEUED)
+            elif ino in self._to_stage:
+                self._to_stage[ino] = True
+            elif ino not in self._busy or ino in self._left_over:
+                left.append(ino)
+        return left
+
+    def _answer_stored(self, inos: list[int]) -> None:
+        packed = np.array(inos, np.uint32)
+        _native.plan_mark(packed.tobytes(), 0, _native.PLAN_QUEUED)
+        self._answer_all(packed, STORED)
 
     def _sort_now(self, inos: list[int]) -> list[bool]:
         return [namespace.version(ino).size <= BLOCK_BYTES and self._is_stored(ino) for ino in inos]
@@ -656,37 +697,49 @@ class Prefetcher:
         """Begin as many fetches as may be begun now."""
         if not self._may_begin():
             return
+        came: list[int] = []
         while (
             (self._to_stage or self._to_fetch)
             and len(self._flying) < self._depth.depth
             and self._flying_bytes + self._push_bytes < FLYING_BYTES_MOST
             and self._bucket.wait_s(trio.current_time()) == 0
         ):
-            if self._to_stage:
+            is_to_be_staged = bool(self._to_stage)
+            if is_to_be_staged:
                 ino = heapq.heappop(self._order)[1]
                 store = self._to_stage.pop(ino)
             else:
                 ino, store = self._to_fetch.popitem(last=False)
             flags = _flags(ino)
-            if flags & _native.PLAN_READ and self._fetcher.flight_of(ino) is None:
-                flags = self._was_read(ino, flags)
-            if flags & _native.PLAN_QUEUED:
+            if not flags & _native.PLAN_QUEUED:
+                continue
+            if ino not in self._came and self._has_come(ino):  # once: perhaps it cannot be read
+                if is_to_be_staged:
+                    came.append(ino)
+                else:
+                    self._answer_stored([ino])
+                continue
+            self._came.discard(ino)
+            was_read = flags & _native.PLAN_READ and flags & _native.PLAN_WANTED
+            if was_read and self._fetcher.flight_of(ino) is None:  # a reader has brought its pages
+                _mark(ino, _native.PLAN_STAGED, _native.PLAN_QUEUED)
+                self._answer(ino, STAGED)
+            else:
                 self._fetch(ino, store)
+        if came:
+            self._came.update(came)
+            inos = np.array(came, np.uint32)
+            self._staging.put_first(inos, np.full(len(inos), STORE, np.uint8))
+            self._stageable.unpark()
         if self._to_be_staged.count and len(self._to_stage) < SORTED_MOST // 2:
             self._stageable.unpark_all()
         if self._fetching.count and len(self._to_fetch) < SORTED_MOST // 2:
             self._sortable.unpark()
 
-    def _was_read(self, ino: int, flags: int) -> int:
-        """A reader was faster: his READs have brought the pages, and perhaps the file to SSD. Its
-        flags then.
-        """
-        is_stored = _native.get_location(ino, 0) is not None
-        if flags & _native.PLAN_QUEUED and (is_stored or flags & _native.PLAN_WANTED):
-            is_wanted = flags & _native.PLAN_WANTED
-            _mark(ino, _native.PLAN_STAGED if is_wanted else 0, _native.PLAN_QUEUED)
-            self._answer(ino, STAGED if is_wanted else STORED)
-        return _flags(ino)
+    def _has_come(self, ino: int) -> bool:
+        """To SSD, or to the log, since it was looked for there: a reader was faster, say."""
+        is_located = _native.get_location(ino, 0) is not None
+        return is_located or (self._packer.has_logs and _in_log(ino) is not None)
 
     def _may_begin(self) -> bool:
         """Is the origin there, and does nobody else wait for it or for the publisher?"""

@@ -191,6 +191,8 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
 
 # ---- the process ---------------------------------------------------------------------------------
 
+_importing = threading.Lock()
+
 
 class _Answering:
     """How many requests are under way."""
@@ -216,7 +218,7 @@ class _Answering:
 
 def _answer(method: str, arguments: list[Any]) -> tuple[str, Any]:
     try:
-        import torch  # noqa: F401
+        _import_torch()
     except Exception as error:  # a library of it may be missing, too
         return ImportError.__name__, str(error) or type(error).__name__
     try:
@@ -227,15 +229,20 @@ def _answer(method: str, arguments: list[Any]) -> tuple[str, Any]:
 
 
 def _import_torch() -> None:
-    with contextlib.suppress(Exception):  # the first request meets it again
+    with _importing:  # who waits for another thread's import, which fails, gets half a module
         import torch  # noqa: F401
+
+
+def _import_ahead() -> None:
+    with contextlib.suppress(Exception):  # the first request meets it again
+        _import_torch()
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for hintsd
     control = socket.socket(fileno=0)
     control.settimeout(IDLE_S)
-    threading.Thread(target=_import_torch, daemon=True).start()
+    threading.Thread(target=_import_ahead, daemon=True).start()
     answering = _Answering()
     while True:
         try:

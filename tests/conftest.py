@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
         # Thousands of processes are started. As in an installation, none of them has to compile.
         for package in ("fusecache", "hintsd"):
             compileall.compile_dir(mounted.ROOT / package, quiet=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of tests that compute, and of tests that wait, are mixed evenly: workers, who take the
+    list from several points, would else fight for processors first, and leave them idle at the end.
+    """
+    kinds = [item.path.parent.name == "unit" for item in items]
+    counts, before, place = Counter(kinds), Counter[bool](), dict[Path, float]()
+    for item, kind in zip(items, kinds, strict=True):
+        place.setdefault(item.path, before[kind] / counts[kind])
+        before[kind] += 1
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

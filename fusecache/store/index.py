@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import xxhash
 
@@ -166,6 +166,17 @@ def _row_file(
 def block_row(name: bytes, location: Location) -> BlockRow:
     row_sum = signed(digest.checksum(_BLOCK_SUM.pack(*location) + name))
     return (name, *location, row_sum)
+
+
+def _blocks_named(
+    connection: sqlite3.Connection, columns: str, names: Sequence[bytes]
+) -> Iterator[tuple[Any, ...]]:
+    """Of the rows of blocks with these digests."""
+    for at in range(0, len(names), _PAGE_ROWS):
+        page = names[at : at + _PAGE_ROWS]
+        yield from connection.execute(
+            f"SELECT {columns} FROM blocks WHERE digest IN ({','.join('?' * len(page))})", page
+        )
 
 
 def segment_values(row: SegmentRow) -> tuple[int, int, int, int, int]:
@@ -399,13 +410,10 @@ class Index:
             pending = self._pending_blocks
             rows = [pending[name] for name in names if name in pending]
             others = [name for name in names if name not in pending]
-        for at in range(0, len(others), _PAGE_ROWS):
-            page = others[at : at + _PAGE_ROWS]
+        if others:
             with self._reader() as connection:
-                rows += connection.execute(
-                    "SELECT digest, segno, offset, header_len, payload_len, sum FROM blocks"
-                    f" WHERE digest IN ({','.join('?' * len(page))})",
-                    page,
+                rows += _blocks_named(
+                    connection, "digest, segno, offset, header_len, payload_len, sum", others
                 )
         found: dict[bytes, Location] = {}
         for row in rows:
@@ -696,13 +704,6 @@ class Index:
         with self._reader() as connection:
             connection.execute("BEGIN")  # one state of the table, and a later one than `pending`
             (count,) = connection.execute("SELECT count(*) FROM blocks").fetchone()
-            count += len(pending)
-            for at in range(0, len(pending), _PAGE_ROWS):
-                page = pending[at : at + _PAGE_ROWS]
-                (both,) = connection.execute(
-                    f"SELECT count(*) FROM blocks WHERE digest IN ({','.join('?' * len(page))})",
-                    page,
-                ).fetchone()
-                count -= both
+            both = sum(1 for _ in _blocks_named(connection, "digest", pending))
             connection.execute("COMMIT")
-        return int(count)
+        return int(count) + len(pending) - both

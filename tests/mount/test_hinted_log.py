@@ -136,9 +136,8 @@ def test_of_two_jobs_one_is_packed(place: Place, mounting: Mounting) -> None:
             assert reader.stdout.readline() == "ready\n"
             job = request(mount.path, shuffled(MANY, seed), epochs=EPOCHS, pid=reader.pid)
             directed.open(f"job-{seed}", job)
+            staged(directed, f"job-{seed}", MANY_RAM_BYTES // 4)
             readers.append((reader.stdin, reader.stdout))
-        # The other job gets room as this one reads, which may hold all of it by now.
-        staged(directed, f"job-{seeds[0]}", MANY_RAM_BYTES // 4)
         for epoch in range(EPOCHS):
             for start in range(0, MANY, STRIDE):
                 for to, _ in readers:
@@ -202,7 +201,7 @@ def test_with_little_room_on_ssd_nothing_is_fetched_twice(place: Place, mounting
                 directed.step("job", epoch, (start + STRIDE) // 4)
                 staged_on(directed, MANY, EPOCHS + 1, epoch, start + STRIDE)
             assert mount.value("ssd", "reserved_bytes") <= limit_bytes
-        assert mount.value("origin", "files") <= 1.01 * MANY
+        assert mount.value("origin", "files") == MANY
         eventually(lambda: log_bytes(directed) > 0.2 * MANY * PAGES_BYTES)
 
 
@@ -282,7 +281,7 @@ def test_half_of_the_dataset_on_ssd_is_written_anew_every_second_epoch(
                         (mount.path / names[index]).read_bytes()
             written.append(eventually(lambda: settled(directed)))
         seen = written, directed.job("job"), directed.mount()
-    assert written[2] - written[0] > 0.1 * written[0], seen
+    assert written[2] - written[0] > 0.9 * written[0], seen
     assert mount.value("integrity", "mismatches") == 0
 
 

@@ -24,7 +24,7 @@ from tests.plan_client import PlanClient
 from tests.trees import random_bytes
 
 STORE, MOVE, KEEP_ORDER, SORT = 1, 2, 4, 8
-STORED_BOTH = 3
+STORED, STORED_BOTH = 2, 3
 OPEN = 1
 SIZES = (100_000, 3_000, 250_000, 70_001, 4096, 150_000)
 LIMIT_BYTES = 64 << 20  # static segments of 8 MiB
@@ -230,6 +230,22 @@ def test_a_file_that_waits_to_be_written_is_fetched_once(begin: Begin) -> None:
         job.check(ino)
         job.mount.drop_pages()
         job.check(small[max(0, number - 3)])
+    assert job.mount.value("origin", "files") == len(small)
+
+
+@in_one_mode
+def test_a_file_that_waits_to_be_written_is_staged_from_memory(begin: Begin) -> None:
+    job = begin(store=False, count=60)
+    job.pack(job.chunks(1))
+    small = [ino for ino, name in job.names.items() if SIZES[int(name) % len(SIZES)] < 5000]
+    for ino in small:  # they fill no buffer, and nothing is written before there is a pause
+        assert job.client.fetch_all([ino]) == {STORED: 1}
+        job.client.command("drop", [ino])
+        assert job.client.fetch_all([ino]) == {STORED: 1}
+        assert job.client.stage_all([ino], STORE | MOVE) == {STORED_BOTH: 1}
+        before = job.mount.value("reads", "requests")
+        job.check(ino)
+        assert job.mount.value("reads", "requests") == before
     assert job.mount.value("origin", "files") == len(small)
 
 

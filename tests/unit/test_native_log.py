@@ -12,6 +12,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -417,6 +418,35 @@ def test_nothing_is_appended_without_credit(make: Making) -> None:
     assert _native.log_end() == [(segno, fmt.SEGMENT_HEADER_BYTES + 8192 + 4096 + 8192, 0)]
     assert (tally["refused"], tally["moved"], tally["added"]) == (4, 2, 1)
     assert tally["written_bytes"] == 8192 + 4096 + 8192
+
+
+def test_what_was_added_can_be_read_at_any_time(make: Making) -> None:
+    """In the buffer, while that is written and the log ends, and in its segment."""
+    files = make([9000] * 400)
+    files.begin(1, buffer_bytes=32 * KIB)
+    _native.log_assign(u32(files.inos), 0)
+    _native.log_open()
+    added: list[int] = []
+    lost: list[int] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            for ino in added[-12:]:
+                version = files.version(ino)
+                if _native.log_read(ino, version, 0, 9000) is None and not files.segno_of(ino):
+                    lost.append(ino)
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        for ino in files.inos:
+            assert files.add(ino)
+            added.append(ino)
+        _native.log_end()
+        ended.set()
+        looking.result()
+    assert lost == []
+    assert all(files.read(ino) == files.contents[ino] for ino in files.inos)
 
 
 def test_what_waits_in_a_buffer_can_be_read(make: Making) -> None:

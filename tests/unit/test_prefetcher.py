@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache import _native
+from fusecache import _native, namespace
 from fusecache.fetcher import Fetcher
 from fusecache.pins import Pins
-from fusecache.prefetcher import LEFT_FILES, ArrayQueue, Prefetcher
+from fusecache.prefetcher import LEFT_FILES, STORED, ArrayQueue, Prefetcher
+from fusecache.store.types import Version
 
 PARTS = st.lists(st.lists(st.tuples(st.integers(1, 2**32 - 1), st.integers(0, 1)), max_size=20))
 
@@ -72,12 +76,30 @@ def test_cancelled_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert take(queue, 9) == [(2, 1), (5, 0)]
 
 
-def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "plan_mark", lambda inos, add, remove: None)
-    queued = bytes([_native.PLAN_QUEUED])
-    monkeypatch.setattr(_native, "plan_flags", lambda inos: queued * (len(inos) // 4))
+class Flags:
+    """PLAN_* of each inode, as C keeps them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of: Counter[int] = Counter()
+        monkeypatch.setattr(_native, "plan_mark", self._mark)
+        monkeypatch.setattr(_native, "plan_flags", self._flags)
+
+    def _flags(self, inos: bytes) -> bytes:
+        return bytes(self.of[ino] for ino in u32(inos))
+
+    def _mark(self, inos: bytes, add: int, remove: int) -> None:
+        for ino in u32(inos):
+            self.of[ino] = self.of[ino] & ~remove | add
+
+
+def u32(inos: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(inos, np.uint32).tolist()
+    return found
+
+
+def bare_prefetcher() -> Prefetcher:
     stub: Any = None
-    prefetcher = Prefetcher(
+    return Prefetcher(
         fetcher=cast(Fetcher, SimpleNamespace(pins=Pins())),
         reader=stub,
         origin=stub,
@@ -88,6 +110,49 @@ def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatc
         depth_most=1,
         bytes_per_s=None,
     )
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_what_is_to_be_staged_meanwhile_is_not_answered_as_fetched(
+    monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    """While a thread looks for files that are to be fetched, one of them is to be staged."""
+    flags, prefetcher, reported = Flags(monkeypatch), bare_prefetcher(), list[tuple[int, int]]()
+    monkeypatch.setattr(_native, "plan_begin", lambda: None)
+    monkeypatch.setattr(_native, "plan_end", lambda: None)
+    monkeypatch.setattr(prefetcher, "_feed", lambda: None)
+    monkeypatch.setattr(namespace, "version", lambda ino: Version(1, 1, 1, 1))
+
+    def look(inos: list[int]) -> list[bool]:
+        trio.from_thread.run_sync(prefetcher.stage, np.array([2], np.uint32), np.ones(1, np.uint8))
+        return [is_stored] * len(inos)
+
+    monkeypatch.setattr(prefetcher, "_sort_now", look)
+    prefetcher.begin(lambda inos, results: reported.extend(zip(u32(inos), results, strict=True)))
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prefetcher._sort_forever)
+            prefetcher.fetch(np.array([1, 2, 3], np.uint32))
+            with trio.fail_after(30):
+                while not flags.of[2] & _native.PLAN_WANTED or prefetcher._sorters.borrowed_tokens:
+                    await trio.sleep(0.001)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+    assert reported == ([(1, STORED), (3, STORED)] if is_stored else [])
+    assert prefetcher.queued_fetch == (0 if is_stored else 2)
+    assert flags.of[2] & _native.PLAN_QUEUED
+    inos, _ = prefetcher._next_to_stage()
+    assert inos.tolist() == [2]
+
+
+def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "plan_mark", lambda inos, add, remove: None)
+    queued = bytes([_native.PLAN_QUEUED])
+    monkeypatch.setattr(_native, "plan_flags", lambda inos: queued * (len(inos) // 4))
+    prefetcher = bare_prefetcher()
     count = 3 * LEFT_FILES
     for start in range(1, count + 1, 100):  # in several parts
         inos = np.arange(start, min(start + 100, count + 1), dtype=np.uint32)

@@ -220,7 +220,8 @@ def test_a_process_that_is_lost_each_time_is_one_line(
 def test_without_torch_only_given_orders_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so is missing')")
+    fails_late = "import time; time.sleep(0.2); raise OSError('libtorch.so is missing')"
+    (tmp_path / "torch.py").write_text(fails_late)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     inos = np.arange(7, 12, dtype=np.uint32)
     why = (
