@@ -559,9 +559,9 @@ class Prefetcher:
                 fuse_fd, mountpoint, inos[found].tobytes(), moves[found].tobytes()
             )
             results[found] = np.frombuffer(again, np.uint8)
-        missing = np.flatnonzero((results == _native.PUSH_NO_BYTES) & (store & STORE == 0))
-        if len(missing):
-            results[missing[self._are_there(inos[missing])]] = _native.PUSH_READ
+        unkept = np.flatnonzero((results == _native.PUSH_NO_BYTES) & (store & STORE == 0))
+        if len(unkept):
+            results[unkept[self._are_there(inos[unkept])]] = _native.PUSH_READ
         return results
 
     def _are_there(self, inos: Inos) -> NDArray[np.bool_]:
