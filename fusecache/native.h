@@ -550,6 +550,8 @@ int log_move(uint32_t ino, uint64_t from_packed, const unsigned char *raw);
 /* The same for the content of a file that has no location. digest: 32 bytes. */
 int log_add(uint32_t ino, const struct version *of, const unsigned char *digest, uint64_t fetched_ns,
 	    const void *payload, uint32_t payload_len);
+/* Whether a file, in any version, waits in the buffer of its chunk. */
+bool log_holds(uint32_t ino);
 /* Bytes of a file that waits in the buffer of its chunk. False: it does not, in this version. */
 bool log_read(uint32_t ino, const struct version *of, uint64_t offset, void *to, size_t size);
 /* Until the next call, or the next log, only what lies in these segments is moved; NULL: everything.

@@ -699,6 +699,13 @@ static bool piece_read(const struct piece *piece, uint32_t ino, const struct ver
 	return false;
 }
 
+bool log_holds(uint32_t ino)
+{
+	int state = atomic_load(&the.state);
+
+	return (state == OPEN || state == ENDING) && (ino = primary_of(ino)) && atomic_load(&chunk_of[ino]) & APPENDED;
+}
+
 bool log_read(uint32_t ino, const struct version *of, uint64_t offset, void *to, size_t size)
 {
 	struct chunk *chunk;

@@ -194,12 +194,13 @@ static PyObject *py_log_read(PyObject *module, PyObject *args, PyObject *kwargs)
 					 &version_arg, &offset, &size) ||
 	    !take_ino(ino_arg, &ino) || !convert_version(version_arg, &version))
 		return NULL;
+	if (ino > table_count() || !log_holds((uint32_t)ino))
+		Py_RETURN_NONE;
 	out = PyBytes_FromStringAndSize(NULL, size);
 	if (!out)
 		return NULL;
 	to = PyBytes_AS_STRING(out);
-	if (ino <= table_count())
-		WITHOUT_GIL(found = log_read((uint32_t)ino, &version, offset, to, (size_t)size));
+	WITHOUT_GIL(found = log_read((uint32_t)ino, &version, offset, to, (size_t)size));
 	if (found)
 		return out;
 	Py_DECREF(out);

@@ -75,6 +75,7 @@ POOL_THREADS_MOST = 256
 LOST_MOST = 32  # threads that may hang in the origin beside those that work
 ATTEMPTS_MOST = 3  # times a file may change under its fetch
 LARGE_AT_ONCE = 2
+CAME_MOST = 256  # looked at in one go
 PAUSE_S_FIRST, PAUSE_S_MOST = 0.1, 5.0
 POLL_S = 0.02  # what holds prefetching back ends without a sign
 # Between two looks at what the pool has fetched, where a fetch takes LONG_FETCH_S or more
@@ -163,9 +164,9 @@ def _refusal(ino: int) -> int:
     return NOT_PUSHED if is_file else CHANGED
 
 
-def _in_log(ino: int) -> File | None:
-    """A file of one block that waits in the log to be written, and has no location before. One that
-    is being written meanwhile has it when this has returned.
+def _in_log(ino: int, size_bytes: int | None = None) -> tuple[Version, bytes] | None:
+    """A file of one block that waits in the log to be written, and has no location before; so many
+    of its bytes (None: all). One that is written meanwhile has its location when this returns.
     """
     try:
         version = namespace.version(ino)
@@ -173,8 +174,8 @@ def _in_log(ino: int) -> File | None:
         return None
     if version.size > BLOCK_BYTES:
         return None
-    data = _native.log_read(ino, version, 0, version.size)
-    return None if data is None else (ino, version, data)
+    data = _native.log_read(ino, version, 0, version.size if size_bytes is None else size_bytes)
+    return None if data is None else (version, data)
 
 
 def _flags(ino: int) -> int:
@@ -530,7 +531,7 @@ class Prefetcher:
         for ino in names:
             is_new.append(ino in unique and not any(ino in some for some in under_way))
             unique.discard(ino)
-            if ino in self._jobs and ino not in self._busy:
+            if ino in self._jobs:
                 self._join(self._jobs[ino])
         chosen = np.array(is_new)
         return inos[chosen], store[chosen]
@@ -545,15 +546,15 @@ class Prefetcher:
             _native.stage(fuse_fd, mountpoint, inos.tobytes(), moves.tobytes()), np.uint8
         ).copy()
         missing = np.flatnonzero(results == _native.PUSH_NO_BYTES).tolist()
-        waiting = {index: file for index in missing if (file := _in_log(int(inos[index])))}
-        if waiting:
-            pushed = _native.push_files(fuse_fd, mountpoint, list(waiting.values()))
-            results[list(waiting)] = np.frombuffer(pushed, np.uint8)
-        found = [
-            index
-            for index in missing
-            if index not in waiting and self._is_located(int(inos[index]))
-        ]
+        found = []
+        for index, ino in zip(missing, inos[missing].tolist(), strict=True):
+            waiting = _in_log(ino)
+            if waiting is not None:
+                (results[index],) = _native.push_files(fuse_fd, mountpoint, [(ino, *waiting)])
+                if results[index] == _native.PUSHED:
+                    self._stats.add("bytes_pushed", waiting[0].size)
+            elif self._is_located(ino):
+                found.append(index)
         if found:
             again = _native.stage(
                 fuse_fd, mountpoint, inos[found].tobytes(), moves[found].tobytes()
@@ -572,7 +573,7 @@ class Prefetcher:
 
     def _is_stored(self, ino: int) -> bool:
         """Whether the file's one block is on SSD, or on its way there in the log. Blocking."""
-        return _in_log(ino) is not None or self._is_located(ino)
+        return _in_log(ino, 0) is not None or self._is_located(ino)
 
     def _is_located(self, ino: int) -> bool:
         """Whether the file's one block has a location. Blocking."""
@@ -610,6 +611,8 @@ class Prefetcher:
         for ino in inos[is_refused].tolist():
             _mark(ino, 0, _native.PLAN_QUEUED)
             self._answer(ino, _refusal(ino))
+        if self._came:
+            self._came.difference_update(inos[is_done].tolist())
         if is_done.all():
             return
         for index in np.flatnonzero(~is_done).tolist():
@@ -618,9 +621,8 @@ class Prefetcher:
                 self._large.append((ino, keep, self._plan))
                 self._large_work.unpark()
             else:
-                self._to_stage[ino] = keep
+                self._to_stage[ino] = self._to_fetch.pop(ino, keep)
                 heapq.heappush(self._order, (number + index, ino))
-                self._to_fetch.pop(ino, None)
         self._origin_work.unpark()
         self._feed()
 
@@ -657,22 +659,24 @@ class Prefetcher:
         answered when it is staged: in its turn, or after all others.
         """
         flags = flags_of(inos)
-        is_queued = flags & _native.PLAN_QUEUED != 0
         is_staged = flags & _native.PLAN_STAGED != 0
         is_to_be_staged = (flags & _native.PLAN_WANTED != 0) & ~is_staged
-        wanted = inos[is_queued & is_to_be_staged]
-        self._staging.put(wanted, np.full(len(wanted), STORE, np.uint8))
-        self._stageable.unpark(count=-(-len(wanted) // STAGE_BATCH))
-        left = []
+        is_queued = flags & _native.PLAN_QUEUED != 0
+        left, wanted = [], inos[is_queued & is_to_be_staged]
         for ino in dict.fromkeys(inos[is_queued & ~is_to_be_staged].tolist()):
             if ino in self._jobs:
                 self._jobs[ino].store = True
                 _mark(ino, 0, _native.PLAN_QUEUED)
             elif ino in self._to_stage:
                 self._to_stage[ino] = True
-            elif ino not in self._busy or ino in self._left_over:
+            elif not self._is_being_staged(ino):
                 left.append(ino)
+        self._staging.put(wanted, np.full(len(wanted), STORE, np.uint8))
+        self._stageable.unpark(count=-(-len(wanted) // STAGE_BATCH))
         return left
+
+    def _is_being_staged(self, ino: int) -> bool:
+        return ino in self._busy and ino not in self._left_over
 
     def _answer_stored(self, inos: list[int]) -> None:
         packed = np.array(inos, np.uint32)
@@ -697,11 +701,13 @@ class Prefetcher:
         """Begin as many fetches as may be begun now."""
         if not self._may_begin():
             return
-        came: list[int] = []
+        came: list[tuple[int, int]] = []  # to be staged, with whether to store it
+        stored: list[int] = []
         while (
             (self._to_stage or self._to_fetch)
             and len(self._flying) < self._depth.depth
             and self._flying_bytes + self._push_bytes < FLYING_BYTES_MOST
+            and len(came) + len(stored) < CAME_MOST
             and self._bucket.wait_s(trio.current_time()) == 0
         ):
             is_to_be_staged = bool(self._to_stage)
@@ -713,11 +719,13 @@ class Prefetcher:
             flags = _flags(ino)
             if not flags & _native.PLAN_QUEUED:
                 continue
+            if not is_to_be_staged and self._is_being_staged(ino):
+                continue  # it comes back from there if it has to be fetched
             if ino not in self._came and self._has_come(ino):  # once: perhaps it cannot be read
                 if is_to_be_staged:
-                    came.append(ino)
+                    came.append((ino, STORE if store else 0))
                 else:
-                    self._answer_stored([ino])
+                    stored.append(ino)
                 continue
             self._came.discard(ino)
             was_read = flags & _native.PLAN_READ and flags & _native.PLAN_WANTED
@@ -727,10 +735,12 @@ class Prefetcher:
             else:
                 self._fetch(ino, store)
         if came:
-            self._came.update(came)
-            inos = np.array(came, np.uint32)
-            self._staging.put_first(inos, np.full(len(inos), STORE, np.uint8))
+            inos, wishes = (np.array(column) for column in zip(*came, strict=True))
+            self._came.update(inos.tolist())
+            self._staging.put_first(inos.astype(np.uint32), wishes.astype(np.uint8))
             self._stageable.unpark()
+        if stored:
+            self._answer_stored(self._only_fetched(np.array(stored, np.uint32)))
         if self._to_be_staged.count and len(self._to_stage) < SORTED_MOST // 2:
             self._stageable.unpark_all()
         if self._fetching.count and len(self._to_fetch) < SORTED_MOST // 2:
@@ -738,8 +748,10 @@ class Prefetcher:
 
     def _has_come(self, ino: int) -> bool:
         """To SSD, or to the log, since it was looked for there: a reader was faster, say."""
-        is_located = _native.get_location(ino, 0) is not None
-        return is_located or (self._packer.has_logs and _in_log(ino) is not None)
+        location = _native.get_location(ino, 0)
+        if location is not None and _native.segment_known(location[0]):
+            return True
+        return self._packer.has_logs and _in_log(ino, 0) is not None
 
     def _may_begin(self) -> bool:
         """Is the origin there, and does nobody else wait for it or for the publisher?"""

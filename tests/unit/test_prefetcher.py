@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from fusecache import _native, namespace
 from fusecache.fetcher import Fetcher
 from fusecache.pins import Pins
-from fusecache.prefetcher import LEFT_FILES, STORED, ArrayQueue, Prefetcher
+from fusecache.prefetcher import (
+    LEFT_FILES,
+    STAGED_AND_STORED,
+    STORE,
+    STORED,
+    ArrayQueue,
+    Prefetcher,
+)
 from fusecache.store.types import Version
 
 PARTS = st.lists(st.lists(st.tuples(st.integers(1, 2**32 - 1), st.integers(0, 1)), max_size=20))
@@ -146,6 +153,109 @@ def test_what_is_to_be_staged_meanwhile_is_not_answered_as_fetched(
     assert flags.of[2] & _native.PLAN_QUEUED
     inos, _ = prefetcher._next_to_stage()
     assert inos.tolist() == [2]
+
+
+class Feeding:
+    """A prefetcher whose fetches are noted, and begin at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flags, self.prefetcher = Flags(monkeypatch), bare_prefetcher()
+        self.fetched: list[tuple[int, bool]] = []
+        self.reported: list[tuple[int, int]] = []
+        self.located: set[int] = set()
+        bucket = SimpleNamespace(wait_s=lambda now: 0)
+        monkeypatch.setattr(_native, "plan_begin", lambda: None)
+        monkeypatch.setattr(_native, "plan_end", lambda: None)
+        monkeypatch.setattr(_native, "get_location", lambda ino, block: (7, 4096, 512))
+        monkeypatch.setattr(_native, "segment_known", lambda segno: bool(self.located))
+        monkeypatch.setattr(trio, "current_time", lambda: 0.0)
+        monkeypatch.setattr(self.prefetcher, "_bucket", bucket, raising=False)
+        monkeypatch.setattr(self.prefetcher, "_packer", SimpleNamespace(has_logs=False))
+        monkeypatch.setattr(self.prefetcher, "_may_begin", lambda: True)
+        monkeypatch.setattr(self.prefetcher, "_fetch", self._fetch)
+        self.prefetcher.begin(self._report)
+
+    def _fetch(self, ino: int, store: bool) -> None:
+        self.fetched.append((ino, store))
+
+    def _report(self, inos: bytes, results: bytes) -> None:
+        self.reported += zip(u32(inos), results, strict=True)
+
+    def sorted_out(self, ino: int) -> None:
+        """It was to be fetched, and is not on SSD."""
+        self.prefetcher.fetch(np.array([ino], np.uint32))
+        self.prefetcher._fetching.clear()
+        self.prefetcher._to_fetch[ino] = True
+
+    def stage(self, ino: int, store: int) -> None:
+        self.prefetcher.stage(np.array([ino], np.uint32), np.array([store], np.uint8))
+
+    def staged(self, result: int) -> None:
+        inos, store = self.prefetcher._next_to_stage()
+        self.prefetcher._staged(inos, np.full(len(inos), result, np.uint8), store, 0)
+
+
+@pytest.fixture
+def feeding(monkeypatch: pytest.MonkeyPatch) -> Feeding:
+    return Feeding(monkeypatch)
+
+
+def test_what_was_evicted_is_fetched(feeding: Feeding) -> None:
+    """Its location leads to a segment that is gone."""
+    feeding.sorted_out(1)
+    feeding.prefetcher._feed()
+    assert (feeding.fetched, feeding.reported) == ([(1, True)], [])
+
+
+def test_what_came_to_ssd_meanwhile_is_not_fetched(feeding: Feeding) -> None:
+    feeding.sorted_out(1)
+    feeding.located.add(1)
+    feeding.prefetcher._feed()
+    assert (feeding.fetched, feeding.reported) == ([], [(1, STORED)])
+
+
+def test_what_came_and_is_to_be_staged_is_answered_by_its_stage(feeding: Feeding) -> None:
+    feeding.sorted_out(1)
+    feeding.stage(1, STORE)
+    feeding.located.add(1)
+    feeding.prefetcher._feed()
+    assert (feeding.fetched, feeding.reported) == ([], [])
+    feeding.staged(_native.PUSHED)
+    assert feeding.reported == [(1, STAGED_AND_STORED)]
+    assert feeding.prefetcher.queued_stage == 0
+
+
+@pytest.mark.parametrize("is_located", [True, False])
+def test_what_is_being_staged_is_not_fetched(feeding: Feeding, is_located: bool) -> None:
+    feeding.sorted_out(1)
+    feeding.stage(1, 0)
+    inos, store = feeding.prefetcher._next_to_stage()
+    feeding.prefetcher._busy.add(1)
+    feeding.located.update([1] if is_located else [])
+    feeding.prefetcher._feed()
+    assert (feeding.fetched, feeding.reported) == ([], [])
+    feeding.prefetcher._end_pushes([1])
+    feeding.prefetcher._staged(inos, np.full(1, _native.PUSHED, np.uint8), store, 0)
+    assert (feeding.fetched, feeding.reported) == ([], [(1, STAGED_AND_STORED)])
+
+
+@pytest.mark.parametrize("store", [0, STORE])
+def test_what_came_and_cannot_be_read_is_fetched_and_stored_as_was_asked(
+    feeding: Feeding, store: int
+) -> None:
+    feeding.located.add(1)
+    feeding.stage(1, store)
+    feeding.staged(_native.PUSH_NO_BYTES)
+    assert feeding.fetched == []
+    feeding.staged(_native.PUSH_NO_BYTES)
+    assert (feeding.fetched, feeding.reported) == ([(1, bool(store))], [])
+
+
+def test_a_fetch_has_what_is_staged_stored(feeding: Feeding) -> None:
+    feeding.sorted_out(1)
+    feeding.stage(1, 0)
+    feeding.staged(_native.PUSH_NO_BYTES)
+    assert feeding.fetched == [(1, True)]
 
 
 def test_files_left_to_readers_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
