@@ -13,6 +13,7 @@ import trio
 from hintsd.director import Director, JobInfo
 from hintsd.messages import JobRequest
 from hintsd.orders import OrderSpec
+from hintsd.torch_process import TorchProcess
 
 
 def request(path: Path, spec: OrderSpec | None, **changes: Any) -> JobRequest:
@@ -39,6 +40,16 @@ def request(path: Path, spec: OrderSpec | None, **changes: Any) -> JobRequest:
     return JobRequest(**fields)
 
 
+class SharedTorch(TorchProcess):
+    """torch is imported once for all tests. It ends with the tests' process."""
+
+    def end(self) -> None:
+        pass
+
+
+TORCH = SharedTorch()
+
+
 class Directed:
     """The Director, and all that it tells. Its status is at most 50 ms old: tests wait for it."""
 
@@ -52,6 +63,7 @@ class Directed:
             on_finished=self.finished.append,
             **options,
         )
+        self.director.torch = TORCH
         self._running = threading.Event()
         self._often = mock.patch("hintsd.director.REPORT_EVERY_S", 0.05)
         self._thread = threading.Thread(target=trio.run, args=(self._run,))

@@ -33,6 +33,8 @@ from tests.mount.test_hinted import (
 from tests.mounted import eventually
 from tests.trees import random_bytes
 
+pytestmark = in_one_mode  # how readers open is test_hinted.py's
+
 EPOCHS = 3
 RAM_BYTES = 14 << 20  # less than the dataset, and enough for the buffers of its chunks
 STRIDE = 200
@@ -250,7 +252,6 @@ def test_one_log_serves_two_epochs(
         assert (mount.path / name).read_bytes() == random_bytes(str(name), FILE_BYTES)
 
 
-@in_one_mode
 def test_half_of_the_dataset_on_ssd_is_written_anew_every_second_epoch(
     place: Place, mounting: Mounting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
