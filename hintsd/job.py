@@ -148,6 +148,11 @@ class Job:
         return self.window_bytes / max(1, self.end - self.begin)
 
     @property
+    def at_once_bytes(self) -> float:
+        """Of RAM: twice what its readers read at once."""
+        return 2 * self.progress.at_once * self.known_mean_bytes
+
+    @property
     def takes_share(self) -> bool:
         """Whether it has a share of the RAM for windows."""
         return self.live and not self.yields

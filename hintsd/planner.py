@@ -779,7 +779,7 @@ class MountPlanner:
         job.known_mean_bytes = job.mean_bytes or job.known_mean_bytes
         ahead_bytes = progress.samples_per_s * AHEAD_S * job.known_mean_bytes
         need_bytes = max(
-            2 * progress.at_once * job.known_mean_bytes,
+            job.at_once_bytes,
             min(ahead_bytes, self._files.budget_bytes / AHEAD_SHARE),
         )
         job.needs_bytes = (before, max(now, int(need_bytes)))
@@ -1112,7 +1112,17 @@ class MountPlanner:
     def status(self, name: str) -> dict[str, Any]:
         """Figures of one job; plain Python values."""
         job, jobs = self._jobs[name], self._jobs.values()
-        return status(job, jobs, self._files, self._rates) | self._layout.status(job)
+        ram = {"ram_needed_bytes": self._ram_needed_bytes() if job.live else None}
+        return status(job, jobs, self._files, self._rates) | self._layout.status(job) | ram
+
+    def _ram_needed_bytes(self) -> int | None:
+        """The mount's budget of RAM that would do, where this one does not take what its jobs read
+        at once, twice: windows keep no distance then, and most reads come before their files.
+        """
+        need_bytes = sum(job.at_once_bytes for job in self._jobs.values() if job.live)
+        if need_bytes <= self._files.budget_bytes:
+            return None
+        return math.ceil(need_bytes * OUTSIDE_SHARE / (OUTSIDE_SHARE - 1))
 
     def notices(self) -> list[tuple[str, str]]:
         """(job, one line): new since last asked."""

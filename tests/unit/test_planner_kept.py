@@ -193,6 +193,27 @@ def test_less_ram_keeps_less() -> None:
     assert 0 < len(kept(scene)) <= 100
 
 
+def test_what_ram_would_do_is_said_and_does() -> None:
+    """8 workers with 2 batches of 16 samples each: some 300 at once."""
+    scene = make_scene(3000, 100, 0)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=3000, batch_size=16, workers=8)
+    traffic = Traffic(scene)
+    traffic.read(orders[0], 16, 8, each=8, work=1 << 20)
+    needed = scene.planner.status("job")["ram_needed_bytes"]
+    assert 600 * FILE_BYTES < needed < 700 * FILE_BYTES
+    scene.planner.set_budgets(needed - 4096, 0)
+    scene.turn()
+    assert scene.planner.status("job")["ram_needed_bytes"] == needed
+    scene.planner.set_budgets(needed, 0)
+    traffic.read(orders[1], 16, 8, each=8, work=1 << 20)
+    assert scene.planner.status("job")["ram_needed_bytes"] is None
+    wasted = traffic.wasted
+    traffic.read(orders[2], 16, 8, each=8, work=1 << 20)
+    assert traffic.wasted - wasted <= 0.005 * 3000
+    scene.close("job")
+
+
 def test_a_file_that_a_reader_has_missed_is_not_staged_for_him() -> None:
     scene = Scene(same_sizes(1000), ram_bytes=100 * FILE_BYTES, ssd_bytes=0)
     orders = scene.shuffled()
