@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.bench.hints import (
     LATENCY_S,
@@ -101,8 +102,8 @@ class Budgets:
     def _read(
         self, peer: str, number: int, budgets: tuple[str, ...], root: Path, forget: Path
     ) -> None:
-        options = {"seed": number, "epochs": EPOCHS, "hints": peer == "fusecache"}
-        options |= {"forget": str(forget)}
+        options: dict[str, Any] = {"seed": number, "epochs": EPOCHS, "forget": str(forget)}
+        options["hints"] = peer == "fusecache"
         if self.device is not None:
             options["device"] = str(self.device.stat_path)
         add, total = self.bench.results.add, len(self.names) * self.size
