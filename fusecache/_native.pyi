@@ -7,6 +7,9 @@ releases the GIL. Errors of system calls are OSError with errno set. Inode numbe
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 BLOCK_BYTES: Final[int]  # 4 MiB
 CHUNK_BYTES: Final[int]  # 64 KiB, the unit of segment checksums
 STREAM_HEAD_BYTES: Final[int]  # 128 KiB left unpushed at the start of a streamed block
@@ -285,6 +288,8 @@ PUSHED: Final[int]  # whole; an empty file is
 PUSH_CHANGED: Final[int]  # another version, flagged stale, gone, or no file
 PUSH_REFUSED: Final[int]  # the kernel would not take it
 PUSH_LARGE: Final[int]  # more than one block: not done here
+PAGES_GONE: Final[int]
+PAGES_THERE: Final[int]
 PUSH_READ: Final[int]  # a reader was faster: its own READs bring the pages
 
 def plan_begin() -> None:
@@ -346,9 +351,15 @@ def push_files(
 def drop(mountpoint: bytes, inos: bytes, fuse_fd: int) -> None:
     """Drop their pages; they are neither STAGED nor in the RAM ring any more."""
 
-def gone(fuse_fd: int, inos: bytes, within_ms: int) -> bytes:
-    """A byte each: 1: the RAM ring counts the file, and the kernel has not its first page any more.
-    Blocking: not in a thread that answers requests.
+def ask_pages(fuse_fd: int, inos: bytes, within_ms: int) -> bytes:
+    """A byte each: PAGES_THERE: the kernel has the file's first page; PAGES_GONE: not any more,
+    though the RAM ring counts the file; 0: not known. Blocking: not in a thread that answers
+    requests.
+    """
+
+def segments_of(marks: NDArray[np.uint8]) -> tuple[bytes, bytes]:
+    """Of inodes whose mark (by number) is not 0: the segments in which a block of them lies, and
+    those that are larger than a block of which one has no location (u32 each). Blocking.
     """
 
 def list_directory(

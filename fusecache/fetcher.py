@@ -8,6 +8,7 @@ a fetch waits ROOM_WAIT_S for room, then goes on without being published.
 INVARIANT: a file whose time stamps are too young to be trusted (Origin.tick_ns) is served but
 neither published nor left in the kernel's cache.
 INVARIANT: only the publisher task calls `Store.put_many` (one writer a segment).
+INVARIANT: while there is a plan, nothing that it has pinned is evicted (pins.py).
 
 A block that cannot be published (store full under `keep`, disk trouble) was still delivered:
 publishing is never the reader's business.
@@ -29,6 +30,7 @@ from fusecache.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.kernel import Kernel
 from fusecache.origin import Origin, Tick, read_range
 from fusecache.packer import Packer
+from fusecache.pins import Pins
 from fusecache.stats import Stats
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Location, Version
@@ -89,6 +91,7 @@ class Fetcher:
         kernel: Kernel,
         dataset: bytes,
         stats: Stats,
+        pins: Pins,
     ) -> None:
         self._origin = origin
         self._store = store
@@ -96,6 +99,7 @@ class Fetcher:
         self._kernel = kernel
         self._dataset = dataset
         self._stats = stats
+        self.pins = pins
         self._flights: dict[tuple[int, int], Flight] = {}
         self._queue: deque[Publication] = deque()
         self._last_queued: Flight | None = None
@@ -161,8 +165,10 @@ class Fetcher:
         missed: bool = False,
     ) -> bool:
         """The file was read, whole, and had `version` before and after; reading began at `begun_ns`
-        (CLOCK_REALTIME). Readers get it; it is published if `store`. `missed`: a reader asked for
-        it, so what is stored already may go for it; it is counted already (counters()).
+        (CLOCK_REALTIME). Readers get it; it is published if `store`. If not, readers join the
+        flight until the caller calls `land`.
+
+        `missed`: a reader asked for it; it is counted already (counters()).
 
         False: the table knows another version by now (a failed flight), or it is too young to be
         kept anywhere.
@@ -179,11 +185,15 @@ class Fetcher:
             self._note_miss(flight, ino, 0)
             self._stats.add("not_published", int(not store))
         if flight.is_settled and store:
-            self._queue_publication(flight, ino, version, 0, flight.data, evict=missed)
+            evict = self._may_evict_for_readers if missed else self.pins.may_evict
+            self._queue_publication(flight, ino, version, 0, flight.data, evict)
         flight.done.set()
-        if not flight.is_queued:
-            self._land((ino, 0), flight)
         return flight.is_settled
+
+    def land(self, ino: int, flight: Flight) -> None:
+        """The bytes of a finished flight are where they are wanted, unless they are published."""
+        if flight.done.is_set() and not flight.is_queued and not flight.published.is_set():
+            self._land((ino, 0), flight)
 
     def fail(
         self, ino: int, flight: Flight, error: OriginError, ended: trio.Event | None = None
@@ -228,7 +238,14 @@ class Fetcher:
             self._note_miss(flight, ino, block)
         if not flight.is_settled or not await self._has_room():
             return
-        self._queue_publication(flight, ino, flight.version, block, flight.data, evict=True)
+        self._queue_publication(
+            flight, ino, flight.version, block, flight.data, self._may_evict_for_readers
+        )
+
+    @property
+    def _may_evict_for_readers(self) -> bool:
+        """Whether what is stored may go for what a reader has asked for."""
+        return self.pins.may_evict or not self.pins.is_planned
 
     def _note_miss(self, flight: Flight, ino: int, block: int) -> None:
         if not flight.is_asked and self._store.reuse is not None and flight.data is not None:
@@ -382,6 +399,7 @@ class Fetcher:
                 item.flight.stored = self._packer.add(item.ino, item.version, item.data)
             if not (item.flight.stored or self._packer.keeps_out(item.ino, size_bytes, length)):
                 rest.append(item)
+        kept = self.pins.segments if self.pins.is_planned else None
         may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
         kinds: dict[tuple[bool, bool], list[Publication]] = {}
         for item in rest:
@@ -391,7 +409,9 @@ class Fetcher:
             items = [
                 (_native.path(item.ino), item.version, item.block, item.data) for item in chosen
             ]
-            locations = self._store.put_many(self._dataset, items, evict=evict, asked=asked)
+            locations = self._store.put_many(
+                self._dataset, items, evict=evict, asked=asked or kept is not None, kept=kept
+            )
             for item, location in zip(chosen, locations, strict=True):
                 if location is not None:
                     item.flight.stored = True

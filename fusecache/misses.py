@@ -201,8 +201,10 @@ class Misses:
         if data is None:
             self._fetcher.fail(miss.ino, miss.flight, OriginChanged())
             _native.missed_pass(miss.ino)  # that way says why
-        elif not self._fetcher.finish(*found, data, begun_ns, store=miss.store, missed=True):
-            _native.missed_pass(miss.ino)
+        else:
+            if not self._fetcher.finish(*found, data, begun_ns, store=miss.store, missed=True):
+                _native.missed_pass(miss.ino)
+            self._fetcher.land(miss.ino, miss.flight)
         self._feed(trio.current_time())
 
     def _give_up_on_hung(self, now: float) -> None:

@@ -199,6 +199,13 @@ struct segment_use {
 };
 /* What is in use of all segments that locations lead to: malloc'ed, *count of them, by number. */
 int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, size_t *count);
+struct number_list {
+	uint32_t *items; /* malloc'ed */
+	size_t count;
+};
+/* Segments in which a block of an inode lies whose mark is not 0 (marks has `count`), and which of those inodes, larger
+ * than a block, have a block without a location. */
+int table_segments(const uint8_t *marks, size_t count, struct number_list *segnos, struct number_list *unknown);
 /* Packed locations of the first blocks; 0: none, or no such inode. */
 void table_locations(const uint32_t *inos, size_t count, uint64_t *packed);
 /* Attributes are being answered (table.lock held): the kernel learns the size. */
@@ -459,8 +466,9 @@ ssize_t plan_list(uint64_t dir, uint64_t after, size_t most, struct listed *out,
 
 /* ---- what the kernel has let go of --------------------------------------------------------- */
 int window_init(void);
-/* gone: a byte each. It waits for the kernel's answers, which front threads take; no answer: not gone. */
-void window_gone(int fd, const uint32_t *inos, size_t count, uint8_t *gone, unsigned within_ms);
+enum { PAGES_UNKNOWN, PAGES_GONE, PAGES_THERE };
+/* found: one of these each. It waits for the kernel's answers, which front threads take; no answer: unknown. */
+void window_ask(int fd, const uint32_t *inos, size_t count, uint8_t *found, unsigned within_ms);
 void window_told(uint64_t number, bool is_there);
 
 /* ---- fetch pool --------------------------------------------------------------------------- */

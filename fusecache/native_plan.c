@@ -607,9 +607,12 @@ static bool is_stored(uint32_t ino)
 {
 	const struct node *n = &table.nodes[ino];
 
-	for (uint64_t block = 0; block * BLOCK_BYTES < n->size; block++)
-		if (!table_location(ino, block))
+	for (uint64_t block = 0; block * BLOCK_BYTES < n->size; block++) {
+		const uint64_t packed = table_location(ino, block);
+
+		if (!packed || !segment_known(location_unpack(packed).segno)) /* evicted */
 			return false;
+	}
 	return !(node_flags(n) & NODE_NOATTR);
 }
 

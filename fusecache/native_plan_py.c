@@ -306,7 +306,29 @@ static PyObject *py_drop(PyObject *module, PyObject *args, PyObject *kwargs)
 	Py_RETURN_NONE;
 }
 
-static PyObject *py_gone(PyObject *module, PyObject *args, PyObject *kwargs)
+static PyObject *py_segments_of(PyObject *module, PyObject *arg)
+{
+	struct number_list segnos = {0}, unknown = {0};
+	PyObject *out = NULL;
+	Py_buffer marks;
+	int err;
+
+	(void)module;
+	if (PyObject_GetBuffer(arg, &marks, PyBUF_SIMPLE))
+		return NULL;
+	WITHOUT_GIL(err = table_segments(marks.buf, (size_t)marks.len, &segnos, &unknown));
+	PyBuffer_Release(&marks);
+	if (err)
+		os_error(err);
+	else
+		out = Py_BuildValue("y#y#", segnos.items ? (char *)segnos.items : "", (Py_ssize_t)segnos.count * 4,
+				    unknown.items ? (char *)unknown.items : "", (Py_ssize_t)unknown.count * 4);
+	free(segnos.items);
+	free(unknown.items);
+	return out;
+}
+
+static PyObject *py_ask_pages(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	unsigned within_ms;
 	PyObject *out;
@@ -323,7 +345,7 @@ static PyObject *py_gone(PyObject *module, PyObject *args, PyObject *kwargs)
 	copy = malloc((size_t)inos.len + 1);
 	if (out && copy) {
 		memcpy(copy, inos.buf, (size_t)inos.len);
-		WITHOUT_GIL(window_gone(fd, copy, (size_t)inos.len / 4, (uint8_t *)PyBytes_AS_STRING(out), within_ms));
+		WITHOUT_GIL(window_ask(fd, copy, (size_t)inos.len / 4, (uint8_t *)PyBytes_AS_STRING(out), within_ms));
 	} else {
 		Py_CLEAR(out);
 		PyErr_NoMemory();
@@ -580,7 +602,8 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(count_within),
     WITH_KEYWORDS(push_files),
     WITH_KEYWORDS(drop),
-    WITH_KEYWORDS(gone),
+    WITH_KEYWORDS(ask_pages),
+    ONE_ARGUMENT(segments_of),
     WITH_KEYWORDS(list_directory),
     WITH_KEYWORDS(missed_enable),
     ONE_ARGUMENT(missed_fresh),
@@ -602,7 +625,7 @@ int plan_add_to(PyObject *module)
 	       CONSTANT(PLAN_FAILED) || CONSTANT(SEEN_LOOKUP) || CONSTANT(SEEN_SSD) ||
 	       CONSTANT(SEEN_ORIGIN) || CONSTANT(PUSH_NO_BYTES) || CONSTANT(PUSHED) ||
 	       CONSTANT(PUSH_CHANGED) || CONSTANT(PUSH_REFUSED) || CONSTANT(PUSH_LARGE) ||
-	       CONSTANT(PUSH_READ) || CONSTANT(PLAN_READ) ||
+	       CONSTANT(PUSH_READ) || CONSTANT(PAGES_GONE) || CONSTANT(PAGES_THERE) || CONSTANT(PLAN_READ) ||
 	       CONSTANT(PLAN_COMING)
 		   ? -1
 		   : 0;

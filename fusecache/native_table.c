@@ -1189,6 +1189,58 @@ int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, si
 	return err;
 }
 
+static int number_put(struct number_list *to, uint32_t number)
+{
+	uint32_t *items = to->items;
+
+	if (!(to->count & (to->count - 1))) /* doubled */
+		items = realloc(items, (to->count ? 2 * to->count : 1) * sizeof(*items));
+	if (!items)
+		return -ENOMEM;
+	to->items = items;
+	items[to->count++] = number;
+	return 0;
+}
+
+/* table.lock is held. */
+static int note_segments(struct map64 *known, struct number_list *segnos, struct number_list *unknown, uint32_t ino)
+{
+	const uint64_t size = table.nodes[ino].size;
+	bool is_known = true;
+	int err = 0;
+
+	if (!is_file(&table.nodes[ino]))
+		return 0;
+	for (uint64_t block = 0; !err && block * BLOCK_BYTES < size; block++) {
+		const uint64_t packed = table_location(ino, block), segno = location_unpack(packed).segno;
+		uint64_t unused;
+
+		is_known &= packed != 0;
+		if (packed && !map64_get(known, segno + 1, &unused)) {
+			err = map64_set(known, segno + 1, 1) ? -ENOMEM : 0;
+			err = err ? err : number_put(segnos, (uint32_t)segno);
+		}
+	}
+	return err || is_known || size <= BLOCK_BYTES ? err : number_put(unknown, ino);
+}
+
+int table_segments(const uint8_t *marks, size_t count, struct number_list *segnos, struct number_list *unknown)
+{
+	struct map64 known = {0};
+	int err = 0;
+
+	for (uint64_t ino = ROOT_INO, stop; !err && ino <= table_count() && ino < count; ino = stop) {
+		stop = ino + SLICE_NODES;
+		pthread_rwlock_rdlock(&table.lock);
+		for (; !err && ino < stop && ino <= table_count() && ino < count; ino++)
+			if (marks[ino])
+				err = note_segments(&known, segnos, unknown, (uint32_t)ino);
+		pthread_rwlock_unlock(&table.lock);
+	}
+	map64_clear(&known);
+	return err;
+}
+
 void table_locations(const uint32_t *inos, size_t count, uint64_t *packed)
 {
 	for (size_t i = 0, stop; i < count; i = stop) {

@@ -19,7 +19,7 @@ static struct {
 	pthread_cond_t come;
 	uint64_t first; /* number of the first file asked for */
 	size_t count, left;
-	uint8_t *gone;
+	uint8_t *found;
 } asked = {.one = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER};
 
 int window_init(void)
@@ -35,16 +35,18 @@ int window_init(void)
 	return err;
 }
 
-void window_told(uint64_t number, bool is_there)
+static void told(uint64_t number, uint8_t what)
 {
 	pthread_mutex_lock(&asked.lock);
 	if (number - asked.first < asked.count) {
-		asked.gone[number - asked.first] = !is_there;
+		asked.found[number - asked.first] = what;
 		if (!--asked.left)
 			pthread_cond_signal(&asked.come);
 	}
 	pthread_mutex_unlock(&asked.lock);
 }
+
+void window_told(uint64_t number, bool is_there) { told(number, is_there ? PAGES_THERE : PAGES_GONE); }
 
 /* False: there is nothing to ask about, or the kernel takes no question. */
 static bool ask(int fd, uint64_t number, uint32_t ino)
@@ -60,22 +62,22 @@ static bool ask(int fd, uint64_t number, uint32_t ino)
 	return !err || err == -ENOENT;
 }
 
-void window_gone(int fd, const uint32_t *inos, size_t count, uint8_t *gone, unsigned within_ms)
+void window_ask(int fd, const uint32_t *inos, size_t count, uint8_t *found, unsigned within_ms)
 {
 	const int64_t end_ns = clock_ns(CLOCK_MONOTONIC) + (int64_t)within_ms * 1000000;
 	const struct timespec end = {end_ns / 1000000000, end_ns % 1000000000};
 	uint64_t first;
 
-	memset(gone, 0, count);
+	memset(found, PAGES_UNKNOWN, count);
 	pthread_mutex_lock(&asked.one);
 	pthread_mutex_lock(&asked.lock);
 	first = asked.first;
 	asked.count = asked.left = count;
-	asked.gone = gone;
+	asked.found = found;
 	pthread_mutex_unlock(&asked.lock);
 	for (size_t i = 0; i < count; i++)
 		if (!ask(fd, first + i, inos[i]))
-			window_told(first + i, true);
+			told(first + i, PAGES_UNKNOWN);
 	pthread_mutex_lock(&asked.lock);
 	while (asked.left && pthread_cond_timedwait(&asked.come, &asked.lock, &end) != ETIMEDOUT)
 		;
@@ -84,5 +86,6 @@ void window_gone(int fd, const uint32_t *inos, size_t count, uint8_t *gone, unsi
 	pthread_mutex_unlock(&asked.lock);
 	pthread_mutex_unlock(&asked.one);
 	for (size_t i = 0; i < count; i++) /* now: the ring lets go before the kernel is told to */
-		gone[i] = gone[i] && ring_has(inos[i]);
+		if (found[i] == PAGES_GONE && !ring_has(inos[i]))
+			found[i] = PAGES_UNKNOWN;
 }

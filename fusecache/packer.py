@@ -31,6 +31,7 @@ import trio
 from numpy.typing import NDArray
 
 from fusecache import _native, digest
+from fusecache.pins import Pins
 from fusecache.store import Store
 from fusecache.store.log import Log, release, unused
 from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Version
@@ -107,10 +108,14 @@ def slack_bytes(chunks: int, size_bytes: int, buffer_bytes: int, chunk_bytes: in
 class Packer:
     """The logs of one mount: at most one is open."""
 
-    def __init__(self, store: Store, dataset: bytes, releasing: set[int]) -> None:
+    def __init__(
+        self, store: Store, dataset: bytes, releasing: set[int], pins: Pins | None = None
+    ) -> None:
         """`releasing`: has segments while they are released, for who hears from the store that they
-        are gone: nothing leads into them, so nobody has lost anything.
+        are gone: nothing leads into them, so nobody has lost anything. `pins`: what else may go
+        is room, but for a log.
         """
+        self._pins = pins
         self._store = store
         self._dataset = dataset
         self._releasing = releasing
@@ -140,7 +145,8 @@ class Packer:
         self._flushed_bytes = 0  # `written_bytes` after the last flush
         self._look_at = 0.0
         self._draw_at = 0.0  # there was no room for more credit
-        self._free, self._free_until = 0, 0.0  # what there is room for; until when that will do
+        self._free, self._free_until = 0, 0.0  # what there is room for; until when that will do ...
+        self._free_pins = 0  # ... with this list of pins
         self._token: trio.lowlevel.TrioToken | None = None
         self._wake = trio.Event()
 
@@ -555,9 +561,9 @@ class Packer:
     # ---- figures ---------------------------------------------------------------------------------
 
     def room_bytes(self) -> int:
-        """How many payload bytes can be stored without an eviction. Beside an open log that is what
-        it was assigned, and half of what its slack leaves: strays lie on SSD twice for a while.
-        While it is being assigned, nobody knows yet what is one. May wait for the disk.
+        """How many payload bytes can be stored, evicting no pinned one. Beside an open log that is
+        what it was assigned, and half of what its slack leaves: strays lie on SSD twice for a
+        while. While it is being assigned, nobody knows yet what is one. May wait for the disk.
         """
         opened = self._log
         if opened is None or not self._is_assigned:
@@ -567,8 +573,8 @@ class Packer:
         return self._payload_bytes(max(0, room))
 
     def spare_bytes(self) -> int:
-        """How many payload bytes can be stored without an eviction, and in no log: what neither the
-        open one wants nor the next. May wait for the disk.
+        """How many payload bytes can be stored, evicting no pinned one, and in no log: what neither
+        the open one wants nor the next. May wait for the disk.
         """
         opened = self._log
         if opened is not None:
@@ -585,9 +591,14 @@ class Packer:
         """What that has room for. With thousands of segments looking takes a while: what is taken
         meanwhile is taken off.
         """
-        begin = time.monotonic()
-        if begin >= self._free_until:
-            self._free = of.room_bytes()
+        begin, pins = time.monotonic(), self._pins
+        number = 0 if pins is None else pins.number
+        if begin >= self._free_until or number != self._free_pins:
+            self._free_pins = number
+            if isinstance(of, Store) and pins is not None and pins.may_evict and not self.has_logs:
+                self._free = of.room_bytes(pins.segments)
+            else:
+                self._free = of.room_bytes()
             self._free_until = begin + LOOK_SHARE * (time.monotonic() - begin)
         return self._free
 

@@ -52,6 +52,7 @@ REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
 EPOCHS_MOST = 16  # of a log
+PINS_MOST = 1 << 62  # lists
 PAGE_BYTES, BUFFER_PAGES_MOST = 4096, 1024  # of a chunk's buffer
 WHAT = 7  # the low bits of a kind
 
@@ -141,6 +142,7 @@ class Plan:
         await self._operations.list(ino)
 
     async def state(self) -> dict[str, int]:
+        pins = self._prefetcher.pins.number  # now: what is said of room heeds them at least
         usage = await trio.to_thread.run_sync(self._store.usage)
         room_bytes = await trio.to_thread.run_sync(self.packer.room_bytes, abandon_on_cancel=True)
         is_full = room_bytes == 0 and await self._is_disk_full()
@@ -161,6 +163,7 @@ class Plan:
             "changes_seen": self._stats["changes_seen"],
             "segments_lost": self._stats["segments_lost"],
             "recording": self.passings.recording,
+            "pins": pins,
             **self.packer.state(),
         }
 
@@ -224,10 +227,19 @@ class _Channel:
             self._plan.passings.put(fields)
         elif kind == "pack":
             await self._pack(fields)
+        elif kind == "pin":
+            await self._pin(fields)
         elif kind in ("stage", "fetch", "cancel", "drop", "arm"):
             await self._command_inos(kind, fields.array("inos", np.uint32), fields)
         else:
             raise WireError(f"{kind}: no such frame")
+
+    async def _pin(self, fields: Fields) -> None:
+        inos, number = fields.array("inos", np.uint32), fields.int("number", 1, PINS_MOST)
+        others, last = fields.bool("others"), fields.bool("last")
+        await self._prefetcher.pin(inos, number, others, last)
+        if last:
+            self._plan.passings.wake()
 
     async def _pack(self, fields: Fields) -> None:
         packer, chunks = self._plan.packer, fields.int("chunks", 0, CHUNKS_MOST)
@@ -344,7 +356,9 @@ class _Channel:
             if inos or lost:
                 array = np.frombuffer(kinds, np.uint8)
                 is_wanted = array & _native.PLAN_WANTED != 0
-                is_late = (array & WHAT != _native.SEEN_LOOKUP) & is_wanted
+                is_read = array & WHAT != _native.SEEN_LOOKUP
+                is_late = is_read & is_wanted
+                self._prefetcher.saw_reads(np.frombuffer(inos, np.uint32)[is_read])
                 self._plan.overtaking_reads += int(np.count_nonzero(is_late))
                 if np.any(is_late & (array & _native.PLAN_STAGED != 0)):
                     self._prefetcher.window.suspect()
@@ -373,7 +387,8 @@ class _Channel:
             self._known = found
             await self._frames.send("state", **state, **news, origin_bytes_per_s=int(rate))
             passings = self._plan.passings
-            if state["recording"] != passings.recording:
+            pins = self._prefetcher.pins
+            if (state["recording"], state["pins"]) != (passings.recording, pins.number):
                 continue
             passings.told.set()
             with trio.move_on_after(STATE_EVERY_S):

@@ -16,6 +16,7 @@ finished, and reported to nobody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import heapq
 import itertools
@@ -39,6 +40,7 @@ from fusecache.kernel import Kernel
 from fusecache.misses import FLYING_MOST, Misses
 from fusecache.origin import AWAY_ERRNOS, Origin
 from fusecache.packer import Packer
+from fusecache.pins import Pins
 from fusecache.reader import Reader
 from fusecache.stats import Stats
 from fusecache.store.types import BLOCK_BYTES, Version
@@ -54,6 +56,8 @@ STAGED, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = 
 STORE, MOVE, KEEP_ORDER, SORT = 1, 2, 4, 8
 CHUNK_MARKS = (64, 128)  # added here, in turn: which frame a file came in
 
+ASK_MS = 100  # for what the kernel has
+READ_LATELY_S = 0.1  # a hintsd that has not heard of a READ may want the file staged for it
 STAGE_BATCH = 64  # files staged in one visit to a thread
 BATCH = 32  # pushed from memory in one
 BATCH_BYTES = 8 << 20
@@ -231,6 +235,7 @@ class Prefetcher:
         self._left_until = 0
         self._chunk_mark = CHUNK_MARKS[0]
         self._to_fetch: OrderedDict[int, bool] = OrderedDict()
+        self._read_lately: deque[tuple[float, Inos]] = deque()
         self._large: deque[tuple[int, bool, int]] = deque()
         self._jobs: dict[int, Job] = {}
         self._pushes: deque[tuple[Job, memoryview]] = deque()
@@ -283,6 +288,7 @@ class Prefetcher:
         self._plan += 1
         self._report = None
         self._left_over |= self._busy
+        self._fetcher.pins.clear()
         _native.plan_end()
         self._staging.clear()
         self._restoring.clear()
@@ -295,6 +301,8 @@ class Prefetcher:
         self._order.clear()
         self._to_fetch.clear()
         self._large.clear()
+        for job in self._jobs.values():
+            self._land(job)
         self._jobs.clear()
         self._pushes.clear()
         self._push_bytes = 0
@@ -331,6 +339,7 @@ class Prefetcher:
             queue.forget_cancelled()
             if queue.count + len(inos) > QUEUED_MOST:
                 raise ValueError(f"more than {QUEUED_MOST} files are unanswered")
+        self._fetcher.pins.plan()
         _native.plan_mark(
             inos.tobytes(),
             _native.PLAN_QUEUED | add,
@@ -342,11 +351,40 @@ class Prefetcher:
             inos, store = inos[is_known], store[is_known]
         queue.put(inos, store)
 
+    def saw_reads(self, inos: Inos) -> None:
+        """Readers have missed these just now."""
+        self._read_lately.append((trio.current_time(), inos))
+
+    def _were_read(self, inos: Inos) -> NDArray[np.bool_]:
+        """Whether a reader has missed them lately: it is for him that they are wanted."""
+        since = trio.current_time() - READ_LATELY_S
+        while self._read_lately and self._read_lately[0][0] < since:
+            self._read_lately.popleft()
+        return np.isin(inos, [ino for _, part in self._read_lately for ino in part.tolist()])
+
     def _restore(self, inos: Inos) -> None:
         """Not stored once more: where the origin has to be asked, it once was not."""
         _native.plan_mark(inos.tobytes(), _native.PLAN_QUEUED, _native.PLAN_READ)
         self._restoring.put(inos, np.zeros(len(inos), np.uint8))
         self._stageable.unpark(count=-(-len(inos) // STAGE_BATCH))
+
+    @property
+    def pins(self) -> Pins:
+        return self._fetcher.pins
+
+    async def pin(self, inos: Inos, number: int, others: bool, last: bool) -> None:
+        """The next part of a list of what is to stay on SSD (docs/WIRE.md, *Pins*)."""
+        unknown = await trio.to_thread.run_sync(self.pins.put, inos, number, others, last)
+        if len(unknown):
+            await trio.to_thread.run_sync(self._locate_all, unknown.tolist())
+
+    def _locate_all(self, inos: list[int]) -> None:
+        """Blocking."""
+        for ino in inos:
+            with contextlib.suppress(KeyError):
+                version = namespace.version(ino)
+                for block in range(namespace.block_count(version.size)):
+                    self._fetcher.locate(ino, version, block)
 
     def cancel(self, inos: Inos) -> None:
         _native.plan_mark(inos.tobytes(), 0, _native.PLAN_QUEUED | _native.PLAN_WANTED)
@@ -357,6 +395,9 @@ class Prefetcher:
 
     async def drop(self, inos: Inos) -> None:
         self.cancel(inos)
+        self._read_lately = deque(
+            (at, part[~np.isin(part, inos)]) for at, part in self._read_lately
+        )
         _native.plan_mark(inos.tobytes(), 0, _native.PLAN_FAILED)
         while self._busy and not self._busy.isdisjoint(inos.tolist()):
             await self._idle.park()
@@ -522,7 +563,16 @@ class Prefetcher:
                 fuse_fd, mountpoint, inos[found].tobytes(), moves[found].tobytes()
             )
             results[found] = np.frombuffer(again, np.uint8)
+        unkept = np.flatnonzero((results == _native.PUSH_NO_BYTES) & (store & STORE == 0))
+        if len(unkept):
+            results[unkept[self._are_there(inos[unkept])]] = _native.PUSH_READ
         return results
+
+    def _are_there(self, inos: Inos) -> NDArray[np.bool_]:
+        """Whether the kernel has their pages, from a reader: they need not be fetched. Blocking."""
+        answers = _native.ask_pages(self._kernel.fuse_fd, inos.tobytes(), ASK_MS)
+        are_there: NDArray[np.bool_] = np.frombuffer(answers, np.uint8) == _native.PAGES_THERE
+        return are_there
 
     def _is_stored(self, ino: int) -> bool:
         """Whether the file's one block is on SSD, or on its way there in the log. Blocking."""
@@ -549,12 +599,18 @@ class Prefetcher:
         number: int,
     ) -> None:
         """`number`: of the first of them, in the order in which they are to be staged."""
+        missing = np.flatnonzero((results == _native.PUSH_NO_BYTES) & (store & STORE == 0))
+        if len(missing):
+            results[missing[self._were_read(inos[missing])]] = _native.PUSH_READ
         is_pushed = (results == _native.PUSHED) | (results == _native.PUSH_READ)
         is_refused = (results == _native.PUSH_CHANGED) | (results == _native.PUSH_REFUSED)
         is_done = is_pushed | is_refused
         pushed = inos if is_pushed.all() else inos[is_pushed]
         _native.plan_mark(pushed.tobytes(), 0, _native.PLAN_QUEUED)
-        self._answer_all(pushed, STAGED_AND_STORED)
+        is_read = results == _native.PUSH_READ  # from wherever
+        self._answer_all(inos[is_pushed & ~is_read], STAGED_AND_STORED)
+        _native.plan_mark(inos[is_read].tobytes(), _native.PLAN_STAGED, 0)
+        self._answer_all(inos[is_read], STAGED)
         for ino in inos[is_refused].tolist():
             _mark(ino, 0, _native.PLAN_QUEUED)
             self._answer(ino, _refusal(ino))
@@ -663,21 +719,28 @@ class Prefetcher:
                 store = self._to_stage.pop(ino)
             else:
                 ino, store = self._to_fetch.popitem(last=False)
-            if not _flags(ino) & _native.PLAN_QUEUED:
+            flags = _flags(ino)
+            if not flags & _native.PLAN_QUEUED:
                 continue
             if not is_to_be_staged and self._is_being_staged(ino):
                 continue  # it comes back from there if it has to be fetched
-            if ino in self._came or not self._has_come(ino):  # once: perhaps it cannot be read
-                self._came.discard(ino)
-                self._fetch(ino, store)
-            elif is_to_be_staged:
-                came.append((ino, STORE if store else 0))
+            if ino not in self._came and self._has_come(ino):  # once: perhaps it cannot be read
+                if is_to_be_staged:
+                    came.append((ino, STORE if store else 0))
+                else:
+                    stored.append(ino)
+                continue
+            self._came.discard(ino)
+            was_read = flags & _native.PLAN_READ and flags & _native.PLAN_WANTED
+            if was_read and self._fetcher.flight_of(ino) is None:  # a reader has brought its pages
+                _mark(ino, _native.PLAN_STAGED, _native.PLAN_QUEUED)
+                self._answer(ino, STAGED)
             else:
-                stored.append(ino)
+                self._fetch(ino, store)
         if came:
-            inos, flags = (np.array(column) for column in zip(*came, strict=True))
+            inos, wishes = (np.array(column) for column in zip(*came, strict=True))
             self._came.update(inos.tolist())
-            self._staging.put_first(inos.astype(np.uint32), flags.astype(np.uint8))
+            self._staging.put_first(inos.astype(np.uint32), wishes.astype(np.uint8))
             self._stageable.unpark()
         if stored:
             self._answer_stored(self._only_fetched(np.array(stored, np.uint32)))
@@ -730,7 +793,11 @@ class Prefetcher:
         """A fetch of somebody else's that we waited for."""
         if job.plan != self._plan:
             return
-        if _flags(job.ino) & _native.PLAN_WANTED:
+        if _flags(job.ino) & _native.PLAN_WANTED and self._has(job, flight):
+            job.flight = flight
+            job.stored = STORED if flight.stored or flight.was_stored else None
+            self._join(job)
+        elif _flags(job.ino) & _native.PLAN_WANTED:
             del self._jobs[job.ino]
             _mark(job.ino, _native.PLAN_QUEUED, _native.PLAN_FLYING)
             self._staging.put_first(np.array([job.ino], np.uint32), np.array([job.store], np.uint8))
@@ -741,6 +808,14 @@ class Prefetcher:
             self._end(job, ORIGIN_ERROR)
         else:
             self._end(job, NO_ROOM if flight.is_settled else NOT_PUSHED)
+
+    def _has(self, job: Job, flight: Flight) -> bool:
+        """Whether a landed flight brought the file as it is now, to be pushed."""
+        return (
+            flight.data is not None
+            and flight.is_settled
+            and flight.version == job.version == namespace.version(job.ino)
+        )
 
     async def _land_forever(self) -> None:
         fetch_fd = _native.fetch_fd()
@@ -777,6 +852,7 @@ class Prefetcher:
             job.ino, job.flight, job.version, data, begun_ns, job.store
         )
         if job.plan != self._plan:
+            self._land(job)
             return
         if not is_settled:
             self._end(job, _refusal(job.ino))
@@ -1010,7 +1086,13 @@ class Prefetcher:
             result = _refusal(job.ino)
         self._end(job, result)
 
+    def _land(self, job: Job) -> None:
+        """Until its file is pushed, a reader's miss joins the flight that has brought it."""
+        if job.flight is not None:
+            self._fetcher.land(job.ino, job.flight)
+
     def _end(self, job: Job, result: int) -> None:
+        self._land(job)
         if self._jobs.get(job.ino) is job:
             del self._jobs[job.ino]
         _mark(job.ino, 0, _native.PLAN_FLYING)

@@ -31,6 +31,7 @@ from fusecache.operations import FOREVER_S, Operations
 from fusecache.origin import Origin, file_system_of
 from fusecache.packer import Packer
 from fusecache.passings import Passings
+from fusecache.pins import Pins
 from fusecache.plan import Plan
 from fusecache.prefetcher import Prefetcher
 from fusecache.probe import Device
@@ -100,9 +101,10 @@ class Server:
             config.origin_timeout_s,
             self.stats,
         )
-        self.packer = Packer(self.store, self.dataset, self._releasing)
+        pins = Pins()
+        self.packer = Packer(self.store, self.dataset, self._releasing, pins)
         self.fetcher = Fetcher(
-            self.origin, self.store, self.packer, self.kernel, self.dataset, self.stats
+            self.origin, self.store, self.packer, self.kernel, self.dataset, self.stats, pins
         )
         self.stager = Stager(self.kernel, config.ram_bytes, self.stats)
         self.reader = Reader(self.fetcher, self.stager, self.stats, self.faults)
@@ -169,6 +171,7 @@ class Server:
                     "ram_bytes": self.config.ram_bytes,
                     "layout": self.config.layout,
                     "pid_namespace": wire.pid_namespace(),
+                    "pins": 1,
                 },
                 device=Device([Path(path) for path in self.config.cache_dirs]),
             )

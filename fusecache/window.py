@@ -114,14 +114,14 @@ class Window:
         if not len(inos):
             return inos
         flags = await trio.to_thread.run_sync(
-            _native.gone,
+            _native.ask_pages,
             self._kernel.fuse_fd,
             inos.tobytes(),
             ANSWER_MS,
             limiter=self._threads,
             abandon_on_cancel=True,
         )
-        return np.compress(np.frombuffer(flags, np.uint8) != 0, inos)
+        return np.compress(np.frombuffer(flags, np.uint8) == _native.PAGES_GONE, inos)
 
     def _sample(self) -> Inos:
         self._forget_passed()

@@ -21,10 +21,10 @@ STORE_BIT, MOVE_BIT, KEEP_ORDER_BIT, SORT_BIT = 1, 2, 4, 8  # of `store` in a `s
 
 
 class Command(NamedTuple):
-    kind: str  # "stage" | "fetch" | "cancel" | "drop" | "arm" | "clear" | "pack"
+    kind: str  # "stage" | "fetch" | "cancel" | "drop" | "arm" | "clear" | "pack" | "pin"
     inos: Inos
     store: npt.NDArray[np.uint8] | None = None
-    fields: Mapping[str, Any] | None = None  # of a `pack`
+    fields: Mapping[str, Any] | None = None  # of a `pack`, a `pin`
 
 
 def commands_of(

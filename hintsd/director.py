@@ -268,22 +268,29 @@ class Director:
 
     # ---- for the mounts --------------------------------------------------------------------------
 
+    def _peers(self, mount: _Mount) -> list[_Mount]:
+        """The mounts with jobs, this one among them."""
+        peers = [peer for peer in self._mounts.values() if peer.takes_share]
+        return peers if mount in peers else [*peers, mount]
+
+    def sharers(self, mount: _Mount) -> int:
+        """How many of them are on its cache directory."""
+        assert mount.facts is not None
+        cache_dir = mount.facts.cache_dir
+        return sum(
+            peer.facts is not None and peer.facts.cache_dir == cache_dir
+            for peer in self._peers(mount)
+        )
+
     def budgets(self, mount: _Mount) -> tuple[int, int]:
         """Bytes of RAM for a mount's jobs, and of SSD beyond what is stored."""
-        peers = [peer for peer in self._mounts.values() if peer.takes_share]
-        if mount not in peers:
-            peers.append(mount)
+        peers = self._peers(mount)
         assert mount.facts is not None
         ram_bytes = mount.facts.ram_bytes
         total_bytes = sum(peer.facts.ram_bytes for peer in peers if peer.facts is not None)
         if self.ram_bytes is not None and total_bytes > self.ram_bytes:
             ram_bytes = self.ram_bytes * ram_bytes // total_bytes
-        sharers = [
-            peer
-            for peer in peers
-            if peer.facts is not None and peer.facts.cache_dir == mount.facts.cache_dir
-        ]
-        return ram_bytes, mount.state.get("ssd_room_bytes", 0) // len(sharers)
+        return ram_bytes, mount.state.get("ssd_room_bytes", 0) // self.sharers(mount)
 
     async def in_order_thread(self, work: Callable[[], T]) -> T:
         """Of an epoch: others wait for the thread. Who is cancelled does not."""
@@ -493,6 +500,7 @@ class _Mount:
             batch_size=job.order.spec.batch_size,
             workers=job.request.workers,
             prefetch_factor=job.request.prefetch_factor,
+            dataset=job.inos,
             now=_now(),
             is_lost=job.is_lost,
         )
@@ -832,6 +840,12 @@ class _Mount:
                 values["origin_bytes_per_s"] - before
             )
         self._told.append(functools.partial(self._planner.set_budgets, ram_bytes, room_bytes))
+        knows_pins = self.facts is not None and self.facts.knows_pins
+        is_alone = self._director.sharers(self) == 1
+        set_pins = functools.partial(
+            self._planner.set_pins, knows_pins, values["pins"], others_may_go=is_alone
+        )
+        self._told.append(set_pins)
         self._told.append(functools.partial(self._planner.record, values["recording"]))
         self._told.append(functools.partial(self._planner.rates, self._origin_bytes_per_s, 0.0))
         if state.probe is not None and self.facts is not None:

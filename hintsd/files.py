@@ -5,7 +5,9 @@ hintsd/planner.py and the modules beside it decide; here is what they decide abo
 of state that they share: a file is sent, answered, let go. Who sets a flag keeps its sum in step.
 
 INVARIANT: held = Σ RAM bytes of HELD files; wanted = the same over those with refs > 0; SENT and
-STAGED only on HELD files, MOVING on SENT ones; the other counts and sums are those of their flags.
+STAGED only on HELD files, MOVING on SENT ones, KEPT on HELD and STAGED ones that
+are not RESIDENT; the other counts and sums are those of their flags.
+INVARIANT: a file that is KEPT counts as one use more in `refs`: it is wanted, in a window or not.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from hintsd.sequence import CHUNK, NO_INOS, Inos
 PAGE_BYTES = 4096
 RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
 
-STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING = (
-    1 << bit for bit in range(11)
+STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING, KEPT, READ = (
+    1 << bit for bit in range(13)
 )
+PINNED = 1 << 13
 DONE_STAGED, DONE_STORED, DONE_BOTH, DONE_ERROR, DONE_GONE, DONE_NO_ROOM, DONE_NOT_PUSHED = range(
     1, 8
 )
@@ -38,14 +41,14 @@ class Files:
         """Bytes; 0: never learned, and so not prefetched."""
         self.flags = np.zeros(0, np.uint16)
         self.refs = np.zeros(0, np.uint32)
-        """How often windows use each."""
+        """How often windows use each; and once more if it is KEPT."""
         self.uses: npt.NDArray[np.uint16] | None = None
         """How often each is used over the epochs that were counted; None: none were."""
         self.limit_bytes = 0
         """The mount's budget of RAM."""
         self.budget_bytes = 0
         """The part of it that is for windows."""
-        self.held_bytes = self.wanted_bytes = 0
+        self.held_bytes = self.wanted_bytes = self.kept_bytes = 0
         self.residents = Frequency(0)
         """The policy that lets files in that are to live on SSD, and the bytes of those that are
         RESIDENT."""
@@ -151,10 +154,13 @@ class Files:
     def void(self) -> None:
         """Nothing is sent, staged or armed any more."""
         for start in range(0, len(self.flags), CHUNK):
-            self.flags[start : start + CHUNK] &= (
-                ~(HELD | SENT | STAGED | FETCHING | FAILED | ARMED | STORING | MOVING) & 0xFFFF
+            part = slice(start, start + CHUNK)
+            self.refs[part] -= self.flags[part] & KEPT != 0
+            self.flags[part] &= (
+                ~(HELD | SENT | STAGED | FETCHING | FAILED | ARMED | STORING | MOVING | KEPT | READ)
+                & 0xFFFF
             )
-        self.held_bytes = self.wanted_bytes = self.storing_bytes = 0
+        self.held_bytes = self.wanted_bytes = self.storing_bytes = self.kept_bytes = 0
         self.stage_unanswered = self.fetch_unanswered = self.moving = 0
         self._again.clear()
         self.cancels.clear()
@@ -180,6 +186,7 @@ class Files:
 
     def let_go(self, inos: Inos) -> None:
         """Held files that are to be held no more: cancelled if sent, dropped if perhaps staged."""
+        self.unkeep(inos)
         flags = self.flags[inos]
         held = flags & HELD != 0
         inos, flags = inos[held], flags[held]
@@ -199,6 +206,38 @@ class Files:
         if len(out):
             self.drops.append(out)
         self.flags[inos] &= ~(HELD | SENT | STAGED | FAILED | STORING | MOVING) & 0xFFFF
+
+    def read_first(self, inos: Inos) -> None:
+        """A reader has missed these, and nobody else is to read them now: they are not staged for
+        this use, be they in a window already or not yet.
+        """
+        asked = HELD | SENT | STAGED
+        self.flags[inos[(self.refs[inos] == 0) & (self.flags[inos] & asked == 0)]] |= READ
+        self.let_go(inos[(self.refs[inos] == 1) & (self.flags[inos] & asked == HELD)])
+
+    def keep(self, inos: Inos, most_bytes: int) -> None:
+        """Of these the first ones that are missing on SSD are KEPT, as far as there is room."""
+        missing = inos[self.flags[inos] & (STAGED | STORED | RESIDENT | KEPT) == STAGED]
+        total = np.cumsum(self.ram_bytes(missing))
+        count = int(np.searchsorted(total, most_bytes - self.kept_bytes, "right"))
+        if count:
+            self.flags[missing[:count]] |= KEPT
+            self.refs[missing[:count]] += 1
+            self.kept_bytes += int(total[count - 1])
+
+    def unkeep(self, inos: Inos) -> Inos:
+        """They are kept no more; which of them no window wants either: they are spare."""
+        kept = inos[self.flags[inos] & KEPT != 0]
+        self.flags[kept] &= ~KEPT & 0xFFFF
+        self.refs[kept] -= 1
+        self.kept_bytes -= int(self.ram_bytes(kept).sum())
+        spare: Inos = kept[self.refs[kept] == 0]
+        self.wanted_bytes -= int(self.ram_bytes(spare).sum())
+        return spare
+
+    def kept(self) -> Inos:
+        """All that are. Costs a pass over all files."""
+        return np.flatnonzero(self.flags & KEPT).astype(np.uint32)
 
     def still_spare(self, inos: Inos) -> Inos:
         """Those that are held, but in no window."""
@@ -259,6 +298,10 @@ class Files:
         assert int(bytes_each.sum()) == self.held_bytes
         assert int(bytes_each[self.refs[held] > 0].sum()) == self.wanted_bytes
         assert self.wanted_bytes <= self.budget_bytes
+        kept = self.kept()
+        assert (flags[kept] & (HELD | STAGED | RESIDENT) == HELD | STAGED).all()
+        assert (self.refs[kept] > 0).all()
+        assert int(self.ram_bytes(kept).sum()) == self.kept_bytes
         assert np.count_nonzero(flags & (SENT | STAGED)) == np.count_nonzero(
             flags[held] & (SENT | STAGED)
         )

@@ -39,12 +39,15 @@ class Job:
         epochs: int | None,
         batch_size: int,
         progress: Progress,
+        dataset: Inos,
     ) -> None:
+        """`dataset`: all files that its orders may have."""
         self.name = name
         self.sequence = sequence
         self.epochs = epochs
         self.batch_size = batch_size
         self.progress = progress
+        self.dataset = dataset
         self.trail: Trail | None = None  # while a recording runs
         self.opened_at = progress.confirmed_at
         self.state = "waiting"
@@ -58,6 +61,8 @@ class Job:
         self.begin = self.end = self.sent = self.fetched = progress.low
         self.reach = 0  # samples in the last window that was not empty
         self.window_bytes = self.sent_bytes = 0
+        self.needs_bytes = (0, 0)  # what the window needs: in the epoch before, and in this one
+        self.known_mean_bytes = 0.0  # of RAM, that a sample of its last window took
         self.spare: deque[Inos] = deque()
         self.sentinel_epoch = -1
         self.unwire()
@@ -141,6 +146,11 @@ class Job:
     def mean_bytes(self) -> float:
         """Of RAM, that a sample of its window takes."""
         return self.window_bytes / max(1, self.end - self.begin)
+
+    @property
+    def at_once_bytes(self) -> float:
+        """Of RAM: twice what its readers read at once."""
+        return 2 * self.progress.at_once * self.known_mean_bytes
 
     @property
     def takes_share(self) -> bool:

@@ -71,6 +71,7 @@ class MountFacts(NamedTuple):
     pid_namespace: int  # of its process ids: wire.pid_namespace; 0: unknown
     layout: str = "static"  # of the samples on SSD (docs/LOG.md): or "reorder", "auto"
     probe: Probe | None = None  # what was measured of the SSD
+    knows_pins: bool = False
 
 
 class Up(NamedTuple):
@@ -135,7 +136,7 @@ class Channel:
         store: Bytes | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
-        """One command of the plan; `fields`: all that a `pack` says. LinkDown."""
+        """One command of the plan; `fields`: all that a `pack` or a `pin` says. LinkDown."""
         if kind == "clear":
             await self._send(kind)
         elif fields is not None:
@@ -246,8 +247,8 @@ def _event(frame: Frame) -> Event:
         return Done(inos, results)
     if frame.type == "state":
         values = {name: fields.int(name, 0, COUNT_MOST) for name in _STATE_FIELDS}
-        # a server of an earlier version tells of no recording, and of no full disk
-        for name in ("recording", "ssd_disk_full"):
+        # a server of an earlier version tells of no recording, of no full disk and of no pins
+        for name in ("recording", "ssd_disk_full", "pins"):
             values[name] = fields.optional_int(name, 0, COUNT_MOST) or 0
         for name in _LOG_FIELDS:  # a server that knows no log does not tell them
             if (value := fields.optional_int(name, 0, COUNT_MOST)) is not None:
@@ -416,6 +417,7 @@ def _facts(line: bytes) -> MountFacts:
         pid_namespace=mount.optional_int("pid_namespace", 0, COUNT_MOST) or 0,
         layout=mount.optional_str("layout", 16) or "static",
         probe=_probe(mount),
+        knows_pins=bool(mount.optional_int("pins", 0, 1)),
     )
 
 

@@ -15,12 +15,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hintsd.commands import Command, commands_of
+from hintsd.commands import COMMAND_INOS_MOST, Command, commands_of
 from hintsd.files import (
     FETCHING,
     GONE,
     HELD,
+    KEPT,
     PAGE_BYTES,
+    PINNED,
     RESIDENT,
     SENT,
     STORED,
@@ -29,7 +31,7 @@ from hintsd.files import (
 )
 from hintsd.job import Job
 from hintsd.policies import Integers
-from hintsd.sequence import NO_INOS, Inos
+from hintsd.sequence import CHUNK, NO_INOS, Inos
 
 FETCH_UNANSWERED_MOST = 1 << 14
 WALK_MOST = 1 << 15  # positions that fetching ahead looks at in one decide()
@@ -45,14 +47,63 @@ class Placement:
         self._files = files
         self._short_of_bytes: int | None = None  # free room when residents did not fit
         self._fetching: deque[Inos] = deque()
+        self.knows_pins = self.others_may_go = False
+        """Whether the mount knows pins, and whether no other one's are to be heeded."""
+        self.pins_told = 0
+        """The list that the mount goes by."""
+        self._pins = self._pins_awaited = 0  # the last one that was sent; that must be heard of
+        self._pinned_for: tuple[bool, list[Job]] = False, []
+
+    @property
+    def is_short(self) -> bool:
+        """Whether files are to be missing on SSD."""
+        return self._short_of_bytes is not None
 
     def void(self) -> None:
-        """Nothing is being fetched any more."""
+        """Nothing is being fetched or pinned any more."""
         self._fetching.clear()
+        self.unpinned()
 
     def cancel(self) -> None:
         """Takes back all fetches that are not answered."""
         self._files.cancel_fetches(np.concatenate([NO_INOS, *self._fetching]))
+
+    @property
+    def is_room_known(self) -> bool:
+        """Whether the mount has said what room there is beside what is pinned."""
+        return self._pins_awaited in (0, self.pins_told)
+
+    def unpinned(self) -> None:
+        """The mount has forgotten its pins, or will before it hears of others."""
+        self._pinned_for, self._pins_awaited = (False, []), 0
+        for start in range(0, len(self._files.flags), CHUNK):
+            self._files.flags[start : start + CHUNK] &= ~PINNED & 0xFFFF
+
+    def pin(self, jobs: Iterable[Job]) -> list[Command]:
+        """What is to stay on SSD: the datasets of all live jobs, if they are others than before."""
+        live = [job for job in jobs if job.live]
+        wanted = self.others_may_go, live
+        if not live or not self.knows_pins or wanted == self._pinned_for:
+            return []
+        is_told = self._pinned_for[1] != [] and self._pinned_for[0] == self.others_may_go
+        self._pinned_for = wanted
+        flags = self._files.flags
+        was = flags & PINNED
+        flags &= ~PINNED & 0xFFFF
+        for job in live:
+            flags[job.dataset] |= PINNED
+        if is_told and np.array_equal(was, flags & PINNED):
+            return []
+        inos = np.flatnonzero(flags & PINNED).astype(np.uint32)
+        self._pins += 1
+        self._pins_awaited = self._pins
+        commands = []
+        for start in range(0, max(1, len(inos)), COMMAND_INOS_MOST):
+            part = inos[start : start + COMMAND_INOS_MOST]
+            last = start + COMMAND_INOS_MOST >= len(inos)
+            fields = {"number": self._pins, "others": self.others_may_go, "last": last}
+            commands.append(Command("pin", part, fields={"inos": part, **fields}))
+        return commands
 
     def set_room(self, room_bytes: int, jobs: Iterable[Job]) -> None:
         """room_bytes: what SSD can take beyond what is stored. Where residents do not fit any more
@@ -73,6 +124,7 @@ class Placement:
         self._short_of_bytes = None
         for job in jobs:
             job.unplaced = True
+            job.fetched = job.begin
 
     def place(self, jobs: Iterable[Job], now: float) -> None:
         """Chooses the residents among the files of orders that are new."""
@@ -92,7 +144,7 @@ class Placement:
 
     def _missing(self, inos: Inos) -> Inos:
         """Those that could become residents."""
-        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE) == 0]
+        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE | KEPT) == 0]
         found: Inos = inos[(self._files.sizes[inos] > 0) & (inos != 0)]
         return found
 

@@ -9,6 +9,10 @@ The rules are docs/HINTS.md's; HDMLP 3.1 is where they come from. How they are k
 * A file that has left the last window is *spare*: it stays in RAM until its room is needed, then it
   is dropped (an epoch whose order is not known yet will use the same files). All that is in no
   window is used later than all that is, so it does not matter which spare goes first.
+* Before that it may be *kept*: a file that the reader has passed, that is in RAM and is to be
+  missing on SSD, stays for good, as long as windows have the room that they need. It counts as one
+  use more, so windows grow in what is left, and come upon it at no cost.
+* What a reader has missed is not staged for that use: the origin is asked for it once.
 * A file is *held* from when it is wanted until it is dropped or cancelled; held bytes never exceed
   the budget, counting from a command's sending, since the mount carries out commands in order.
 * A job that is *packed* (docs/LOG.md, hintsd/layout.py) has windows of whole chunks, each staged
@@ -20,7 +24,8 @@ armed: hintsd/wires.py. All share the state of each file (hintsd/files.py) and o
 (hintsd/job.py). Jobs' orders: hintsd/sequence.py; positions: hintsd/progress.py.
 
 INVARIANT: held bytes ≤ window budget after `decide`, wanted bytes always (hintsd/files.py); `refs`
-of a file counts its uses in all windows.
+of a file counts its uses in all windows, and that it is kept.
+INVARIANT: kept bytes ≤ window budget less what the windows need, after `decide`.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ import numpy.typing as npt
 
 from hintsd import packing
 from hintsd.commands import Command, commands_of
-from hintsd.files import ARMED, FAILED, GONE, HELD, SENT, STAGED, Files
+from hintsd.files import ARMED, DONE_NO_ROOM, FAILED, GONE, HELD, READ, SENT, STAGED, Files
 from hintsd.job import Job
 from hintsd.layout import Layout
 from hintsd.placement import Placement
@@ -63,6 +68,9 @@ UNEVEN_SHARE = (
 OBSERVED_WIRES, OBSERVED_MOST = 4, 128  # weighed at once: a zone reaches four wires ahead
 AWAITED_S = 30.0  # a trainer may need so long to begin
 LATE_LATELY_S = 5.0  # a late read is no more told of then
+# What a window needs: a second of reading, but no more than an eighth of the budget for that; room
+# for what is read at once, twice; all windows no more than a half of the budget.
+AHEAD_S, AHEAD_SHARE, NEED_SHARE = 1.0, 8, 2
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 SEEN_MASK, SEEN_LOOKUP = 7, 1
@@ -96,12 +104,21 @@ class MountPlanner:
         budget_bytes = ram_bytes - ram_bytes // OUTSIDE_SHARE
         if budget_bytes != self._files.budget_bytes:
             self._restart_windows()
+            if budget_bytes < self._files.budget_bytes:
+                self._keep_at_most(0)  # what windows want of it they find in RAM
             self._files.budget_bytes = budget_bytes
         self._placement.set_room(ssd_room_bytes, self._jobs.values())
 
     def set_layout(self, layout: str, probe: packing.Probe | None) -> None:
         """static, reorder or auto, and what the mount has measured of its SSD."""
         self._layout.set(layout, probe)
+
+    def set_pins(self, is_known: bool, told: int, *, others_may_go: bool) -> None:
+        """Whether the mount's server knows pins, and by which list it goes; whether no other
+        mount's files on its cache directory have to stay.
+        """
+        self._placement.knows_pins, self._placement.pins_told = is_known, told
+        self._placement.others_may_go = others_may_go
 
     def packing_refused(self, why: str, now: float) -> None:
         """The mount has no log open, for this reason, although one was announced."""
@@ -141,11 +158,12 @@ class MountPlanner:
         batch_size: int,
         workers: int,
         prefetch_factor: int,
+        dataset: Inos,
         now: float,
         is_lost: bool = False,
     ) -> None:
-        """A job that begins at sample `index` of `epoch`; or (`is_lost`) was seen there last, and
-        is anywhere beyond by now.
+        """A job on these files, which were learned before, that begins at sample `index` of
+        `epoch`; or (`is_lost`) was seen there last, and is anywhere beyond by now.
         """
         assert name not in self._jobs, "job names are unique"
         assert samples_per_epoch > 0
@@ -157,7 +175,7 @@ class MountPlanner:
             prefetch_factor=prefetch_factor,
             now=now,
         )
-        job = Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress)
+        job = Job(name, Sequence(samples_per_epoch), epochs, batch_size, progress, dataset)
         if is_lost:
             job.search, job.is_lost = Search(now, span=batch_size), True
         self._jobs[name] = job
@@ -443,6 +461,7 @@ class MountPlanner:
         for used in used_in:
             in_none &= ~used
         self._count_reads(jobs, candidates, placed, used_in, strange, kinds, reads, now)
+        self._read_first(jobs, inos, placed, used_in, reads)
         for job, where, here, first, mine, theirs in zip(
             jobs, candidates, placed, unfired, in_order_of, strange, strict=True
         ):
@@ -478,6 +497,22 @@ class MountPlanner:
                 self._give_up(job, now)
             if (here >= 0).any():
                 self._woken(job, now)
+
+    def _read_first(
+        self,
+        jobs: list[Job],
+        inos: Inos,
+        placed: list[Positions],
+        used_in: list[Mask],
+        reads: Mask,
+    ) -> None:
+        """What a job's reader has missed is not staged for him. Another job may want it."""
+        live = [index for index, job in enumerate(jobs) if job.live]
+        users = np.zeros(len(inos), np.int64)
+        for index in live:
+            users += used_in[index]
+        for index in live:
+            self._files.read_first(inos[reads & (placed[index] >= 0) & (users == 1)])
 
     def _may_be_of(self, job: Job, inos: Inos) -> Mask:
         """Which files tell of the job's reader. Those that only other jobs have do not: one process
@@ -564,6 +599,8 @@ class MountPlanner:
     def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
         """`done` frames (docs/WIRE.md)."""
         self._files.done(inos, results, now)
+        if (results == DONE_NO_ROOM).any():
+            self._placement.cancel()  # they would be fetched for nothing
 
     def disconnected(self) -> None:
         """All that was sent is void: the next decide() sends the windows anew."""
@@ -638,22 +675,28 @@ class MountPlanner:
         for job in self._jobs.values():
             if job.live:
                 self._follow(job)
+        self._keep_at_most(self._keep_bytes())
         self._is_busy = not self._jobs or any(job.live for job in self._jobs.values())
-        self._placement.place(self._jobs.values(), now)
+        pins = self._placement.pin(self._jobs.values())
+        if self._placement.is_room_known:
+            self._placement.place(self._jobs.values(), now)
         self._layout.review()
         self._balance()
         self._reclaim()
-        stages = self._stage(now)
-        fetches = self._placement.fetch(
-            job
-            for job in self._jobs.values()
-            if job.log.decided >= 0 or not self._layout.is_packable(job)  # else a log comes first
-        )
+        stages, fetches = [], []
+        if self._placement.is_room_known:
+            stages = self._stage(now)
+            fetches = self._placement.fetch(
+                job
+                for job in self._jobs.values()
+                if job.log.decided >= 0 or not self._layout.is_packable(job)  # a log comes first
+            )
         wires = self._wires.lay(self._jobs.values(), now)
         commands = [
             *commands_of("cancel", self._files.cancels),
             *commands_of("drop", self._files.drops),
             *([Command("clear", NO_INOS)] if self._clear else []),
+            *pins,
             *self._layout.take_packs(),
             *stages,
             *fetches,
@@ -699,16 +742,19 @@ class MountPlanner:
     def _follow(self, job: Job) -> None:
         """The window begins at `low`, but always reaches ahead of `high`: where it is small against
         the disorder, part of what is behind is given up. (How small is known once there was one.)
+        Not where slow workers are waited for, and the origin would be asked for it again.
         """
         progress = job.progress
         job.reach = job.end - job.begin or job.reach
         begin = progress.low
-        if job.reach:
+        if job.reach and not (progress.is_low_known and self._placement.is_short):
             behind = job.reach // (2 if progress.workers_known else 4)
             begin = max(begin, progress.high - max(1, behind))
         begin = min(begin, job.last(begin))
         if begin > job.begin:
-            self._release(job, job.begin, min(begin, job.end))
+            self._note_need(job, begin)
+            keep_bytes = 0 if job.unplaced else self._keep_bytes()
+            self._release(job, job.begin, min(begin, job.end), keep_bytes)
             job.begin = begin
             job.end = max(job.end, begin)
             if job.sent < begin:
@@ -719,6 +765,51 @@ class MountPlanner:
             job.sequence.forget_before(epoch)
             job.log.forget_before(epoch)
             job.unknown = {known for known in job.unknown if known >= epoch}
+
+    # --- what is kept
+
+    def _note_need(self, job: Job, begin: int) -> None:
+        """What its window needs, which goes on from `begin`: the most of this epoch and of the one
+        before, for what was kept and is dropped has to be fetched again.
+        """
+        progress = job.progress
+        if job.sequence.epoch_of(begin) != job.sequence.epoch_of(job.begin):
+            job.needs_bytes = (job.needs_bytes[1], 0)
+        before, now = job.needs_bytes
+        job.known_mean_bytes = job.mean_bytes or job.known_mean_bytes
+        ahead_bytes = progress.samples_per_s * AHEAD_S * job.known_mean_bytes
+        need_bytes = max(
+            job.at_once_bytes,
+            min(ahead_bytes, self._files.budget_bytes / AHEAD_SHARE),
+        )
+        job.needs_bytes = (before, max(now, int(need_bytes)))
+
+    def _keep_bytes(self) -> int:
+        """What windows can spare; nothing where a job may be packed: its chunks need the room."""
+        jobs = [job for job in self._jobs.values() if job.live]
+        if any(self._layout.is_packable(job) for job in jobs):
+            return 0
+        budget_bytes = self._files.budget_bytes
+        need_bytes = sum(max(job.needs_bytes) for job in jobs)
+        if need_bytes > 2 * budget_bytes:  # what is read at once does not fit: ahead is in vain
+            return budget_bytes
+        return budget_bytes - min(need_bytes, budget_bytes // NEED_SHARE)
+
+    def _keep_at_most(self, most_bytes: int) -> None:
+        """What is kept beyond that is spare, what is used least first."""
+        surplus = self._files.kept_bytes - most_bytes
+        if surplus <= 0:
+            return
+        kept = self._files.kept()
+        if self._files.uses is not None:
+            kept = kept[np.argsort(self._files.uses[kept], kind="stable")]
+        count = int(np.searchsorted(np.cumsum(self._files.ram_bytes(kept)), surplus)) + 1
+        next(iter(self._jobs.values())).spare.append(self._files.unkeep(kept[:count]))
+
+    def _kept_for_nobody(self) -> Inos:
+        """What is kept, but in no order of a job that is planned for."""
+        kept = self._files.kept() if self._files.kept_bytes else NO_INOS
+        return kept[~self.is_told(kept)]
 
     # --- windows
 
@@ -795,7 +886,7 @@ class MountPlanner:
             return 0, 0
         own = self._files.ram_bytes(inos)
         flags = self._files.flags[inos]
-        fresh = (self._files.refs[inos] == 0) & (flags & GONE == 0) & (own > 0)
+        fresh = (self._files.refs[inos] == 0) & (flags & (GONE | READ) == 0) & (own > 0)
         if repeats:
             first = np.zeros(len(inos), np.bool_)
             first[np.unique(inos, return_index=True)[1]] = True
@@ -815,6 +906,7 @@ class MountPlanner:
         else:
             self._files.refs[inos] += 1
         self._files.refs[0] = 0  # stands for all samples outside the mount
+        self._files.flags[inos] &= ~READ & 0xFFFF
         newly = fresh & (flags[:taken] & HELD == 0)
         self._files.held_bytes += int(own[:taken][newly].sum())
         self._files.wanted_bytes += int(cost[taken - 1])
@@ -846,8 +938,10 @@ class MountPlanner:
         job.sent = min(job.sent, end)
         return True
 
-    def _release(self, job: Job, start: int, stop: int) -> None:
-        """Positions at one end of the window leave it."""
+    def _release(self, job: Job, start: int, stop: int, keep_bytes: int = 0) -> None:
+        """Positions at one end of the window leave it. `keep_bytes`: of all files that are missing
+        on SSD as much may stay for good.
+        """
         position = start
         for inos, repeats in job.sequence.pieces(start, stop):
             own = self._files.ram_bytes(inos)
@@ -863,8 +957,10 @@ class MountPlanner:
             else:
                 self._files.refs[inos] -= 1
             self._files.refs[0] = 0
-            flags = self._files.flags[inos]
-            left = inos[(self._files.refs[inos] == 0) & (flags & HELD != 0)]
+            left = self._files.still_spare(inos)
+            if keep_bytes:
+                self._files.keep(left, keep_bytes)
+                left = self._files.still_spare(left)
             self._files.wanted_bytes -= int(self._files.ram_bytes(left).sum())
             is_staged = self._files.flags[left] & STAGED != 0
             if is_staged.any():
@@ -940,12 +1036,14 @@ class MountPlanner:
         for spare in job.spare:
             self._files.let_go(self._files.still_spare(spare))
         job.spare.clear()
+        self._files.let_go(self._kept_for_nobody())
         self._placement.cancel()
         for other in self._jobs.values():
             other.fetched = other.begin
         if not any(other.live for other in self._jobs.values() if other is not job):
             self._clear = True
             self._files.clear()
+            self._placement.unpinned()
 
     # --- staging
 
@@ -1014,7 +1112,17 @@ class MountPlanner:
     def status(self, name: str) -> dict[str, Any]:
         """Figures of one job; plain Python values."""
         job, jobs = self._jobs[name], self._jobs.values()
-        return status(job, jobs, self._files, self._rates) | self._layout.status(job)
+        ram = {"ram_needed_bytes": self._ram_needed_bytes() if job.live else None}
+        return status(job, jobs, self._files, self._rates) | self._layout.status(job) | ram
+
+    def _ram_needed_bytes(self) -> int | None:
+        """The mount's budget of RAM that would do, where this one does not take what its jobs read
+        at once, twice: windows keep no distance then, and most reads come before their files.
+        """
+        need_bytes = sum(job.at_once_bytes for job in self._jobs.values() if job.live)
+        if need_bytes <= self._files.budget_bytes:
+            return None
+        return math.ceil(need_bytes * OUTSIDE_SHARE / (OUTSIDE_SHARE - 1))
 
     def notices(self) -> list[tuple[str, str]]:
         """(job, one line): new since last asked."""
@@ -1034,6 +1142,7 @@ class MountPlanner:
             assert job.live or job.begin == job.end
             job.progress.check_invariants()
         refs[:1] = 0
+        refs[self._files.kept()] += 1
         assert (refs == self._files.refs).all()
         self._files.check_invariants()
 

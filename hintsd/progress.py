@@ -114,6 +114,10 @@ class Progress:
         # a worker that begins a batch has read its one before; no wire tells that of small batches
         reading = workers_assumed * batch_size if self.spacing <= batch_size else self.disorder
         self._reading = min(reading, quarter)
+        self.at_once = self._reading + self.spacing
+        """Samples from the first to the last that are being read, as far as wires tell."""
+        self.is_low_known = workers > 1
+        """Whether all that lies before `low` was read: a slow worker is waited for."""
         self._told = self.low = self.high = start  # _told: by the trainer, the last time
         self._unstepped = start  # `low`, had there been no steps
         self.moves, self.moved_to = 0, start  # to where his way did not lead; the last place

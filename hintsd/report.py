@@ -29,6 +29,10 @@ ENDED_TITLES: Final = (
 _WRAPPED: Final = ("mount", "hintsd", "RAM tier", "SSD tier", "sample", "when")
 
 _FULL: Final = "THE DISK OF ITS CACHE IS FULL: the SSD tier gets no larger (fusecache status tells)"
+_NEEDS_RAM: Final = (
+    "the RAM tier takes less than its loader reads at once, so little can be read ahead: --ram "
+    "{ram} would do (fusecache mount --help), or fewer workers"
+)
 _EVICTED_SHARE: Final = 0.01
 _EVICTED: Final = "late (evicted): the kernel let go of files in RAM before they were read: "
 _SHORT: Final = (
@@ -59,6 +63,11 @@ def tables(status: Values) -> RenderableType:
             printable(f"{job['name']}: {_evicted(status['mounts'])}")
             for job in status["jobs"]
             if _loses(job)
+        ]
+        parts += [
+            printable(f"{job['name']}: {_NEEDS_RAM.format(ram=format_bytes(needed))}")
+            for job in status["jobs"]
+            if (needed := job.get("ram_needed_bytes"))
         ]
     else:
         parts.append("no jobs")

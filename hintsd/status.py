@@ -25,7 +25,7 @@ NAMES: Final = (
     *("name", "path", "mountpoint", "pid", "age_s", "state", "reason"),
     *("epoch", "epochs", "index", "samples", "window_bytes", "ahead_bytes"),
     *("not_late", "late", "unplanned", "predicted_stall_s", "samples_per_s"),
-    *("layout", "layout_why"),
+    *("layout", "layout_why", "ram_needed_bytes"),
 )
 """Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
 
@@ -43,7 +43,9 @@ class Rates(NamedTuple):
 
 
 def status(job: Job, jobs: Collection[Job], files: Files, rates: Rates) -> dict[str, Any]:
-    """Figures of `job`; all but how it lies on SSD (`Layout.status`). `jobs`: all of the mount."""
+    """Figures of `job`; all but how it lies on SSD (`Layout.status`), and what RAM its mount needs.
+    `jobs`: all of the mount.
+    """
     progress = job.progress
     n = job.sequence.samples_per_epoch
     epoch, index = divmod(job.last(progress.high), n)

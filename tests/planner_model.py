@@ -8,7 +8,7 @@ the log that is open has been written.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,10 +31,14 @@ def pages(size_bytes: int) -> int:
 
 
 class ModelMount:
-    def __init__(self, sizes: Inos, *, ssd_bytes: int) -> None:
-        """sizes[i] belongs to inode number i + 1."""
+    def __init__(self, sizes: Inos, *, ssd_bytes: int, outside_bytes: int = 0) -> None:
+        """sizes[i] belongs to inode number i + 1. `outside_bytes`: of RAM, for what readers have
+        missed; 0: that is neither there nor on SSD when it is staged.
+        """
         self.sizes = dict(enumerate(sizes.tolist(), 1))
         self.ssd_free_bytes = ssd_bytes
+        self.outside_bytes = outside_bytes
+        self.missed: OrderedDict[int, int] = OrderedDict()  # pages that readers brought: bytes
         self.ram: set[int] = set()  # staged
         self.evicts: set[int] = set()  # of it, files whose pages the kernel takes at once
         self.ram_bytes = 0
@@ -148,6 +152,9 @@ class ModelMount:
             self.places[ino] = self.log_epoch, chunk
 
     def drop(self, inos: Iterable[int]) -> None:
+        inos = list(inos)
+        for ino in inos:
+            self.missed.pop(ino, None)
         gone = self.ram & set(inos)
         self.ram -= gone
         self.ram_bytes -= sum(pages(self.sizes[ino]) for ino in gone)
@@ -195,6 +202,9 @@ class ModelMount:
         """0: not asked to store it, 2: it is on SSD, 4: origin error, 6: no room."""
         if ino in self.ssd:
             return 2
+        if ino in self.ram or ino in self.missed:
+            self.missed.pop(ino, None)
+            return 0
         if ino in self.failing:
             return 4
         self.origin_reads[ino] += 1
@@ -217,17 +227,28 @@ class ModelMount:
             return False
         self.look_up(ino, reader, process)
         is_staged = ino in self.ram
-        if (is_staged and ino not in self.evicts) or self.sizes[ino] == 0:
+        if (is_staged and ino not in self.evicts) or self.sizes[ino] == 0 or ino in self.missed:
             return False
         self.reads += 1
         kind = 2 | 64 * is_staged
         if ino not in self.ssd:
             self.origin_reads[ino] += 1
             kind = 3
+        if self.outside_bytes:
+            self._keep_missed(ino)
         if any(ino == queued for queued, _ in self.stage_queue):
             kind |= 8 | 16
         self._seen.append((ino, kind, reader, process))
         return True
+
+    def _keep_missed(self, ino: int) -> None:
+        """Where there is room: nothing goes for it."""
+        if ino not in self.ssd and self.sizes[ino] <= self.ssd_free_bytes:
+            self.ssd_free_bytes -= self.sizes[ino]
+            self.ssd.add(ino)
+        self.missed[ino] = pages(self.sizes[ino])
+        while sum(self.missed.values()) > self.outside_bytes:
+            self.missed.popitem(last=False)
 
     def look_up(self, ino: int, reader: str = "", process: int = 0) -> None:
         if ino in self.armed:

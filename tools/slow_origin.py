@@ -29,15 +29,20 @@ def drop_caches(directories: Iterable[Path] = ()) -> str:
         Path("/proc/sys/vm/drop_caches").write_text("3")
         return "drop_caches"
     except OSError:
-        for directory in directories:
-            for folder, _, names in os.walk(directory):
-                for name in names:
-                    fd = os.open(os.path.join(folder, name), os.O_RDONLY)
-                    try:
-                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                    finally:
-                        os.close(fd)
+        forget_pages(directories)
         return "posix_fadvise"
+
+
+def forget_pages(directories: Iterable[Path]) -> None:
+    """Drop the pages of all files below, that nobody has written or mapped."""
+    for directory in directories:
+        for folder, _, names in os.walk(directory):
+            for name in names:
+                fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+                try:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(fd)
 
 
 def drops_seen() -> int:
@@ -160,11 +165,14 @@ class LoopOrigin:
         """The same of writes that have reached it: `os.sync()` before."""
         return self._stat(6) * _SECTOR_BYTES
 
-    def _stat(self, field: int) -> int:
+    @property
+    def stat_path(self) -> Path:
+        """The kernel's counters of the device."""
         assert self._device is not None
-        return int(
-            (Path("/sys/block") / Path(self._device).name / "stat").read_text().split()[field]
-        )
+        return Path("/sys/block") / Path(self._device).name / "stat"
+
+    def _stat(self, field: int) -> int:
+        return int(self.stat_path.read_text().split()[field])
 
     def close(self) -> None:
         try:

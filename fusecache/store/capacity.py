@@ -14,7 +14,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -201,15 +201,21 @@ def evict(place: Place, segno: int) -> None:
 
 
 def create(
-    place: Place, segment_bytes: int, highest_segno: int, may_evict: bool, asked: bool
+    place: Place,
+    segment_bytes: int,
+    highest_segno: int,
+    may_evict: bool,
+    asked: bool,
+    kept: Callable[[], Container[int]] | None,
 ) -> tuple[SegmentWriter | None, OSError | None]:
-    """A new segment, after evicting what must go for it.
+    """A new segment, after evicting what must go for it, but for those that are `kept`.
 
     (None, None): full under `keep`, full of what is in use or is being written, or another would
     have to go and must not. (None, error): the disk is full or failed.
     """
     directory, index = place.directory, place.index
     victims: list[int] = []
+    stays: Container[int] | None = None  # asked for once, and only if something has to go
     writer: SegmentWriter | None = None
     failed: OSError | None = None
     try:
@@ -229,9 +235,12 @@ def create(
                         break
                 elif short > 0:
                     failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
-                victim = may_go(place, rows.values(), asked)
-                is_refused = victim is None and place.reuse is not None and not asked
-                if place.settings.policy == "keep" or (victim is None and not is_refused):
+                if may_evict and kept is not None and stays is None:
+                    stays = kept()
+                free = [row for row in rows.values() if stays is None or row.segno not in stays]
+                victim = may_go(place, free, asked)
+                is_all_in_use = stays is not None or (place.reuse is not None and not asked)
+                if place.settings.policy == "keep" or (victim is None and not is_all_in_use):
                     break
                 if victim is None or not may_evict:
                     failed = None

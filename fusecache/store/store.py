@@ -93,6 +93,7 @@ class _Run:
     found: list[Location | None]  # the answer: one for each item
     now_ns: int
     leave: int = -1  # a segment from which everything is to go
+    kept: Callable[[], Collection[int]] | None = None  # segments that are not evicted
     known: dict[bytes, Location] = field(default_factory=dict)  # digest -> stored block
     writer: SegmentWriter | None = None
     # (number of the item, its record, payload, place of the block if only the entry is written)
@@ -110,6 +111,10 @@ class _Run:
         self.length += record.record_len
         self.names.add(record.digest)
         self.files.add((record.path, record.block))
+
+    def all_kept(self) -> Collection[int]:
+        assert self.kept is not None
+        return {*self.kept(), *(at.segno for at in self.found if at is not None)}
 
     def take(self) -> list[tuple[int, fmt.Record, digest.Buffer, Location | None]]:
         waiting, self.waiting, self.length = self.waiting, [], 0
@@ -492,6 +497,7 @@ class Store:
         *,
         evict: bool = True,
         asked: bool = True,
+        kept: Callable[[], Collection[int]] | None = None,
         leave: int = -1,
     ) -> list[Location | None]:
         """Store blocks and say of each where it lies, as if they were put one after another; small
@@ -501,6 +507,7 @@ class Store:
         None: full under `keep`, nothing may go, too large for a record, or a fault (already
         reported); evicted again for a later one; with `evict=False` also what would need the
         eviction of a segment.
+        With `kept`: those segments are not evicted, nor what this call has put.
         What lies in segment `leave`, or is known by an entry there, is written anew.
         """
         assert len(dataset) == 16
@@ -513,7 +520,7 @@ class Store:
             if not self._closed and self._usable():
                 assert self._index is not None
                 self._evicted.clear()
-                run = _Run(self._index, dataset, found, time.time_ns(), leave)
+                run = _Run(self._index, dataset, found, time.time_ns(), leave, kept)
                 self._put(run, items, names, evict, asked)
         if self._evicted:
             return [at if at and at.segno not in self._evicted else None for at in found]
@@ -562,7 +569,9 @@ class Store:
             record_len = fmt.align(header_len + length)
             if run.writer is None or not run.writer.has_room(run.length + record_len):
                 self._write(run)
-                run.writer = self._writer_for(record_len, evict, asked)
+                run.writer = self._writer_for(
+                    record_len, evict, asked, None if run.kept is None else run.all_kept
+                )
                 if self._index is not run.index:  # the directory is gone, with all that was put
                     run.found[:] = [None] * len(items)
                     return
@@ -660,7 +669,13 @@ class Store:
         return False
 
     # ---- segments and capacity (with _lock) ------------------------------------------------------
-    def _writer_for(self, record_len: int, evict: bool, asked: bool) -> SegmentWriter | None:
+    def _writer_for(
+        self,
+        record_len: int,
+        evict: bool,
+        asked: bool,
+        kept: Callable[[], Collection[int]] | None,
+    ) -> SegmentWriter | None:
         """The open segment with room for the record, a new one if need be; None: full."""
         writer = self._writer
         if writer is None or not writer.has_room(record_len):
@@ -699,6 +714,7 @@ class Store:
                 self.highest_segno,
                 evict,
                 asked,
+                kept,
             )
         finally:
             directory.unshare_index()
@@ -1142,19 +1158,30 @@ class Store:
             for path in self._paths
         ]
 
-    def room_bytes(self) -> int:
-        """How many payload bytes can probably still be stored without an eviction; 0: full.
+    def room_bytes(self, kept: Callable[[], Collection[int]] | None = None) -> int:
+        """How many payload bytes can probably still be stored without an eviction; 0: full. With
+        `kept`: when all segments but those have been evicted (not under `keep`).
 
         On the low side: what headers, the alignment of records, ends of segments, and the index
         will take is estimated from the records that this process has written. Any thread.
         """
         writer = self._writer
-        segments = self._segments_to_come()
+        segments = self._segments_to_come(0 if kept is None else self._evictable_bytes(kept))
         room = segments * (self._segment_bytes - fmt.SEGMENT_HEADER_BYTES)
         if writer is not None:
             room += writer.size - writer.position
         room -= min((segments + 1) * self._record_bytes_most, self._segment_bytes)
         return max(0, room * self._payload_bytes // self._record_bytes)
+
+    def _evictable_bytes(self, kept: Callable[[], Collection[int]]) -> int:
+        index = self._index
+        if index is None or self.settings.policy == "keep":
+            return 0
+        try:
+            rows, stays = index.read_segments(), kept()
+        except idx.ERRORS:
+            return 0
+        return sum(row.reserved for row in rows if row.sealed and row.segno not in stays)
 
     def full_disk_bytes(self) -> int | None:
         """What is free on the disk, if that is why the cache gets no larger: its limit would allow

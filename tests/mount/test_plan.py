@@ -253,6 +253,26 @@ def test_a_store_without_room(place: Place, begin: Begin) -> None:
     check_staged(client, inos, place, mount, [f"d/{number:02}" for number in range(12)])
 
 
+@in_one_mode
+def test_while_there_is_a_plan_readers_evict_nothing(place: Place, begin: Begin) -> None:
+    names = [f"d/{number:02}" for number in range(12)]
+    for name in names:
+        path = place.write(name, random_bytes(name, 3 << 20))
+        os.utime(path, (1e9, 1e9))
+    mount, client = begin("--ssd", "16M")
+    inos = inodes(client)
+    eventually(lambda: NOT_PUSHED not in client.fetch_all(inos))
+    stored = [ino for ino in inos if client.results[ino][-1] == STORED]
+    missing = [ino for ino in inos if ino not in stored]
+
+    check(place, mount, names)
+    # The publisher answers for this one when all that readers have missed is published, or not.
+    assert set(client.fetch_all(missing[-1:])) <= {NO_ROOM, STORED}
+    before = mount.value("origin", "bytes")
+    assert client.fetch_all(stored) == {STORED: len(stored)}
+    assert mount.value("origin", "bytes") == before
+
+
 def test_an_armed_file_reports_its_next_look_up_once(place: Place, begin: Begin) -> None:
     names = write_files(place, 3)
     mount, client = begin()

@@ -198,6 +198,17 @@ def test_what_the_kernel_took_away_is_explained(
     assert ("the host pages out" in said) == (is_said and not is_short)
 
 
+@pytest.mark.parametrize("needed", [None, 62 << 20])
+def test_a_ram_tier_that_is_too_small_is_said(
+    capfd: pytest.CaptureFixture[str], needed: int | None
+) -> None:
+    job = FULL["jobs"][0] | {"ram_needed_bytes": needed}
+    command.show(report.tables(FULL | {"jobs": [job]}))
+    said = " ".join(capfd.readouterr().out.split())
+    assert ("train-1: the RAM tier takes less than" in said) == (needed is not None)
+    assert ("--ram 62 MiB would do" in said) == (needed is not None)
+
+
 def test_job_line() -> None:
     assert report.job_line(FULL["jobs"][0]) == (
         "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 not late, "

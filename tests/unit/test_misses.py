@@ -33,7 +33,8 @@ class Scene:
         self.failed: list[tuple[int, type[Exception]]] = []
         self.stored: set[int] = set()
         self.flying: set[int] = set()
-        self.has_room = self.is_ready = True
+        self.begun: set[int] = set()  # flights that nobody has ended
+        self.has_room = self.is_ready = self.is_settled = True
         self.may_answer = threading.Event()  # the index
         self.may_answer.set()
         origin: Any = SimpleNamespace(
@@ -44,8 +45,8 @@ class Scene:
             failed=lambda number, message: None,
         )
         fetcher: Any = SimpleNamespace(
-            **{"locate": self._locate, "begin": lambda ino: ino, "fail": self._fail},
-            **{"finish": self._finish, "has_room": lambda: self.has_room},
+            **{"locate": self._locate, "begin": self._begin, "fail": self._fail},
+            **{"finish": self._finish, "land": self._land, "has_room": lambda: self.has_room},
             flight_of=lambda ino: ino if ino in self.flying else None,
             is_origin_ready=lambda ino: self.is_ready,
         )
@@ -89,16 +90,25 @@ class Scene:
         assert self.may_answer.wait(30)
         return ino in self.stored
 
+    def _begin(self, ino: int) -> int:
+        self.begun.add(ino)
+        return ino
+
     def _finish(self, ino: int, *_: object, store: bool, missed: bool) -> bool:
         assert store
         assert missed
         self.finished.append(ino)
-        return True
+        return self.is_settled
+
+    def _land(self, ino: int, flight: int) -> None:
+        assert flight == ino
+        self.begun.discard(ino)
 
     def _fail(
         self, ino: int, flight: object, error: Exception, ended: trio.Event | None = None
     ) -> None:
         self.failed.append((ino, type(error)))
+        self.begun.discard(ino)
 
     def play(self, act: Callable[[], Awaitable[None]]) -> None:
         async def main() -> None:
@@ -119,6 +129,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made = Scene(monkeypatch)
     yield made
     assert not made.kept, "READs wait for ever"
+    assert not made.begun, "readers join what is over"
     if made.misses._thread is not None:
         made.misses._thread.join(10)
         assert not made.misses._thread.is_alive()
@@ -156,6 +167,18 @@ def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
 
     scene.play(act)
     assert scene.submitted == []
+
+
+def test_what_has_changed_meanwhile_is_passed_on(scene: Scene) -> None:
+    scene.is_settled = False
+
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.submitted)
+        scene.land(scene.submitted[0][0])
+
+    scene.play(act)
+    assert (scene.passed, scene.finished) == ([1], [1])
 
 
 def test_what_cannot_be_read_is_passed_on(scene: Scene) -> None:

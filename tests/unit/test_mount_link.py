@@ -110,16 +110,20 @@ def test_what_is_said_of_logs(played: Played) -> None:
         random=((4096, 7.0),),
     )
     played.hello["mount"] = {**FACTS, "layout": "auto", "probe": {"of": "another version"}}
+    played.hello["mount"]["pins"] = 1
 
     async def main() -> None:
         async with linked() as (_, event, _):
             server = await played.accept()
             up = await event()
             assert isinstance(up, Up)
-            assert up.channel.facts[-2:] == ("auto", None)
+            assert up.channel.facts[-3:] == ("auto", None, True)
             log = {"packing": 1, "log_written_bytes": 2, "log_segments": 3}
             await server.send("state", **STATE, **log, probe=probe.as_map())
-            assert await event() == ({**STATE, **log, "recording": 0, "ssd_disk_full": 0}, probe)
+            assert await event() == (
+                {**STATE, **log, "recording": 0, "ssd_disk_full": 0, "pins": 0},
+                probe,
+            )
             await up.channel.send("pack", np.empty(0, np.uint32), None, END)
             frame = await server.receive()
             assert frame is not None
@@ -135,7 +139,7 @@ def test_events_and_a_new_server(played: Played) -> None:
             server = await played.accept()
             up = await event()
             assert isinstance(up, Up)
-            assert up.channel.facts == ("a", "/m", "/c", 5, 0, "static", None)
+            assert up.channel.facts == ("a", "/m", "/c", 5, 0, "static", None, False)
             inos = np.array([1, 2], np.uint32)
             kinds = np.array([1, 2], np.uint8)
             await server.send(
@@ -151,7 +155,7 @@ def test_events_and_a_new_server(played: Played) -> None:
             assert list(seen.parents) == [9, 10]
             assert isinstance(done, Done)
             assert list(done.results) == [4, 5]
-            assert await event() == (STATE | {"recording": 0, "ssd_disk_full": 0}, None)
+            assert await event() == (STATE | {"recording": 0, "ssd_disk_full": 0, "pins": 0}, None)
             await up.channel.send("stage", inos, np.array([1, 0], np.uint8))
             await up.channel.send("clear", inos)
             frame, clear = await server.receive(), await server.receive()

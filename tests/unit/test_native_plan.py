@@ -274,10 +274,17 @@ def test_a_file_is_stored_when_all_its_blocks_are(tmp_path: Path) -> None:
     assert stored() == {b"small": 0, b"large": 0}
     small, large = ino_of("small"), ino_of("large")
     assert _native.set_location(small, 0, 1, 4096, 512, _native.version(small))
+    assert stored() == {b"small": 0, b"large": 0}
+    with open(tmp_path / "large", "rb") as segment:
+        for segno in (1, 2):
+            _native.segment_add(segno, segment.fileno())
     for block in range(3):
         assert stored() == {b"small": 1, b"large": 0}
         assert _native.set_location(large, block, 2, 4096, 512, _native.version(large))
     assert stored() == {b"small": 1, b"large": 1}
+    _native.segment_drop(2)
+    assert stored() == {b"small": 1, b"large": 0}
+    _native.segment_drop(1)
 
 
 def test_a_listing_needs_a_listed_directory(tmp_path: Path) -> None:

@@ -27,10 +27,16 @@ class Scene:
     """One mount, its planner, jobs with their orders, and a clock."""
 
     def __init__(
-        self, sizes: Inos, *, ram_bytes: int, ssd_bytes: int = 1 << 60, seed: int = 0
+        self,
+        sizes: Inos,
+        *,
+        ram_bytes: int,
+        ssd_bytes: int = 1 << 60,
+        outside_bytes: int = 0,
+        seed: int = 0,
     ) -> None:
         self.rng = np.random.default_rng(seed)
-        self.mount = ModelMount(sizes, ssd_bytes=ssd_bytes)
+        self.mount = ModelMount(sizes, ssd_bytes=ssd_bytes, outside_bytes=outside_bytes)
         self.planner = make_planner(self.mount, ram_bytes)
         self.budget_bytes = ram_bytes
         self.orders: dict[str, Callable[[int], Inos | None]] = {}
@@ -74,6 +80,7 @@ class Scene:
             batch_size=batch_size,
             workers=workers,
             prefetch_factor=2,
+            dataset=np.arange(1, len(self.mount.sizes) + 1, dtype=np.uint32),
             now=self.now,
             is_lost=is_lost,
         )
@@ -587,6 +594,7 @@ def test_a_file_read_at_an_epochs_end_is_a_wire_at_the_next_ones_beginning() -> 
         batch_size=4,
         workers=1,
         prefetch_factor=1,
+        dataset=first,
         now=0.0,
     )
     planner.supply("job", 0, first)

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache import _native, namespace
+from fusecache.fetcher import Fetcher
 from fusecache.origin import Origin
+from fusecache.pins import Pins
 from fusecache.prefetcher import (
     LEFT_FILES,
     STAGED_AND_STORED,
@@ -106,7 +108,7 @@ def u32(inos: bytes) -> list[int]:
 def bare_prefetcher() -> Prefetcher:
     stub: Any = None
     return Prefetcher(
-        fetcher=stub,
+        fetcher=cast(Fetcher, SimpleNamespace(pins=Pins())),
         reader=stub,
         origin=cast(Origin, SimpleNamespace(threads=1)),
         packer=stub,

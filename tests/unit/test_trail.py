@@ -85,7 +85,7 @@ class Read:
         self.planner.learn(inos, np.full(640, 100, np.uint32), np.ones(640, np.uint8))
         self.planner.open_job(
             "job", samples_per_epoch=640, epochs=None, epoch=0, index=0, batch_size=8,
-            workers=1, prefetch_factor=2, now=0.0,
+            workers=1, prefetch_factor=2, dataset=inos, now=0.0,
         )  # fmt: skip
         self.planner.supply("job", 0, self.order)
         self.armed: set[int] = set()

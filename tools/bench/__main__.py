@@ -19,7 +19,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from tools.bench import hints, log, peers, policies, recording, rows
+from tools.bench import budgets, hints, log, peers, policies, recording, rows
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 
@@ -32,6 +32,7 @@ ROWS = (
     "kill",
     "origin",
     *hints.ROWS,
+    *budgets.ROWS,
     *recording.ROWS,
     *log.ROWS,
     "policies",
@@ -136,7 +137,7 @@ def main(
         failed += 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        columns = (*names, *hints.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
+        columns = (*names, *hints.COLUMNS, *budgets.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
         results.save(out, columns)
     console.print(
         results.markdown(columns),
@@ -161,6 +162,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         "kill": rows.kill,
         "origin": rows.origin,
         **hints.ROWS,
+        **budgets.ROWS,
         "policies": policies.policies,
         **recording.ROWS,
         **log.ROWS,

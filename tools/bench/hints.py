@@ -332,6 +332,8 @@ def load_epochs(root: Path, names: Sequence[str], **work: Any) -> list[dict[str,
         "hints": False,
         "ahead": 0,
         "drop": False,
+        "forget": "",
+        "device": "",
         "while_there": "",
     } | work
     done = run_module("tools.bench.loader_reader", told=json.dumps(request))

@@ -7,10 +7,13 @@ asks for the next, but no further ahead. stall_s: the seconds in which it had no
 Run as a process with a JSON object on standard input: root, paths (relative to the root, in the
 order of their indices), seed, epochs, batch, workers, pace_bytes_per_s (0: as fast as it goes),
 hints (true: `hintsd.attach`), ahead (epochs that hints foretell beyond those read), drop (true:
-the kernel's caches are dropped before each epoch), while_there (a file: when it has gone, the epoch
+the kernel's caches are dropped before each epoch), forget (a directory: the pages of its files are,
+""), device (a file of /sys/block/*/stat: what each
+epoch read from it; "": from none), while_there (a file: when it has gone, the epoch
 that is being read is left and not told of; "": all are read).
 Prints a JSON list, one object an epoch: seconds, stall_s, first_s (until the first batch), samples,
-bytes, order (a digest of the indices as they came).
+bytes, order (a digest of the indices as they came), cpu_s (processor time of the whole machine),
+device_bytes.
 """
 
 import hashlib
@@ -18,6 +21,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +29,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 import hintsd
-from tools.slow_origin import drop_caches
+from tools.slow_origin import drop_caches, forget_pages
+
+SECTOR_BYTES = 512  # of /sys/block/*/stat
 
 
 class Files(Dataset[tuple[int, int]]):
@@ -45,6 +51,20 @@ class Files(Dataset[tuple[int, int]]):
             return index, len(os.read(fd, os.fstat(fd).st_size))
         finally:
             os.close(fd)
+
+
+def _cpu_s() -> float:
+    """Processor time that all processes and the kernel have used since boot."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _device_bytes(device: str) -> int:
+    if not device:
+        return 0
+    with open(device, encoding="ascii") as file:
+        return int(file.read().split()[2]) * SECTOR_BYTES
 
 
 def _epoch(
@@ -103,9 +123,14 @@ def main() -> None:
         sampler.set_epoch(epoch)
         if work["drop"]:
             drop_caches()
+        if work["forget"]:
+            forget_pages([Path(work["forget"])])
+        cpu_s, device_bytes = _cpu_s(), _device_bytes(work["device"])
         done = _epoch(loader, work["pace_bytes_per_s"], work["while_there"])
         if done is None:
             break
+        done["cpu_s"] = _cpu_s() - cpu_s
+        done["device_bytes"] = _device_bytes(work["device"]) - device_bytes
         results.append(done)
     json.dump(results, sys.stdout)
 

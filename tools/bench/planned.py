@@ -6,6 +6,8 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from hintsd.orders import Drawing, Order, OrderSpec
 from hintsd.planner import MountPlanner
 
@@ -28,6 +30,7 @@ def open_job(planner: MountPlanner, samples_per_epoch: int, epochs: int) -> None
         batch_size=_BATCH_SIZE,
         workers=8,
         prefetch_factor=2,
+        dataset=np.arange(1, samples_per_epoch + 1, dtype=np.uint32),
         now=0.0,
     )
 
