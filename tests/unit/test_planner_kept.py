@@ -202,6 +202,7 @@ def test_what_ram_would_do_is_said_and_does() -> None:
     traffic.read(orders[0], 16, 8, each=8, work=1 << 20)
     needed = scene.planner.status("job")["ram_needed_bytes"]
     assert 512 * FILE_BYTES < needed < 1024 * FILE_BYTES
+    scene.budget_bytes = needed
     scene.planner.set_budgets(needed - 4096, 0)
     scene.turn()
     assert scene.planner.status("job")["ram_needed_bytes"] == needed
