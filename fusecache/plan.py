@@ -167,6 +167,11 @@ class Plan:
             **self.packer.state(),
         }
 
+    @property
+    def origin_bytes(self) -> int:
+        """That were read from it."""
+        return self._stats["bytes_from_origin"]
+
     async def _is_disk_full(self) -> bool:
         return await trio.to_thread.run_sync(self._store.full_disk_bytes) is not None
 
@@ -190,6 +195,8 @@ class _Channel:
         self._is_packing = False  # the pieces of a log are coming
         self._moved_at = trio.current_time()  # when something was to be staged, fetched or dropped
         self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
+        self._sending_state = trio.Lock()
+        self._origin_rate = plan.origin_bytes, trio.current_time(), 0.0  # bytes, when, bytes/s
 
     async def run(self) -> None:
         self._prefetcher.begin(self._report)
@@ -271,6 +278,7 @@ class _Channel:
         if last:
             self._is_packing = False
             await trio.to_thread.run_sync(packer.open)
+            await self._send_state()  # with less room: what is stored next goes by that
 
     async def _command_inos(self, kind: str, inos: Inos, fields: Fields) -> None:
         if kind != "arm":
@@ -375,24 +383,27 @@ class _Channel:
             await trio.sleep(pause_s)
 
     async def _tell_state(self) -> None:
-        bytes_before, at_before = -1, 0.0
+        passings = self._plan.passings
         while True:
+            changed = passings.changed
+            await self._send_state()
+            if changed.is_set():
+                continue
+            passings.told.set()
+            with trio.move_on_after(STATE_EVERY_S):
+                await changed.wait()
+
+    async def _send_state(self) -> None:
+        async with self._sending_state:  # what is sent last is the newest
             state, now = await self._plan.state(), trio.current_time()
-            rate = 0.0
-            if bytes_before >= 0:
+            bytes_before, at_before, rate = self._origin_rate
+            if now - at_before > STATE_EVERY_S / 2:
                 rate = (state["origin_bytes"] - bytes_before) / (now - at_before)
-            bytes_before, at_before = state["origin_bytes"], now
+                self._origin_rate = state["origin_bytes"], now, rate
             found = self._plan.device.found
             news = {} if found is self._known or found is None else {"probe": found.as_map()}
             self._known = found
             await self._frames.send("state", **state, **news, origin_bytes_per_s=int(rate))
-            passings = self._plan.passings
-            pins = self._prefetcher.pins
-            if (state["recording"], state["pins"]) != (passings.recording, pins.number):
-                continue
-            passings.told.set()
-            with trio.move_on_after(STATE_EVERY_S):
-                await passings.changed.wait()
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -165,7 +165,7 @@ def test_live_jobs_never_take_each_others_files(place: Place, mounting: Mounting
             eventually(idle(directed))
             fetched.append(reading.fetched_files - before)
         assert sum(fetched[1:]) < sum(fetched[:1]) * 2
-        assert reading.read(first) == 0
+    assert reading.read(first) == 0
 
 
 @in_one_mode
