@@ -212,6 +212,15 @@ def test_a_first_epoch_is_written_as_it_is_fetched(place: Place, begin: Begin) -
 
 
 @in_one_mode
+def test_the_room_that_a_log_leaves_is_told_before_more_is_obeyed(begin: Begin) -> None:
+    job = begin(store=False)
+    job.client.settle()
+    job.pack(job.chunks(1))
+    job.client.obeyed()
+    assert job.client.state["packing"] == OPEN
+
+
+@in_one_mode
 def test_what_was_fetched_is_written_when_nothing_more_comes(place: Place, begin: Begin) -> None:
     job = begin(store=False, count=20)
     job.pack(job.chunks(1))
