@@ -100,6 +100,8 @@ class Fetcher:
         self._dataset = dataset
         self._stats = stats
         self.pins = pins
+        self.publishing = trio.Lock()
+        """Whoever has it sees no batch that began before he changed what may go."""
         self._flights: dict[tuple[int, int], Flight] = {}
         self._queue: deque[Publication] = deque()
         self._last_queued: Flight | None = None
@@ -365,7 +367,8 @@ class Fetcher:
                 await trio.sleep(GATHER_S)
             batch = self._next_batch()
             try:
-                await trio.to_thread.run_sync(self._publish, batch)
+                async with self.publishing:
+                    await trio.to_thread.run_sync(self._publish, batch)
             finally:
                 self._queued_bytes -= sum(len(item.data) for item in batch)
                 self._room.set()
@@ -403,7 +406,7 @@ class Fetcher:
         may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
         kinds: dict[tuple[bool, bool], list[Publication]] = {}
         for item in rest:
-            evict = item.evict and may_evict
+            evict = item.evict and may_evict and self._may_evict_for_readers
             kinds.setdefault((evict, evict and item.asked), []).append(item)
         for (evict, asked), chosen in sorted(kinds.items(), key=lambda kind: kind[0], reverse=True):
             items = [

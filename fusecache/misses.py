@@ -176,7 +176,7 @@ class Misses:
             return False
         if self._fetcher.flight_of(ino) is not None or not self._fetcher.is_origin_ready(ino):
             return False
-        if _native.get_location(ino, 0) is not None:
+        if namespace.is_located(ino):
             return False  # it was published since the index was asked
         if time.time_ns() - version.ctime_ns <= self._origin.tick_ns:
             return False  # too young: nobody could be given what is read
@@ -202,7 +202,8 @@ class Misses:
             self._fetcher.fail(miss.ino, miss.flight, OriginChanged())
             _native.missed_pass(miss.ino)  # that way says why
         else:
-            if not self._fetcher.finish(*found, data, begun_ns, store=miss.store, missed=True):
+            store = miss.store or self._fetcher.has_room()  # who has joined may want it stored
+            if not self._fetcher.finish(*found, data, begun_ns, store=store, missed=True):
                 _native.missed_pass(miss.ino)
             self._fetcher.land(miss.ino, miss.flight)
         self._feed(trio.current_time())

@@ -38,3 +38,9 @@ def block_count(size: int) -> int:
 def blocks_of(offset: int, length: int) -> range:
     """Numbers of the blocks that [offset, offset + length) touches; length > 0."""
     return range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1)
+
+
+def is_located(ino: int, block: int = 0) -> bool:
+    """Whether the block has a location, in a segment that was not evicted since."""
+    location = _native.get_location(ino, block)
+    return location is not None and _native.segment_known(location[0])

@@ -483,7 +483,7 @@ struct fetch_job {
 	int error;    /* errno */
 	int64_t begun_ns, ended_ns; /* CLOCK_REALTIME; that plus what it took */
 };
-#define FETCH_THREADS_MOST 256u
+#define FETCH_THREADS_MOST 352u /* the greatest depth, READs that miss, what hangs */
 int fetch_init(void);
 /* Or change them. direct: files are read past the page cache, as long as their file system can. */
 void fetch_begin(unsigned threads, bool direct);

@@ -375,10 +375,10 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	    .raw = self->raw,
 	    .raw_size = self->raw_size,
 	};
-	if (offset >= 0 && (parking_take(&one) || missed_take(&one)))
+	if (offset >= 0 && (parking_take(&one) || read_from_ssd(req, one.ino, one.offset, size, self->scratch) ||
+			    missed_take(&one)))
 		return;
-	if (offset < 0 || !read_from_ssd(req, one.ino, one.offset, size, self->scratch))
-		give_up(req);
+	give_up(req);
 }
 
 static void front_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,

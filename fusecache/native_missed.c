@@ -44,15 +44,17 @@ static bool is_plain(const struct read_request *read)
 {
 	const struct node *n;
 	bool plain = false;
+	uint64_t packed;
 	uint32_t ino;
 
 	pthread_rwlock_rdlock(&table.lock);
 	if (node_at(read->ino)) {
 		ino = node_primary(read->ino);
 		n = &table.nodes[ino];
+		packed = table_location(ino, 0);
 		plain = S_ISREG(n->mode) && !(node_flags(n) & (NODE_STALE | NODE_NOATTR | NODE_SHRUNK)) &&
 			node_live_name(ino) && n->size && n->size <= read->size && n->size <= BLOCK_BYTES &&
-			!table_location(ino, 0);
+			!(packed && segment_known(location_unpack(packed).segno)); /* evicted */
 	}
 	pthread_rwlock_unlock(&table.lock);
 	return plain;

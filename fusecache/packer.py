@@ -30,7 +30,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from fusecache import _native, digest
+from fusecache import _native, digest, namespace
 from fusecache.pins import Pins
 from fusecache.store import Store
 from fusecache.store.log import Log, release, unused
@@ -305,7 +305,7 @@ class Packer:
         empty only at the end of that epoch. Strays are taken where there is room for them twice.
         """
         opened, known = self._log, _native.get_location(ino, 0)
-        if opened is None or not self._is_assigned or _is_there(known):
+        if opened is None or not self._is_assigned or namespace.is_located(ino):
             return False
         if known is not None:  # evicted by others; in its place nothing can be appended
             _native.clear_location(ino, 0, known)
@@ -366,7 +366,7 @@ class Packer:
         if opened is not None and (not self._is_assigned or self._packing == WRITE_FAILED):
             return False
         is_small = size_bytes <= BLOCK_BYTES
-        if not self.has_logs or (is_small and _is_there(_native.get_location(ino, 0))):
+        if not self.has_logs or (is_small and namespace.is_located(ino)):
             return False
         if opened is not None and is_small:
             return not (self._is_first and _native.log_wants(ino))
@@ -639,8 +639,3 @@ def _moved() -> int:
     """Files whose location was switched to a log since the process began."""
     counters = _native.log_counters()
     return counters["moved"] + counters["added"]
-
-
-def _is_there(location: tuple[int, int, int] | None) -> bool:
-    """Whether it leads to a segment that is there."""
-    return location is not None and _native.segment_known(location[0])

@@ -72,7 +72,6 @@ LEFT_SHARE_OF_CHUNK = 0.75  # READs wait for a chunk: few that were in it before
 FLYING_BYTES_MOST = 64 << 20  # read or being read, and not pushed yet
 SORTED_MOST = 16_384  # known to be only at the origin, waiting for it
 QUEUED_MOST = 1 << 22
-POOL_THREADS_MOST = 256
 LOST_MOST = 32  # threads that may hang in the origin beside those that work
 ATTEMPTS_MOST = 3  # times a file may change under its fetch
 LARGE_AT_ONCE = 2
@@ -374,7 +373,8 @@ class Prefetcher:
 
     async def pin(self, inos: Inos, number: int, others: bool, last: bool) -> None:
         """The next part of a list of what is to stay on SSD (docs/WIRE.md, *Pins*)."""
-        unknown = await trio.to_thread.run_sync(self.pins.put, inos, number, others, last)
+        async with self._fetcher.publishing:
+            unknown = await trio.to_thread.run_sync(self.pins.put, inos, number, others, last)
         if len(unknown):
             await trio.to_thread.run_sync(self._locate_all, unknown.tolist())
 
@@ -425,7 +425,7 @@ class Prefetcher:
 
     async def run_forever(self) -> None:
         self._bucket = TokenBucket(self._bucket_bytes_per_s, trio.current_time())
-        threads = min(POOL_THREADS_MOST, self._depth_most + FLYING_MOST + LOST_MOST)
+        threads = self._depth_most + FLYING_MOST + LOST_MOST  # at most FETCH_THREADS_MOST
         _native.fetch_start(threads, direct=self._origin.reads_direct)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -751,10 +751,7 @@ class Prefetcher:
 
     def _has_come(self, ino: int) -> bool:
         """To SSD, or to the log, since it was looked for there: a reader was faster, say."""
-        location = _native.get_location(ino, 0)
-        if location is not None and _native.segment_known(location[0]):
-            return True
-        return self._packer.has_logs and _in_log(ino, 0) is not None
+        return namespace.is_located(ino) or (self._packer.has_logs and _in_log(ino, 0) is not None)
 
     def _may_begin(self) -> bool:
         """Is the origin there, and does nobody else wait for it or for the publisher?"""
@@ -804,6 +801,11 @@ class Prefetcher:
             self._stageable.unpark()
         elif flight.stored:
             self._end(job, STORED)
+        elif isinstance(flight.error, OriginChanged):  # or cannot be read: our own fetch says why
+            del self._jobs[job.ino]
+            _mark(job.ino, _native.PLAN_QUEUED, _native.PLAN_FLYING)
+            self._to_fetch[job.ino] = True
+            self._origin_work.unpark()
         elif flight.error is not None:
             self._end(job, ORIGIN_ERROR)
         else:

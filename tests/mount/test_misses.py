@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from fusecache.origin import NETWORK_TICK_NS
+from fusecache.prefetcher import CHANGED, NOT_PUSHED, STORED
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import Mount, eventually
+from tests.mounted import Mount, errno_of, eventually
+from tests.plan_client import PlanClient
 from tests.trees import random_bytes
 
 pytestmark = in_one_mode  # the front has threads in zero-open mode only
@@ -65,6 +67,55 @@ def test_a_first_pass_is_read_by_the_pool_once_and_stored(place: Place, mounting
     read_all(mount, contents)
     assert mount.value("origin", "files") == len(contents)
     assert mount.value("reads", "from_pool") == len(contents)
+
+
+def test_what_was_evicted_is_read_by_the_pool_again(place: Place, mounting: Mounting) -> None:
+    """Its location leads to a segment that is gone."""
+    contents = {f"d/{n:04}": random_bytes(f"{n}", 100_000) for n in range(400)}
+    for name, content in contents.items():
+        place.write(name, content)
+    mount = mounting("--ssd", "32M", "--ram", "16M", "--policy", "lrf")
+    read_all(mount, contents)
+    mount.drop_pages()
+    before = mount.value("reads", "from_pool"), mount.value("origin", "files")
+    read_all(mount, contents)
+    by_pool, fetched = (
+        mount.value("reads", "from_pool") - before[0],
+        mount.value("origin", "files") - before[1],
+    )
+    assert fetched > 100
+    assert by_pool > fetched / 2, "the others found the publisher busy"
+
+
+@pytest.mark.parametrize(
+    ("how", "result"), [("changed", NOT_PUSHED), ("gone", CHANGED), ("failed once", STORED)]
+)
+def test_a_fetch_that_has_joined_a_miss_is_told_what_became_of_the_file(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting, how: str, result: int
+) -> None:
+    name = "d/f"
+    path = place.write(name, random_bytes(name, 50_000))
+    mount = mounting(source=faulty.mountpoint)
+    eventually(lambda: time.time_ns() - os.stat(mount.path / name).st_ctime_ns > NETWORK_TICK_NS)
+    error = "EIO" if how == "failed once" else ""
+    faulty.add(Fault("read", name, hang=True, error=error, times=1))
+    with PlanClient(mount.path) as client:
+        ino = client.listing(b"d")[b"f"][0]
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(lambda: errno_of((mount.path / name).read_bytes))
+        eventually(lambda: faulty.hanging() == 1)
+        with PlanClient(mount.path) as client:
+            client.listing(b"d")
+            client.command("fetch", [ino])
+            client.settle()
+            if how == "changed":
+                path.write_bytes(random_bytes("other", 40_000))
+            elif how == "gone":
+                path.unlink()
+            faulty.clear()
+            reading.result(40)
+            client.until(lambda: ino in client.results)
+            assert client.results[ino] == [result]
 
 
 def test_readers_of_one_file_wait_for_one_fetch(
