@@ -6,6 +6,7 @@ INVARIANT: between epochs a peer keeps what it calls its RAM, and no other pages
 own ones stay, those of its origin go.
 """
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fusecache.config import RAM_BYTES_MIN
 from tools.bench.hints import (
     LATENCY_S,
     ORIGIN_BPS,
@@ -28,7 +30,7 @@ from tools.slow_origin import LoopOrigin
 
 EPOCHS = 3
 BUDGETS = {"half": (0.10, 0.40), "all": (0.20, 1.15)}  # RAM and SSD, of the dataset
-COUNTS = {10_000: 12_000, 100_000: 3072, 500_000: 600}
+COUNTS = {10_000: 17_000, 100_000: 3072, 500_000: 600}
 _MOUNTS: dict[str, tuple[str, ...]] = {
     "unhinted": (),
     "keep": ("--policy", "keep"),
@@ -36,10 +38,16 @@ _MOUNTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _files(size_bytes: int, count: int) -> int:
+    """So many, or more: the smaller --ram must be one that a mount takes."""
+    share = min(ram for ram, _ in BUDGETS.values())
+    return max(count, math.ceil(RAM_BYTES_MIN / share / size_bytes))
+
+
 def budgets(bench: Bench) -> None:
     """Row budgets: an origin of 100 MB/s and 2,000 requests a second."""
     for size, full in COUNTS.items():
-        count = full // 4 if bench.quick else full
+        count = _files(size, full // 4 if bench.quick else full)
         with (
             bench.folder("budgets") as work,
             LoopOrigin(work, count * (size + 8192) * 5 // 4) as device,
@@ -54,7 +62,7 @@ def budgets(bench: Bench) -> None:
 def budgets_latency(bench: Bench) -> None:
     """Row budgets-latency: an origin that takes 5 ms for each request."""
     size, full = 100_000, COUNTS[100_000]
-    count = full // 4 if bench.quick else full
+    count = _files(size, full // 4 if bench.quick else full)
     with bench.folder("budgets-latency") as work:
         behind = work / "behind"
         behind.mkdir()
