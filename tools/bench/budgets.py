@@ -6,21 +6,31 @@ INVARIANT: between epochs a peer keeps what it calls its RAM, and no other pages
 own ones stay, those of its origin go.
 """
 
+import functools
+import json
+import math
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fusecache.config import RAM_BYTES_MIN
 from tools.bench.hints import (
+    BATCH,
     LATENCY_S,
     ORIGIN_BPS,
     ORIGIN_IOPS,
+    READERS,
     hinted_mount,
     load_epochs,
+    run_module,
     started_hintsd,
 )
+from tools.bench.nopfs_reader import configuration
+from tools.bench.readers import PREFETCH_FACTOR
 from tools.bench.rows import Bench
 from tools.hintsd_command import HintsdCommand
 from tools.latency_origin import LatencyOrigin
@@ -28,8 +38,8 @@ from tools.slow_origin import LoopOrigin
 
 EPOCHS = 3
 BUDGETS = {"half": (0.10, 0.40), "all": (0.20, 1.15)}  # RAM and SSD, of the dataset
-COUNTS = {10_000: 18_000, 100_000: 3072, 500_000: 600}
-RAM_LEAST_BYTES = 16 << 20  # of a mount: only quick rows have less
+COUNTS = {10_000: 17_000, 100_000: 3072, 500_000: 600}
+NOPFS_BUILD = Path(__file__).with_name("nopfs")
 _MOUNTS: dict[str, tuple[str, ...]] = {
     "unhinted": (),
     "keep": ("--policy", "keep"),
@@ -37,10 +47,16 @@ _MOUNTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _files(size_bytes: int, count: int) -> int:
+    """So many, or more: the smaller --ram must be one that a mount takes."""
+    share = min(ram for ram, _ in BUDGETS.values())
+    return max(count, math.ceil(RAM_BYTES_MIN / share / size_bytes))
+
+
 def budgets(bench: Bench) -> None:
     """Row budgets: an origin of 100 MB/s and 2,000 requests a second."""
     for size, full in COUNTS.items():
-        count = full // 4 if bench.quick else full
+        count = _files(size, full // 4 if bench.quick else full)
         with (
             bench.folder("budgets") as work,
             LoopOrigin(work, count * (size + 8192) * 5 // 4) as device,
@@ -55,7 +71,7 @@ def budgets(bench: Bench) -> None:
 def budgets_latency(bench: Bench) -> None:
     """Row budgets-latency: an origin that takes 5 ms for each request."""
     size, full = 100_000, COUNTS[100_000]
-    count = full // 4 if bench.quick else full
+    count = _files(size, full // 4 if bench.quick else full)
     with bench.folder("budgets-latency") as work:
         behind = work / "behind"
         behind.mkdir()
@@ -81,9 +97,8 @@ class Budgets:
         return f"{self.size // 1000} KB"
 
     def mount(self, peer: str, daemon: HintsdCommand, number: int, budget: str) -> None:
-        ram, ssd = (int(len(self.names) * self.size * share) for share in BUDGETS[budget])
-        ram = max(ram, RAM_LEAST_BYTES)
-        options = ("--ram", str(ram), "--ssd", str(ssd), *_MOUNTS[peer])
+        ram, ssd = (str(int(len(self.names) * self.size * share)) for share in BUDGETS[budget])
+        options = ("--ram", ram, "--ssd", ssd, *_MOUNTS[peer])
         with hinted_mount(daemon, self.source, self.work, options) as mount:
             self._read(peer, number, (budget,), mount.mountpoint, forget=self.source)
 
@@ -101,6 +116,33 @@ class Budgets:
         self._read("copied", number, ("all",), copy, forget=copy)
         shutil.rmtree(copy)
 
+    def nopfs(self, built: Path, number: int, budget: str) -> None:
+        """Its own loader; it holds as many files ahead as the stock loader's queues."""
+        total = len(self.names) * self.size
+        ram, ssd = (total * share for share in BUDGETS[budget])
+        storage = self.work / "nopfs"
+        storage.mkdir()
+        config = self.work / "nopfs.cfg"
+        ahead = PREFETCH_FACTOR * READERS * BATCH * self.size
+        config.write_text(configuration(ahead, ram, ssd, storage))
+        paths = {"built": built, "root": self.source, "config": config, "storage": storage}
+        work: dict[str, Any] = {name: str(path) for name, path in paths.items()}
+        work |= {"seed": number, "epochs": EPOCHS, "batch": BATCH}
+        work["device"] = "" if self.device is None else str(self.device.stat_path)
+        try:
+            done = json.loads(run_module("tools.bench.nopfs_reader", told=json.dumps(work)).stdout)
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            self.bench.say(f"{self.row}, {self.what}, {budget}: NoPFS failed: {error}")
+            self.bench.results.note(f"{self.row}, {self.what}, {budget}: NoPFS failed: {error}")
+            return
+        finally:
+            shutil.rmtree(storage)
+        if any(epoch["bytes"] != total for epoch in done):
+            raise RuntimeError(f"NoPFS did not read each of {len(self.names)} files")
+        what = f"{self.what}, {budget}, set-up, within the first epoch"
+        self.bench.results.add(self.row, what, "nopfs", "s", done[0]["setup_s"])
+        self._add("nopfs", (budget,), done)
+
     def _read(
         self, peer: str, number: int, budgets: tuple[str, ...], root: Path, forget: Path
     ) -> None:
@@ -108,8 +150,11 @@ class Budgets:
         options["hints"] = peer == "fusecache"
         if self.device is not None:
             options["device"] = str(self.device.stat_path)
+        self._add(peer, budgets, load_epochs(root, self.names, **options))
+
+    def _add(self, peer: str, budgets: tuple[str, ...], epochs: list[dict[str, Any]]) -> None:
         add, total = self.bench.results.add, len(self.names) * self.size
-        for epoch, done in enumerate(load_epochs(root, self.names, **options)):
+        for epoch, done in enumerate(epochs):
             cpu_us = done["cpu_s"] * 1e6 / done["samples"]
             for budget in budgets:
                 what = f"{self.what}, {budget}, {'later epochs' if epoch else 'first epoch'}"
@@ -120,8 +165,20 @@ class Budgets:
                     add(self.row, f"{what}: origin", peer, "of the dataset", share)
 
 
+def built_nopfs(bench: Bench) -> Path | None:
+    """Where NoPFS lies, built if need be; None, and it is said: it cannot be built here."""
+    done = subprocess.run([NOPFS_BUILD], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Path(done.stdout.strip())
+    why = (done.stderr.strip().splitlines() or ["?"])[-1]
+    bench.say(f"NoPFS is left out: {why}")
+    bench.results.note(f"NoPFS was left out: {why}")
+    return None
+
+
 def _measure(runs: Budgets) -> None:
     bench = runs.bench
+    built = built_nopfs(bench)
     with started_hintsd(runs.work) as daemon:
         for number in range(bench.rounds(3)):
             turns: dict[str, Callable[[], None]] = {
@@ -129,6 +186,9 @@ def _measure(runs: Budgets) -> None:
                 for budget in BUDGETS
                 for peer in _MOUNTS
             }
+            if built is not None:
+                for budget in BUDGETS:
+                    turns[f"nopfs, {budget}"] = functools.partial(runs.nopfs, built, number, budget)
             turns["stock"] = lambda number=number: runs.stock(number)  # type: ignore[misc]
             turns["copied"] = lambda number=number: runs.copied(number)  # type: ignore[misc]
             for turn in bench.turns(number, tuple(turns)):
@@ -147,4 +207,4 @@ ROWS: dict[str, Callable[[Bench], None]] = {
     "budgets": budgets,
     "budgets-latency": budgets_latency,
 }
-COLUMNS = ("copied", "keep")
+COLUMNS = ("copied", "keep", "nopfs")

@@ -53,14 +53,14 @@ class Files(Dataset[tuple[int, int]]):
             os.close(fd)
 
 
-def _cpu_s() -> float:
+def processor_s() -> float:
     """Processor time that all processes and the kernel have used since boot."""
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def _device_bytes(device: str) -> int:
+def bytes_read(device: str) -> int:
     if not device:
         return 0
     with open(device, encoding="ascii") as file:
@@ -101,6 +101,13 @@ def _epoch(
     }
 
 
+def _clean(work: dict[str, Any]) -> None:
+    if work["drop"]:
+        drop_caches()
+    if work["forget"]:
+        forget_pages([Path(work["forget"])])
+
+
 def main() -> None:
     work = json.load(sys.stdin)
     torch.set_num_threads(1)
@@ -115,22 +122,21 @@ def main() -> None:
         num_workers=work["workers"],
         persistent_workers=True,
     )
+    _clean(work)  # before hints may fetch anything
     if work["hints"]:
         paths = [os.path.join(work["root"], path) for path in work["paths"]]
         hintsd.attach(loader, paths=paths, epochs=work["epochs"] + work["ahead"])
     results = []
     for epoch in range(work["epochs"]):
         sampler.set_epoch(epoch)
-        if work["drop"]:
-            drop_caches()
-        if work["forget"]:
-            forget_pages([Path(work["forget"])])
-        cpu_s, device_bytes = _cpu_s(), _device_bytes(work["device"])
+        if epoch:
+            _clean(work)
+        cpu_s, device_bytes = processor_s(), bytes_read(work["device"])
         done = _epoch(loader, work["pace_bytes_per_s"], work["while_there"])
         if done is None:
             break
-        done["cpu_s"] = _cpu_s() - cpu_s
-        done["device_bytes"] = _device_bytes(work["device"]) - device_bytes
+        done["cpu_s"] = processor_s() - cpu_s
+        done["device_bytes"] = bytes_read(work["device"]) - device_bytes
         results.append(done)
     json.dump(results, sys.stdout)
 
