@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from fusecache import _native
+from fusecache.config import PREFETCH_DEPTH_MAX
+from fusecache.misses import FLYING_MOST
+from fusecache.prefetcher import LOST_MOST
 from tests.conftest import Place
 from tests.faulty_origin import Fault, FaultyOrigin
 from tests.mounted import eventually, open_flags
@@ -428,7 +431,7 @@ def test_what_cannot_be_fetched_is_refused(source: Path) -> None:
     version = _native.version(2)
     with pytest.raises(RuntimeError, match="not started"):
         _native.fetch_submit(2, version, 0)
-    for threads in (0, 257, -1):
+    for threads in (0, PREFETCH_DEPTH_MAX + FLYING_MOST + LOST_MOST + 1, -1):
         with pytest.raises(ValueError, match="threads"):
             _native.fetch_start(threads)
     with pytest.raises(KeyError):
