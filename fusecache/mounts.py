@@ -407,10 +407,11 @@ def connect(
     try:
         with _short_path(directory, name) as path:
             client.connect(path)
-        if mount is not None and peer_uid(client) != mount.uid:
-            raise PermissionError(errno.EPERM, f"{name} is not a socket of uid {mount.uid}")
-        if mount is not None and not is_mounted(mount):
-            raise FileNotFoundError(errno.ENOENT, f"{mount.mountpoint} is mounted no more")
+        if mount is not None:
+            if peer_uid(client) != mount.uid:
+                raise PermissionError(errno.EPERM, f"{name} is not a socket of uid {mount.uid}")
+            if not is_mounted(mount):
+                raise FileNotFoundError(errno.ENOENT, f"{mount.mountpoint} is mounted no more")
     except OSError:
         client.close()
         raise

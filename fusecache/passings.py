@@ -38,7 +38,7 @@ class Passings:
         self.recording = 0
         """The number of the recording that runs and wants hints; 0: none."""
         self.changed = trio.Event()
-        """hintsd is to be told how the mount stands, now; then there is another event."""
+        """`recording` is another; then there is another event."""
         self.told = trio.Event()
         """hintsd knows of the recording."""
         self._recordings = 0
@@ -49,10 +49,6 @@ class Passings:
         self._recordings += 1
         self.told = trio.Event()
         self._change(self._recordings)
-
-    def wake(self) -> None:
-        """Something else has changed of which hintsd waits to hear."""
-        self._change(self.recording)
 
     def end(self) -> None:
         self.take()

@@ -246,7 +246,7 @@ class _Channel:
         others, last = fields.bool("others"), fields.bool("last")
         await self._prefetcher.pin(inos, number, others, last)
         if last:
-            self._plan.passings.wake()
+            await self._send_state()
 
     async def _pack(self, fields: Fields) -> None:
         packer, chunks = self._plan.packer, fields.int("chunks", 0, CHUNKS_MOST)
