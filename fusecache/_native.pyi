@@ -1,7 +1,8 @@
 """C part: inode table, origin scan, libfuse interposer (front), segment reads, notifications.
 
 State is process-wide: one mount per server process (as in pyfuse3). Every function that may block
-releases the GIL. Errors of system calls are OSError with errno set. Inode numbers are ints >= 1.
+releases the GIL. Errors of system calls are OSError with errno set. Inode numbers are ints >= 1;
+UnknownInode (fusecache.base.errors): the table has none of this number.
 """
 
 from collections.abc import Callable
@@ -74,11 +75,11 @@ def refresh(ino: int) -> int:
 def attributes(ino: int) -> tuple[int, int, int, int, int, int, int, int, int, int]:
     """(mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns).
 
-    KeyError: unknown inode.
+    UnknownInode.
     """
 
 def version(ino: int) -> tuple[int, int, int, int]:
-    """(origin inode number, size, mtime_ns, ctime_ns). KeyError: unknown."""
+    """(origin inode number, size, mtime_ns, ctime_ns). UnknownInode."""
 
 def is_listed(ino: int) -> bool: ...
 def refuse_short(ino: int) -> bool:
@@ -110,7 +111,7 @@ def siblings(ino: int, by_name: bool, limit: int) -> list[int]:
     """
 
 def path(ino: int) -> bytes:
-    """Path relative to the source, b"" for the root. KeyError: unknown."""
+    """Path relative to the source, b"" for the root. UnknownInode."""
 
 def parent(ino: int) -> int:
     """Of a living name, when there is one; the root's is the root."""
@@ -210,7 +211,7 @@ def why_not_interposed() -> str:
     """Why the front has no part in pyfuse3's session; "" if it has (call after pyfuse3.init)."""
 
 def configure_answers(hintsd: bytes, has_acls: bool = False) -> None:
-    """Before pyfuse3.init: what is answered without pyfuse3 in both modes (native_raw.c).
+    """Before pyfuse3.init: what is answered without pyfuse3 in both modes (native/front/raw.c).
 
     `hintsd`: path of its socket; empty: none. `has_acls`: the kernel honours access control
     lists, which are asked of pyfuse3's handler; else it learns that there are no extended
@@ -222,9 +223,9 @@ def keep_root_acl(value: bytes, ctime_ns: int) -> None:
     answers for it until the ctime is another: the kernel keeps every inode's list but this one's.
     """
 
-def configure_session(front: bool, threads: int, negative_timeout_s: float, resume: bool) -> None:
-    """Before pyfuse3.init. front False: INIT is touched (max_background; made-up on resume) and
-    of READs it is noted who asks.
+def configure_session(front: bool, threads: int, negative_timeout_s: float) -> None:
+    """Before pyfuse3.init. front False: INIT is touched (max_background) and of READs it is noted
+    which thread asks.
 
     1 to 64 threads. The front answers only what a sweep watches (names and attributes beneath
     LISTED directories), or everything it knows when negative_timeout_s >= 1e9 (no sweep).
@@ -237,10 +238,6 @@ def resume_session() -> None:
 def read_asker() -> int:
     """For pyfuse3's READ handler, which is not told: the thread id that its request is from, as the
     kernel tells it; 0: unknown. To be called before the handler awaits anything."""
-
-def kernel_info() -> dict[str, int]:
-    """After INIT: proto_major, proto_minor, capable, want (FUSE_CAP_*), max_write, max_pages,
-    max_readahead, max_background of the live connection (all 0 when `resumed` is 1)."""
 
 # ---- events and counters -----------------------------------------------------------------------
 # (EVENT_FAULT, segno, offset, ino): a record failed verification
@@ -330,9 +327,9 @@ def stage(fuse_fd: int, mountpoint: bytes, inos: bytes, moves: bytes = b"") -> b
     """Push the pages of files of one block from their segments, verified; results PUSH_*.
 
     An inode that the kernel does not know is looked up below `mountpoint` first (through the mount,
-    if every directory of its path is LISTED: nobody waits for the origin). PUSHED ones are STAGED,
-    and noted in the RAM ring. A page that a READ is about to bring is waited for. Neighbours in a
-    segment that follow each other are read together.
+    if every directory of its path is LISTED: no thread waits for the origin). PUSHED ones are
+    STAGED, and noted in the RAM ring. A page that a READ is about to bring is waited for.
+    Neighbours in a segment that follow each other are read together.
 
     moves, a byte each: 1: the record goes to the open log if it has a chunk there. Such a file is
     read from SSD even if it is STAGED or was READ, but not pushed then.
@@ -369,23 +366,21 @@ def list_directory(
 
     (inodes, sizes, kinds: 0 other 1 file 2 directory 3 symlink, stored: 1 the locations of all its
     blocks are known, name lengths, names, next `after` or 0 at the end). Changes between two pages
-    show in the second. KeyError: unknown inode; ValueError: not LISTED; NotADirectoryError.
+    show in the second. UnknownInode; ValueError: not LISTED; NotADirectoryError.
     """
 
 # ---- fetch pool --------------------------------------------------------------------------------
 def fetch_start(threads: int, direct: bool = False) -> None:
     """Threads that read whole files of at most one block from the origin; they are made as they are
-    needed, at most `threads` (1 to 256). `direct`: with O_DIRECT, as long as the origin's file
-    system does not refuse it. Called again: another number of them."""
+    needed, at most `threads` (1 to 352), and do not end: they may hang in the origin for ever.
+    `direct`: with O_DIRECT, as long as the origin's file system does not refuse it."""
 
-def fetch_submit(
-    ino: int, version: tuple[int, int, int, int], tag: int, answers: bool = False
-) -> None:
-    """Queue one file. `answers`: READs of it that wait (missed_fresh) get its content, where the
-    table still has that version; the others are pyfuse3's.
+def fetch_submit(ino: int, version: tuple[int, int, int, int], tag: int) -> None:
+    """Queue one file. READs of it that wait (missed_fresh) get its content, where the table still
+    has that version; the others are pyfuse3's.
 
-    KeyError: unknown inode; ValueError: larger than a block; RuntimeError: not started; OSError:
-    there is no thread, and none can be made.
+    UnknownInode; ValueError: larger than a block; OSError: there is no thread, and none can be
+    made.
     """
 
 def fetch_fd() -> int:
@@ -401,8 +396,8 @@ def fetch_take(most: int) -> list[tuple[int, int, bytes | None, int, int, int]]:
     """
 
 def missed_enable(enabled: bool, tick_ns: int) -> None:
-    """Whether READs of whole files of one block without a location wait, while there is no plan.
-    Else, and from the beginning, pyfuse3 gets them. No such READ is answered with a file that
+    """Whether READs of whole files of one block without a location wait. Else, and from the
+    beginning, pyfuse3 gets them. No such READ is answered with a file that
     changed less than tick_ns before it was read."""
 
 def missed_fresh(wait: bool, /) -> bytes:
@@ -412,17 +407,13 @@ def missed_fresh(wait: bool, /) -> bytes:
 def missed_pass(ino: int, /) -> None:
     """READs of it that wait are pyfuse3's; 0: all that wait, named by missed_fresh() or not."""
 
-def fetch_pending() -> int:
-    """Submitted and not yet taken."""
-
-def fetch_stop() -> None:
-    """Forget all that was submitted. Threads that hang in the origin are left to themselves and end
-    when it lets them go; they count among the 256 until then."""
+def missed_waits(ino: int, /) -> bool:
+    """Does any READ of it wait?"""
 
 # ---- recording accesses ------------------------------------------------------------------------
 def trace_begin(wires: bool, lookups: bool) -> None:
     """Record READs, and note_open(). `wires`: opens that fire a tripwire; `lookups`: each LOOKUP of
-    a file, whose entry is answered to expire at once. OSError EBUSY: somebody records already."""
+    a file, whose entry is answered to expire at once. OSError EBUSY: a recording runs already."""
 
 def trace_end() -> None:
     """What was not taken is forgotten."""

@@ -1,0 +1,81 @@
+/* What is staged and fetched before it is read, and the READs that wait for it. */
+#ifndef FUSECACHE_AHEAD_H
+#define FUSECACHE_AHEAD_H
+
+#include "../answer/answer.h"
+
+struct mount {
+	int fd;		   /* its /dev/fuse */
+	const char *point; /* where it is mounted */
+	bool is_fronted;   /* front threads answer what the table knows: it costs no Python */
+};
+enum { PUSH_NO_BYTES, PUSHED, PUSH_CHANGED, PUSH_REFUSED, PUSH_LARGE, PUSH_READ };
+/* results: PUSH* of each. moves: a byte each, whether its record goes to the log; NULL: none does. -ENOMEM. */
+int ahead_stage(const struct mount *mount, const uint32_t *inos, const uint8_t *moves, size_t count, uint8_t *results,
+		struct scratch *s);
+int ahead_push(const struct mount *mount, uint32_t ino, const struct version *of, const void *data, size_t size);
+void ahead_drop(const struct mount *mount, uint32_t ino);
+bool ahead_arm(int fd, uint32_t ino);
+
+/* Make the kernel know the inode: by a look-up, and once in a while with many that will be wanted soon. */
+bool mount_introduce(const struct mount *mount, uint32_t ino);
+/* Drop its pages by advice. False: there is no path to open, or it leads elsewhere. */
+bool mount_advise(const struct mount *mount, uint32_t ino);
+
+enum listed_kind { LISTED_OTHER, LISTED_FILE, LISTED_DIRECTORY, LISTED_SYMLINK };
+struct listed {
+	uint64_t size;
+	uint32_t node, ino;
+	uint8_t kind, stored;
+};
+/* Live entries that follow node `after` (0: the start); -EAGAIN: the directory is not LISTED. */
+ssize_t ahead_list(uint64_t dir, uint64_t after, size_t most, struct listed *out, uint32_t *next);
+
+/* ---- what the kernel has let go of --------------------------------------------------------- */
+int window_init(void);
+enum { PAGES_UNKNOWN, PAGES_GONE, PAGES_THERE };
+/* found: one of these each. It waits for the kernel's answers, which front threads take; no answer: unknown. */
+void window_ask(int fd, const uint32_t *inos, size_t count, uint8_t *found, unsigned within_ms);
+void window_told(uint64_t number, bool is_there);
+
+/* ---- fetch pool --------------------------------------------------------------------------- */
+struct fetch_job {
+	struct fetch_job *next;
+	void *owner;	     /* the object that `into` lies in: only touched with the GIL */
+	unsigned char *into; /* version.size bytes */
+	struct version version;
+	int64_t tag;
+	uint32_t ino;
+	int error;		    /* errno */
+	int64_t begun_ns, ended_ns; /* CLOCK_REALTIME; that plus what it took */
+};
+#define FETCH_THREADS_MOST 352u /* the greatest depth, READs that miss, what hangs */
+int fetch_init(void);
+/* Or more of them. direct: files are read past the page cache, as long as their file system can. */
+void fetch_begin(unsigned threads, bool direct);
+/* Errors: there is no thread, and none can be made. */
+int fetch_submit(struct fetch_job *job);
+int fetch_fd(void);
+struct fetch_job *fetch_take(size_t most); /* a list */
+
+/* ---- READs that wait for their chunk ------------------------------------------------------ */
+/* Does it wait? Then `raw` was copied, and the request is answered later. */
+bool parking_take(const struct read_request *read);
+/* The bytes of a COMING file are there, or (data: NULL) will not be: READs that wait for them are answered.
+ * True: one of them was for the whole file. */
+bool parking_came(uint32_t ino, const struct version *of, const unsigned char *data, struct scratch *s);
+
+/* ---- READs of files that are not on SSD --------------------------------------------------- */
+#define MISSED_MOST 1024 /* that wait */
+void missed_enable(bool enabled, int64_t tick_ns);
+/* Does it wait? Then `raw` was copied, and the request is answered later. */
+bool missed_take(const struct read_request *read);
+/* Inodes that were not told before: at most MISSED_MOST; how many. wait: until there are some, or it is disabled. */
+size_t missed_fresh(bool wait, uint32_t *inos);
+/* READs of the file that wait are answered with its content, read from the origin at begun_ns (CLOCK_REALTIME), if its
+ * last change is older than a tick; / are pyfuse3's (0: all that wait). */
+void missed_came(uint32_t ino, const struct version *of, const unsigned char *data, int64_t begun_ns);
+void missed_pass(uint32_t ino);
+bool missed_waits(uint32_t ino); /* does any READ of it? */
+
+#endif
