@@ -2,7 +2,9 @@
 several processes share one directory.
 
 INVARIANT: reserved segment bytes + index + allowance <= limit_bytes whenever a segment is created.
-INVARIANT: only sealed segments are evicted, so nobody loses the file that he writes.
+INVARIANT: the index grows by no more than the allowance while what is open is written: a segment
+takes no more rows than there is room for (`rows_bytes`), SQLite's log is short (`log_bytes`).
+INVARIANT: only sealed segments are evicted, so no writer loses its file.
 
 A log reserves what it may still write, and the index rows to come of that, in the row of its first
 segment (store/log.py). It is not preallocated: what it has not written yet is missing on the disk.
@@ -14,18 +16,26 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.directory import Directory, Member
 from fusecache.store.reuse import Reuse
 from fusecache.store.segment import SegmentWriter, discard
-from fusecache.store.types import StoreSettings
+from fusecache.store.types import ALIGNMENT, StoreSettings
 
 # Of the index, by one record: what a log reserves for rows to come.
 ROW_BYTES: Final = 512
+# What rows may come to, of a segment's bytes.
+ROWS_PART: Final = 8
+# Each tree of the index may begin a page, whatever the rows.
+_PAGES_BYTES: Final = 32 << 10
+# Of the limit: where something may go, no smaller segment is made of what is left, or there would
+# be ever more of them.
+_LEAST_PART: Final = 16
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -53,12 +63,30 @@ def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tup
     does not count: it is given back when the limit has become smaller.
     """
     rows, limit = list(rows), place.settings.limit_bytes
-    used = sum(row.reserved for row in rows) + more + place.index.size_bytes()
+    used = sum(row.reserved for row in rows) + more + place.index.database.size_bytes()
     if not more:
         rooms = [room for _, room in _rooms(place, [])]
         return used - _promised_bytes(place, rows) - limit, -min(rooms)
     used += _allowance(_opened_bytes(rows) + more, limit)
     return used - limit, more - max(room for _, room in _rooms(place, rows))
+
+
+def _fitting_bytes(place: Place, rows: Iterable[idx.SegmentRow], most: int) -> tuple[int, int]:
+    """How large a segment, up to `most`, the limit allows without an eviction, and the disk that
+    has most room: there less than `most` leaves room for the index.
+    """
+    rows, limit = list(rows), place.settings.limit_bytes
+    used = sum(row.reserved for row in rows) + place.index.database.size_bytes()
+    room = limit - used - _allowance(_opened_bytes(rows), limit)
+    on_disk = max(room for _, room in _rooms(place, rows))
+    if on_disk < most:
+        on_disk = segment_within(on_disk - _allowance(0, limit))
+    return min(most, segment_within(room)), min(most, on_disk)
+
+
+def segment_within(room_bytes: int) -> int:
+    """The largest segment that fits there with its rows."""
+    return max(0, room_bytes * ROWS_PART // (ROWS_PART + 1))
 
 
 def log_room_bytes(
@@ -68,7 +96,7 @@ def log_room_bytes(
     `log_members`).
     """
     rows, limit = list(rows), place.settings.limit_bytes
-    used = sum(row.reserved for row in rows) + place.index.size_bytes()
+    used = sum(row.reserved for row in rows) + place.index.database.size_bytes()
     used += _allowance(_opened_bytes(rows), limit)
     members = members or log_members(place, rows)
     found = [share for member, share in _shares(place, rows) if member in members]
@@ -135,25 +163,69 @@ def _promised_bytes(place: Place, rows: Iterable[idx.SegmentRow]) -> int:
     return sum(max(0, missing) for missing in promised.values())
 
 
+def rows_bytes(segment_bytes: int) -> int:
+    """By how much the index may grow by the rows of a segment of that size."""
+    return segment_bytes // ROWS_PART
+
+
+def log_bytes(limit_bytes: int) -> int:
+    """How long SQLite's log may become."""
+    return max(512 << 10, min(limit_bytes // 256, 8 << 20))
+
+
+def make_room(place: Place, segment_bytes: int) -> None:
+    """Where there is none for a whole segment: what SQLite's log takes. With the write lock."""
+    if _fitting_bytes(place, place.index.segments.all(), segment_bytes)[0] < segment_bytes:
+        place.index.database.checkpoint()
+
+
 def _allowance(opened_bytes: int, limit_bytes: int) -> int:
     """By how much the index will grow by the rows of segments that are being written."""
-    return opened_bytes // 8 + max(512 << 10, min(limit_bytes // 64, 8 << 20))
+    return rows_bytes(opened_bytes) + log_bytes(limit_bytes) + _PAGES_BYTES
 
 
-def segments_to_come(
-    place: Place, own: SegmentWriter | None, segment_bytes: int, returned: int = 0
-) -> int:
-    """How many segments could be created and filled after `own`, without an eviction.
+def room_to_come(place: Place, own: SegmentWriter | None, returned: int = 0) -> int:
+    """What is free, without an eviction, for segments after `own`, with their headers and rows.
 
-    `returned`: bytes that `own` would give back if it were sealed before. sqlite3.Error, OSError.
+    `returned`: bytes that would be given back before. sqlite3.Error, OSError.
     """
     limit = place.settings.limit_bytes
-    reserved, opened = place.index.reserved_bytes()
+    reserved, opened = place.index.segments.reserved_bytes()
     others = max(0, opened - own.size) if own is not None else opened
-    used = reserved + place.index.size_bytes() + _allowance(others, limit)
-    shares = _shares(place, place.index.read_log_segments())
+    used = reserved + place.index.database.size_bytes() + place.index.pending.growth_bytes()
+    used += _allowance(others, limit)
+    shares = _shares(place, place.index.segments.read_logs())
     free = shares[0][1] if len(shares) == 1 else sum(max(0, share) for _, share in shares)
-    return max(0, min(limit - used, free) + returned) // (segment_bytes + segment_bytes // 8)
+    return max(0, min(limit - used, free) + returned)
+
+
+class MeanRecord(NamedTuple):
+    """`rows_bytes`: of the index."""
+
+    payload_bytes: int
+    record_bytes: int
+    rows_bytes: int
+
+
+def records_within(room_bytes: int, segment_bytes: int, mean: MeanRecord, largest: int) -> int:
+    """How many of these fit into segments that are made there, whole ones and then smaller ones,
+    the `largest` of them into the last.
+    """
+    count = 0
+    room_bytes -= _PAGES_BYTES  # rows come by pages
+    largest = max(largest, mean.record_bytes)
+    while True:
+        size = min(segment_within(room_bytes), segment_bytes)
+        if size < fmt.SEGMENT_HEADER_BYTES + largest:
+            return count
+        fitting = (size - fmt.SEGMENT_HEADER_BYTES) // mean.record_bytes
+        if mean.rows_bytes:
+            fitting = max(1, min(fitting, rows_bytes(size) // mean.rows_bytes))
+        # Twice: of trees that are filled evenly, many pages are split at about the same time.
+        taken = fmt.SEGMENT_HEADER_BYTES + fitting * (mean.record_bytes + 2 * mean.rows_bytes)
+        times = max(1, (room_bytes - size - rows_bytes(size)) // taken)  # as large as this one
+        count += times * fitting
+        room_bytes -= times * taken
 
 
 def full_disk_bytes(place: Place, segment_bytes: int) -> int | None:
@@ -161,7 +233,7 @@ def full_disk_bytes(place: Place, segment_bytes: int) -> int | None:
     has room for it, others having taken it (not a log, to which it was promised); else None.
     sqlite3.Error, OSError.
     """
-    excess, _ = pressure(place, place.index.read_segments(), segment_bytes)
+    excess, _ = pressure(place, place.index.segments.read(), segment_bytes)
     room = max(room for _, room in _rooms(place, []))
     if excess > 0 or room >= segment_bytes:
         return None
@@ -179,8 +251,8 @@ def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.
 
 
 def may_go(place: Place, rows: Iterable[idx.SegmentRow], asked: bool) -> idx.SegmentRow | None:
-    """What goes for a block that was missed, or that somebody `asked` to have stored."""
-    unused = place.index.unused_segments()
+    """What goes for a block that was missed, or that was `asked` to be stored."""
+    unused = place.index.segments.unused()
     if place.reuse is None or asked or unused:
         return oldest(rows, unused)
     sealed = [row for row in rows if row.sealed]
@@ -197,60 +269,64 @@ def evict(place: Place, segno: int) -> None:
         if len(directory.members) == 1:
             raise
         place.count_error(directory.member_of(segno), error)
-    place.index.delete_segment(segno)
+    place.index.segments.delete(segno)
 
 
 def create(
     place: Place,
     segment_bytes: int,
+    record_len: int,
     highest_segno: int,
     may_evict: bool,
     asked: bool,
     kept: Callable[[], Container[int]] | None,
 ) -> tuple[SegmentWriter | None, OSError | None]:
-    """A new segment, after evicting what must go for it, but for those that are `kept`.
+    """A new segment for a record of that length, after evicting what must go for it, but for those
+    that are `kept`. Where there is less room than for one of `segment_bytes`, it gets what is left.
 
     (None, None): full under `keep`, full of what is in use or is being written, or another would
     have to go and must not. (None, error): the disk is full or failed.
     """
-    directory, index = place.directory, place.index
+    index, limit = place.index, place.settings.limit_bytes
+    least = fmt.SEGMENT_HEADER_BYTES + record_len
+    wanted = max(least, min(segment_bytes, limit // _LEAST_PART))
     victims: list[int] = []
     stays: Container[int] | None = None  # asked for once, and only if something has to go
     writer: SegmentWriter | None = None
     failed: OSError | None = None
+    make_room(place, segment_bytes)
     try:
-        with index.transaction():
-            rows = {row.segno: row for row in index.segments()}
+        with index.database.transaction():
+            rows = {row.segno: row for row in index.segments.all()}
             while True:
-                excess, short = pressure(place, rows.values(), segment_bytes)
+                by_limit, by_disk = _fitting_bytes(place, rows.values(), segment_bytes)
+                size = min(by_limit, by_disk) // ALIGNMENT * ALIGNMENT
                 failed = None
-                if excess <= 0 and short <= 0:
-                    roomy = [m for m, room in _rooms(place, rows.values()) if room >= segment_bytes]
-                    try:
-                        segno = directory.next_segno(max(highest_segno, *rows, 0))
-                        writer, failed = _written(place, segno, segment_bytes, roomy)
-                    except OSError as error:
-                        failed = error
+                if by_disk < least:
+                    failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
+                if size >= wanted:
+                    writer, failed = _written(place, highest_segno, rows, size)
                     if failed is None or failed.errno not in _NO_SPACE:
                         break
-                elif short > 0:
-                    failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
                 if may_evict and kept is not None and stays is None:
                     stays = kept()
                 free = [row for row in rows.values() if stays is None or row.segno not in stays]
                 victim = may_go(place, free, asked)
                 is_all_in_use = stays is not None or (place.reuse is not None and not asked)
-                if place.settings.policy == "keep" or (victim is None and not is_all_in_use):
-                    break
-                if victim is None or not may_evict:
+                if victim is not None and may_evict and place.settings.policy != "keep":
+                    evict(place, victim.segno)
+                    del rows[victim.segno]
+                    victims.append(victim.segno)
+                    continue
+                if least <= size < wanted:
+                    writer, failed = _written(place, highest_segno, rows, size)
+                is_full = place.settings.policy != "keep" and (victim is not None or is_all_in_use)
+                if is_full and failed is not None and failed.errno in _NO_SPACE:
                     failed = None
-                    break
-                evict(place, victim.segno)
-                del rows[victim.segno]
-                victims.append(victim.segno)
+                break
             if writer is not None:
                 row = idx.SegmentRow(writer.segno, False, writer.size, time.time_ns())
-                index.put_segments([row])
+                index.segments.put([row])
     except BaseException:
         if writer is not None:
             discard(writer.path)
@@ -262,36 +338,45 @@ def create(
 
 
 def _written(
-    place: Place, segno: int, segment_bytes: int, members: Sequence[Member]
+    place: Place, highest_segno: int, rows: Mapping[int, idx.SegmentRow], segment_bytes: int
 ) -> tuple[SegmentWriter | None, OSError | None]:
-    """The segment in one of these, the next if one is full after all or fails; or the error."""
-    directory, others = place.directory, list(members)
+    """The segment in a directory with room for it, the next if one is full after all or fails; or
+    the error.
+    """
+    directory = place.directory
+    others = [m for m, room in _rooms(place, rows.values()) if room >= segment_bytes]
     failed: OSError | None = OSError(errno.ENOSPC, "no cache directory has room")
-    while others:
-        path = directory.place_segment(segno, others)
-        member = directory.member_of(segno)
-        try:
-            writer = SegmentWriter(path, segno, segment_bytes, directory.uuid, directory.algorithm)
-        except OSError as error:
-            failed = error
-            place.count_error(member, error)
-            others.remove(member)
-        else:
-            return writer, None
+    try:
+        segno = directory.next_segno(max(highest_segno, *rows, 0))
+        while others:
+            path = directory.place_segment(segno, others)
+            member = directory.member_of(segno)
+            uuid, algorithm = directory.uuid, directory.algorithm
+            try:
+                rows_most = rows_bytes(segment_bytes)
+                writer = SegmentWriter(path, segno, segment_bytes, uuid, algorithm, rows_most)
+            except OSError as error:
+                failed = error
+                place.count_error(member, error)
+                others.remove(member)
+            else:
+                return writer, None
+    except OSError as error:
+        failed = error
     return None, failed
 
 
 def keep_limits(place: Place) -> bool:
     """Evict (under `keep` too) while over the limit or short of keep-free. False: in vain."""
     index = place.index
-    if max(pressure(place, index.read_segments())) <= 0:
+    if max(pressure(place, index.segments.read())) <= 0:
         return True
     index.flush()
     victims: list[int] = []
-    with index.transaction():
-        rows = {row.segno: row for row in index.segments()}
+    with index.database.transaction():
+        rows = {row.segno: row for row in index.segments.all()}
         while not (is_within := max(pressure(place, rows.values())) <= 0):
-            victim = oldest(pressing(place, rows.values()), index.unused_segments())
+            victim = oldest(pressing(place, rows.values()), index.segments.unused())
             if victim is None:
                 break
             evict(place, victim.segno)

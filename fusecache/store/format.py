@@ -2,7 +2,8 @@
 
 INVARIANT: `parse_record` returns only headers whose checksum is right, and only
 records that were written at that very place of this very cache.
-This is not the reader of the fast path: native.c parses the fixed part of record headers itself.
+This is not the reader of the fast path: C (native/segment/) parses fixed parts of headers itself,
+and native/log/record.c writes those of a log.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from fusecache import digest
-from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Version
+from fusecache.base import digest
+from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, RECORD_ALIGNMENT, Version
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 1  # the next one is 3
 FURTHER_VERSION: Final = 2  # the `format` line of a set's directory that is not home
 SEGMENT_HEADER_BYTES: Final = 4096
 TYPE_BLOCK: Final = 1
@@ -24,6 +25,7 @@ _SEGMENT = struct.Struct("<8sQ16sQB7x")
 _LOG_MARK_AT: Final = 64
 _LOG_MARK = struct.Struct("<QQ16s")
 _RECORD_MAGIC: Final = 0x31424346
+_MAGIC_BYTES: Final = struct.pack("<I", _RECORD_MAGIC)
 _RECORD = struct.Struct("<IIII32sQIHBBQ")
 _ENTRY = struct.Struct("<16sQQqqIHH")
 _CHECKSUM_AT: Final = 64
@@ -32,6 +34,8 @@ _PLACE = struct.Struct("<16sQQ")
 
 # entry_len is 16 bits wide; header_len must stay a small part of the smallest segment.
 PATH_BYTES_MAX: Final = 60_000
+# A longer header begins at a multiple of ALIGNMENT: the inode table has no more bits for both.
+_HEADER_BYTES_SHORT: Final = ((1 << 10) - 1) * 8
 
 
 class SegmentHeader(NamedTuple):
@@ -59,6 +63,16 @@ class Record(NamedTuple):
 
 def align(length: int) -> int:
     return (length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def record_length(header_len: int, payload_len: int) -> int:
+    alignment = RECORD_ALIGNMENT if header_len <= _HEADER_BYTES_SHORT else ALIGNMENT
+    return (header_len + payload_len + alignment - 1) // alignment * alignment
+
+
+def record_begin(position: int, header_len: int) -> int:
+    """Where a record with such a header begins, at `position` or behind."""
+    return position if header_len <= _HEADER_BYTES_SHORT else align(position)
 
 
 def segment_bytes(limit_bytes: int) -> int:
@@ -150,7 +164,16 @@ def pack_record(record: Record, algorithm: int, uuid: bytes, segno: int, offset:
 def _seed(segno: int, offset: int) -> int:
     """A header is checked with its place as the seed: the C front has no uuid to compare, but must
     notice a record that the disk delivered from elsewhere."""
-    return segno << 32 | offset // ALIGNMENT
+    return segno << 32 | offset % ALIGNMENT // RECORD_ALIGNMENT << 24 | offset // ALIGNMENT
+
+
+def next_header(data: bytes) -> int:
+    """How far behind the start of `data` a record header may begin, or all of it is none."""
+    at = RECORD_ALIGNMENT
+    while at < len(data) and data[at : at + len(_MAGIC_BYTES)] != _MAGIC_BYTES:
+        found = data.find(_MAGIC_BYTES, at)
+        at = len(data) if found < 0 else -(-found // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+    return max(at, RECORD_ALIGNMENT)
 
 
 def header_length_of(data: bytes) -> int | None:
@@ -164,7 +187,7 @@ def header_length_of(data: bytes) -> int | None:
         magic != _RECORD_MAGIC
         or header_len % 8
         or payload_len > BLOCK_BYTES
-        or record_len % ALIGNMENT
+        or record_len % RECORD_ALIGNMENT
         or record_len < header_len + payload_len
         or chunks != -(-payload_len // digest.CHUNK_BYTES)
         or entry_len < _ENTRY.size + 8

@@ -11,10 +11,9 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from fusecache.errors import CacheFault
+from fusecache.base.errors import CacheFault
 from fusecache.store import format as fmt
 from fusecache.store.capacity import Place
-from fusecache.store.log import release
 from fusecache.store.segment import RecordReader, walk
 from fusecache.store.store import Store
 from fusecache.store.types import Item, Location
@@ -41,7 +40,7 @@ def survey(store: Store) -> list[SegmentUse]:
     found = []
     with store.sharing() as place:
         if place is not None:
-            for row in place.index.segments():
+            for row in place.index.segments.all():
                 kind = "open" if not row.sealed else _kind(place, row.segno)
                 alive = place.index.alive_bytes(row.segno) if row.sealed else 0
                 written = store.written_bytes(place.index, row)
@@ -78,7 +77,7 @@ def compact(store: Store) -> int:
                 directory = None if place is None else place.directory
             if not alive or directory is None:
                 break
-            freed += max(0, release(store, directory, [use.segno]) - use.alive_bytes)
+            freed += max(0, store.logs.release(directory, [use.segno]) - use.alive_bytes)
     return freed
 
 

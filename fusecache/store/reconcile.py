@@ -17,7 +17,7 @@ from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store import recovery
 from fusecache.store.capacity import ROW_BYTES, Place
-from fusecache.store.segment import SegmentWriter, cut, discard, is_segment
+from fusecache.store.segment import SegmentWriter, cut, discard, is_segment, trim
 
 # Gone in between; or a directory or a link that somebody put there.
 _NOT_A_SEGMENT: Final = (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO)
@@ -25,7 +25,7 @@ _NOT_A_SEGMENT: Final = (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 def unsealed(place: Place, own: SegmentWriter | None) -> list[int]:
     """Segments to `adopt`, unless their writers live. sqlite3.Error."""
-    sealed = {row.segno for row in place.index.segments() if row.sealed}
+    sealed = {row.segno for row in place.index.segments.all() if row.sealed}
     if own is not None:
         sealed.add(own.segno)
     return [segno for segno in place.directory.segment_numbers() if segno not in sealed]
@@ -38,12 +38,12 @@ def tidy(place: Place, own: SegmentWriter | None) -> None:
     """
     directory, index = place.directory, place.index
     own_segno = -1 if own is None else own.segno
-    for row in index.segments():
+    for row in index.segments.all():
         if row.segno != own_segno:
             _check(place, row)
-    with index.transaction():
-        # In this transaction nobody else is half-way through creating a segment.
-        dangling = index.referenced_segments() - {row.segno for row in index.segments()}
+    with index.database.transaction():
+        # In this transaction no other process is half-way through creating a segment.
+        dangling = index.referenced_segments() - {row.segno for row in index.segments.all()}
         directory.remove_unborn_segments()
     for segno in dangling:
         index.sweep(segno)
@@ -67,9 +67,9 @@ def reindex_own(place: Place, writer: SegmentWriter) -> None:
     """Rows of the segment we write: whoever built this index read it before its end."""
     with recovery.claimed(writer.path) as (fd, _):
         found = recovery.scan(fd, writer.segno, place.directory.uuid, live=True)
-    with place.index.transaction():
+    with place.index.database.transaction():
         row = idx.SegmentRow(writer.segno, False, writer.size, found.fetched_ns)
-        place.index.put_segments([row])
+        place.index.segments.put([row])
     insert(place.index, found)
 
 
@@ -83,9 +83,9 @@ def _check(place: Place, row: idx.SegmentRow) -> None:
     elif row.sealed and size < row.reserved:
         place.fault("missing", f"segment {row.segno} of {place.directory.path} was cut")
         index.sweep(row.segno, size)
-        with index.transaction():
-            if row in index.segments():
-                index.put_segments([row._replace(reserved=fmt.align(size))])
+        with index.database.transaction():
+            if row in index.segments.all():
+                index.segments.put([row._replace(reserved=fmt.align(size))])
     elif row.sealed and size > row.reserved:
         with contextlib.suppress(OSError):
             cut(path, row.reserved)
@@ -109,10 +109,10 @@ def _segment_size(place: Place, segno: int) -> int | None:
 
 
 def _forget(place: Place, segno: int) -> None:
-    """A segment without a file, or with a useless one: nobody evicted it, it was lost."""
+    """A segment without a file, or with a useless one: it was not evicted, it was lost."""
     directory, index = place.directory, place.index
-    with index.transaction():
-        row = {row.segno: row for row in index.segments()}.get(segno)
+    with index.database.transaction():
+        row = {row.segno: row for row in index.segments.all()}.get(segno)
         if row is None:
             return  # evicted in between, as it should be
         size = _segment_size(place, segno)
@@ -122,7 +122,7 @@ def _forget(place: Place, segno: int) -> None:
             return  # a log has just begun it
         place.gone(segno)
         discard(directory.segment_path(segno))
-        index.delete_segment(segno)
+        index.segments.delete(segno)
     index.sweep(segno)
     if not directory.is_short():
         place.fault("missing", f"segment {segno} of {directory.path} is missing or another file")
@@ -152,8 +152,8 @@ def adopt(place: Place, segno: int) -> bool:
                 os.fsync(fd)  # before rows that lead to intact copies give way
             if not found.empty:
                 insert(index, found)
-            with index.transaction():
-                rows = {row.segno: row for row in index.segments()}
+            with index.database.transaction():
+                rows = {row.segno: row for row in index.segments.all()}
                 row = rows.get(segno)
                 if os.fstat(fd).st_nlink == 0 or (row is not None and row.sealed):
                     return True  # another process was faster
@@ -162,11 +162,11 @@ def adopt(place: Place, segno: int) -> bool:
                 if found.empty:
                     place.gone(segno)
                     discard(directory.segment_path(segno))
-                    index.delete_segment(segno)
+                    index.segments.delete(segno)
                 else:
-                    os.ftruncate(fd, found.used)
+                    used = trim(fd, found.used)
                     fetched_ns = max(found.fetched_ns, row.fetched_ns if row else 0)
-                    index.put_segments([idx.SegmentRow(segno, True, found.used, fetched_ns)])
+                    index.segments.put([idx.SegmentRow(segno, True, used, fetched_ns)])
     except OSError as error:
         if error.errno in _NOT_A_SEGMENT:
             return True
@@ -191,7 +191,7 @@ def _settle(
     others = [row for row in rows.values() if row.log == adopted.log and row != adopted]
     for row in sorted(others, key=lambda row: row.reserved, reverse=True):
         changed = row._replace(reserved=max(0, row.reserved + rest))
-        index.put_segments([changed])
+        index.segments.put([changed])
         rest += row.reserved - changed.reserved
         if rest >= 0:
             break

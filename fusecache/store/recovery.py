@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fusecache.errors import CacheFault
+from fusecache.base.errors import CacheFault
 from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.directory import Directory
-from fusecache.store.segment import RecordReader, try_direct, walk
+from fusecache.store.segment import RecordReader, trim, try_direct, walk
 from fusecache.store.types import Location, Version
 
 _THREADS: Final = 8
@@ -48,6 +48,18 @@ class Scan:
     def empty(self) -> bool:
         return not self.blocks and not self.entries
 
+    def add(self, location: Location, record: fmt.Record) -> None:
+        """The next record."""
+        self.used = location.offset + record.record_len
+        self.fetched_ns = max(self.fetched_ns, record.fetched_ns)
+        if record.type == fmt.TYPE_ENTRY:
+            self.entries.append(record)
+            return
+        self.blocks.append(idx.block_row(record.digest, location))
+        self.files.append(
+            idx.file_row(record.dataset, record.path, record.version, record.block, location)
+        )
+
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[tuple[int, bool]]:
@@ -69,11 +81,10 @@ def claimed(path: Path) -> Iterator[tuple[int, bool]]:
 
 def scan(fd: int, segno: int, uuid: bytes, live: bool) -> Scan:
     """All records; those of a live writer as far as it has come."""
-    found = Scan(segno, live, fmt.SEGMENT_HEADER_BYTES)
     header = b""
     with contextlib.suppress(OSError):
         header = os.pread(fd, fmt.SEGMENT_HEADER_BYTES, 0)
-    found.log = fmt.parse_log_mark(header)
+    found = Scan(segno, live, fmt.SEGMENT_HEADER_BYTES, log=fmt.parse_log_mark(header))
     is_damaged = fmt.parse_segment_header(header) is None  # by a power cut, or a log's all the same
     is_foreign = found.log is not None and found.log.boot != boot_id()
     is_doubtful = not live and (is_damaged or is_foreign)
@@ -84,10 +95,10 @@ def scan(fd: int, segno: int, uuid: bytes, live: bool) -> Scan:
         last: tuple[Location, fmt.Record] | None = None
         for offset, record in walk(fd, segno, uuid):
             if last is not None and not (is_doubtful and not _intact(reader, own, last[0], uuid)):
-                _add(found, *last)
+                found.add(*last)
             last = Location(segno, offset, record.header_len, record.payload_len), record
         if last is not None and _intact(reader, own, last[0], uuid):
-            _add(found, *last)
+            found.add(*last)
     finally:
         os.close(own)
     return found
@@ -111,25 +122,13 @@ def _intact(reader: RecordReader, fd: int, location: Location, uuid: bytes) -> b
     return True
 
 
-def _add(found: Scan, location: Location, record: fmt.Record) -> None:
-    found.used = location.offset + record.record_len
-    found.fetched_ns = max(found.fetched_ns, record.fetched_ns)
-    if record.type == fmt.TYPE_ENTRY:
-        found.entries.append(record)
-        return
-    found.blocks.append(idx.block_row(record.digest, location))
-    found.files.append(
-        idx.file_row(record.dataset, record.path, record.version, record.block, location)
-    )
-
-
 def rebuild(directory: Directory, generation: int) -> None:
     """Build index `generation` from all segments. The caller holds the index lock.
 
     Segments of dead writers are cut and sealed, files without a record removed.
     sqlite3.Error, OSError: could not be built; nothing is left behind.
     """
-    temporary = directory.indices / f"{generation:08d}.tmp"
+    temporary = directory.generations.folder / f"{generation:08d}.tmp"
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     connection = idx.create(temporary)
@@ -137,13 +136,13 @@ def rebuild(directory: Directory, generation: int) -> None:
         _fill(directory, connection)
         idx.finish(connection)
         temporary.chmod(0o600)
-        temporary.replace(directory.index_path(generation))
+        temporary.replace(directory.generations.path(generation))
     except BaseException:
         connection.close()
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    directory.remove_indices(generation)
+    directory.generations.remove(generation)
 
 
 def _fill(directory: Directory, connection: sqlite3.Connection) -> None:
@@ -226,8 +225,7 @@ def _scans(directory: Directory) -> Iterator[tuple[Scan, int]]:
                     os.ftruncate(fd, 0)
                     path.unlink()
                     return None
-                os.ftruncate(fd, found.used)
-                return found, found.used
+                return found, trim(fd, found.used)
         except OSError:
             return None  # gone, unreadable or no regular file: not ours to use
 

@@ -46,6 +46,30 @@ class _Segment:
     reads: int = 0
     is_unsaid: bool = False  # the use is to be written to the index
 
+    def use(self, tick: int, missed: int, first: int, loose: int) -> None:
+        self.used, self.missed, self.first, self.loose = tick, missed, first, loose
+
+    def count(self, counted: int) -> bool:
+        """The front has counted so many reads. Whether there were some since."""
+        if counted == self.counted:
+            return False
+        self.reads += counted - self.counted if counted > self.counted else counted
+        self.counted = counted
+        self.is_unsaid = True
+        return True
+
+    def note_fetch(self, fetched_ns: int) -> bool:
+        """As its row says. Whether it has changed: fetched into, or used by others."""
+        is_new, self.fetched_ns = fetched_ns != self.fetched_ns, fetched_ns
+        return is_new
+
+    def take_use(self, now_ns: int) -> bool:
+        """Whether the others are to know of a use, now."""
+        was_unsaid, self.is_unsaid = self.is_unsaid, False
+        if was_unsaid:
+            self.fetched_ns = now_ns
+        return was_unsaid
+
 
 class Reuse:
     """`reads`: of each segment that the front has open, how many blocks were read from it. Any
@@ -104,20 +128,16 @@ class Reuse:
         for segno, count in self._reads().items():
             segment = self._segments.get(segno)
             if segment is None:
-                segment = self._segments[segno] = self._new(0, self._tick)
-                segment.counted = count
-            elif count != segment.counted:
-                segment.reads += count - segment.counted if count > segment.counted else count
-                segment.counted = count
-                segment.is_unsaid = True
+                self._segments[segno] = self._new(0, self._tick, count)
+            elif segment.count(count):
                 self._use(segment)
 
-    def _new(self, fetched_ns: int, used: int) -> _Segment:
-        return _Segment(fetched_ns, used, self._missed, self._first, self._loose, self._missed)
+    def _new(self, fetched_ns: int, used: int, counted: int = 0) -> _Segment:
+        missed = self._missed
+        return _Segment(fetched_ns, used, missed, self._first, self._loose, missed, counted)
 
     def _use(self, segment: _Segment) -> None:
-        segment.used, segment.missed = self._tick, self._missed
-        segment.first, segment.loose = self._first, self._loose
+        segment.use(self._tick, self._missed, self._first, self._loose)
 
     def may_go(self, rows: Iterable[SegmentRow], limit_bytes: int) -> SegmentRow | None:
         """Of these segments the one that was used longest ago of those that may; None: none may."""
@@ -144,8 +164,7 @@ class Reuse:
                 # From before our time, or written by another process.
                 used = self._tick if row.fetched_ns >= self._began_ns else -1
                 self._segments[row.segno] = self._new(row.fetched_ns, used)
-            elif segment.fetched_ns != row.fetched_ns:  # fetched into, or used by others
-                segment.fetched_ns = row.fetched_ns
+            elif segment.note_fetch(row.fetched_ns):
                 self._use(segment)
         return sorted(
             rows, key=lambda row: (self._segments[row.segno].used, row.fetched_ns, row.segno)
@@ -170,10 +189,4 @@ class Reuse:
         """Segments that were read since the last call: others are to know."""
         with self._lock:
             self._look()
-            found = []
-            for segno, segment in self._segments.items():
-                if segment.is_unsaid:
-                    segment.is_unsaid = False
-                    segment.fetched_ns = now_ns
-                    found.append(segno)
-            return found
+            return [s for s, segment in self._segments.items() if segment.take_use(now_ns)]

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fusecache import digest
-from fusecache.errors import CacheFault
+from fusecache.base import digest
+from fusecache.base.errors import CacheFault
 from fusecache.store import format as fmt
 from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Location
 
@@ -42,11 +42,22 @@ def _leave_direct(fd: int) -> None:
 class SegmentWriter:
     """The one writer of a new segment. Not thread-safe."""
 
-    def __init__(self, path: Path, segno: int, size: int, uuid: bytes, algorithm: int) -> None:
-        """Create, lock and preallocate the file. OSError: nothing is left behind."""
+    def __init__(
+        self,
+        path: Path,
+        segno: int,
+        size: int,
+        uuid: bytes,
+        algorithm: int,
+        rows_most: int | None = None,
+    ) -> None:
+        """Create, lock and preallocate the file. `rows_most`: by so many bytes the index may grow
+        for its records. OSError: nothing is left behind.
+        """
         self.path = path
         self.segno = segno
         self.size = size
+        self._rows_left = rows_most
         self._uuid = uuid
         self._algorithm = algorithm
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -74,9 +85,24 @@ class SegmentWriter:
             os.close(self._fd)
             raise
         self.position = fmt.SEGMENT_HEADER_BYTES
+        self._tail = b""  # what is written of the page that the next record begins in
 
-    def has_room(self, record_len: int) -> bool:
-        return self.position + record_len <= self.size
+    def has_room(self, record_len: int, rows_bytes: int = 0) -> bool:
+        """For records of that length together, and for their rows in the index."""
+        has_rows = self._rows_left is None or rows_bytes <= self._rows_left
+        return self.position + record_len <= self.size and has_rows
+
+    def fitting(self, record_len: int, rows_bytes: int) -> int:
+        """How many such records there is room for."""
+        count = (self.size - self.position) // record_len
+        if self._rows_left is not None and rows_bytes:
+            count = min(count, max(0, self._rows_left) // rows_bytes)
+        return count
+
+    def take_rows(self, rows_bytes: int) -> None:
+        """The index grows by so much for what was appended."""
+        if self._rows_left is not None:
+            self._rows_left -= rows_bytes
 
     def is_linked(self) -> bool:
         """False when the file was deleted (with the cache directory, say) or cut."""
@@ -92,12 +118,16 @@ class SegmentWriter:
         `written` gets the places of those that are in the file, in order, also when this raises
         OSError (seal then).
         """
-        buffer, waiting, end = self._buffer, list[Location](), 0
+        buffer, waiting = self._buffer, list[Location]()
+        begin, end = self._begin()
         for record, payload in records:
-            if end + record.record_len > len(buffer):
-                self._append(waiting, end, written)
-                waiting, end = [], 0
-            at = self.position + end
+            if fmt.align(end) + record.record_len > len(buffer):
+                self._append(waiting, begin, end, written)
+                waiting = []
+                begin, end = self._begin()
+            gap_at, end = end, fmt.record_begin(end, record.header_len)
+            buffer[gap_at:end] = bytes(end - gap_at)
+            at = begin + end
             header = fmt.pack_record(record, self._algorithm, self._uuid, self.segno, at)
             payload_at = end + record.header_len
             payload_end = payload_at + record.payload_len
@@ -107,19 +137,32 @@ class SegmentWriter:
             if payload_end < end:
                 buffer[payload_end:end] = bytes(end - payload_end)
             waiting.append(Location(self.segno, at, record.header_len, record.payload_len))
-        self._append(waiting, end, written)
+        self._append(waiting, begin, end, written)
 
-    def _append(self, waiting: list[Location], length: int, written: list[Location]) -> None:
-        begin = self.position
-        done, error = self._write(begin, length)
+    def _begin(self) -> tuple[int, int]:
+        """Where the page lies in which the position is, and what the buffer has of it now."""
+        length = len(self._tail)
+        self._buffer[:length] = self._tail
+        return self.position - length, length
+
+    def _append(
+        self, waiting: list[Location], begin: int, length: int, written: list[Location]
+    ) -> None:
+        """The first `length` bytes of the buffer to `begin`, and zeros up to the end of the page:
+        what the first page has already is written again as it is.
+        """
+        self._buffer[length : fmt.align(length)] = bytes(fmt.align(length) - length)
+        done, error = self._write(begin, fmt.align(length))
         for location in waiting:
-            end = location.offset + fmt.align(location.header_len + location.payload_len)
+            _, _, header_len, payload_len = location
+            end = location.offset + fmt.record_length(header_len, payload_len)
             if end > begin + done:
                 break
             written.append(location)
             self.position = end
         if error is not None:
             raise error
+        self._tail = self._buffer[length // ALIGNMENT * ALIGNMENT : length]
 
     def _write(self, offset: int, length: int) -> tuple[int, OSError | None]:
         """The start of the buffer to `offset`; returns how much of it arrived."""
@@ -140,11 +183,11 @@ class SegmentWriter:
         return done, None
 
     def seal(self) -> int:
-        """Cut the file to its used length, give the lock up; returns that length."""
+        """Cut the file to the pages in use, give the lock up; returns its length."""
         with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self.position)
+            trim(self._fd, self.position)
         os.close(self._fd)
-        return self.position
+        return fmt.align(self.position)
 
     def abandon(self) -> None:
         """Close without sealing (the file is gone, or a test plays a crash)."""
@@ -159,17 +202,17 @@ class RecordReader:
 
     def read(self, fd: int, location: Location, uuid: bytes) -> tuple[fmt.Record, bytes]:
         """Header and payload, chunk sums verified. CacheFault: anything is not as it should be."""
-        length = fmt.align(location.header_len + location.payload_len)
-        if length > _BUFFER_BYTES:
+        skipped = location.offset % ALIGNMENT
+        used = skipped + location.header_len + location.payload_len
+        if fmt.align(used) > _BUFFER_BYTES:
             raise CacheFault("record longer than a block")
         try:
-            got = pread_into(fd, self._buffer, length, location.offset)
+            got = pread_into(fd, self._buffer, fmt.align(used), location.offset - skipped)
         except OSError as error:
             raise CacheFault(f"read of a segment failed: {error.strerror}") from error
-        used = location.header_len + location.payload_len
         if got < used:
             raise CacheFault("segment ends within a record")
-        data = self._buffer[:used]
+        data = self._buffer[skipped:used]
         record = fmt.parse_record(data, (uuid, location.segno, location.offset))
         if record is None:
             raise CacheFault("record header does not match its checksum")
@@ -201,7 +244,7 @@ def read_through(path: Path, offset: int) -> None:
     try:
         try_direct(fd)
         with mmap.mmap(-1, _WINDOW_BYTES) as buffer:
-            pread_into(fd, buffer, _WINDOW_BYTES, offset)
+            pread_into(fd, buffer, _WINDOW_BYTES, offset // ALIGNMENT * ALIGNMENT)
     finally:
         os.close(fd)
 
@@ -209,8 +252,8 @@ def read_through(path: Path, offset: int) -> None:
 def walk(fd: int, segno: int, uuid: bytes) -> Iterator[tuple[int, fmt.Record]]:
     """(offset, record) of every valid record header in the file, in order.
 
-    Where no valid header is found the search goes on at the next multiple of 4096, so that one
-    damaged header costs one record.
+    Where no valid header is found the search goes on at the next multiple of 512 that could be
+    one, so that one damaged header costs one record.
     """
     size = os.fstat(fd).st_size
     offset = fmt.SEGMENT_HEADER_BYTES
@@ -236,8 +279,16 @@ def walk(fd: int, segno: int, uuid: bytes) -> Iterator[tuple[int, fmt.Record]]:
             # Small records are close together: one read for many. Large ones: headers only.
             span = _WINDOW_BYTES if record.record_len <= _WINDOW_BYTES // 4 else ALIGNMENT
         else:
-            offset += ALIGNMENT
             span = ALIGNMENT if not window else _WINDOW_BYTES
+            offset += fmt.next_header(window[at:])
+
+
+def trim(fd: int, used: int) -> int:
+    """Cut a segment file behind what is used, with zeros up to a whole page; its length. OSError"""
+    os.ftruncate(fd, used)
+    if fmt.align(used) > used:
+        os.ftruncate(fd, fmt.align(used))
+    return fmt.align(used)
 
 
 def cut(path: Path, length: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fusecache.units import BLOCK_BYTES as BLOCK_BYTES
+from fusecache.base.units import BLOCK_BYTES as BLOCK_BYTES
 
 CHUNK_BYTES = 64 << 10
-ALIGNMENT = 4096
+ALIGNMENT = 4096  # of what is read and written
+RECORD_ALIGNMENT = 512
 
 
 class Version(NamedTuple):

@@ -1,0 +1,1 @@
+"""The plan channel: what is staged and fetched before it is read."""

@@ -1,0 +1,194 @@
+"""What a hintsd wants done ahead of use, in its order: staged from SSD, fetched from the origin.
+
+Files of one block go through C: `_native.stage` pushes batches of them from their segments into the
+page cache, the fetch pool reads those that are not on SSD. Larger ones take the readers' way, block
+by block. The state of each inode is its PLAN_* flags: QUEUED until its turn comes (what clears it,
+cancels), FLYING while the origin or the publisher has it, WANTED while its pages are to stay.
+
+INVARIANT: nothing new is begun while readers' fetches wait for a thread or a place, while the
+publisher or the kernel is behind (FLYING_BYTES_MOST), or while the origin is away.
+INVARIANT: each file in the fetch pool is a Flight in Fetcher, so a reader's miss joins it.
+INVARIANT: no page of an inode is pushed between the end of its `drop` and the next `stage` of it.
+INVARIANT: each staged or fetched inode is reported once, unless it is cancelled or dropped before
+its turn; one that is restored (window.py) is reported again. What a plan has begun when it ends is
+finished, and not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import numpy as np
+import trio
+
+from fusecache import _native
+from fusecache.ahead.fetching import Fetching
+from fusecache.ahead.large import LargeFiles
+from fusecache.ahead.marks import Answers, Inos, Report, Wishes, flags_of
+from fusecache.ahead.pages import Pages
+from fusecache.ahead.pool import Pool
+from fusecache.ahead.queues import FetchQueue, StageQueue
+from fusecache.ahead.sorting import Sorting
+from fusecache.ahead.staging import Staging
+from fusecache.ahead.stored import Stored
+from fusecache.ahead.window import Window
+from fusecache.base.metrics import DEPTH, IN_FLIGHT, QUEUED_FETCH, QUEUED_STAGE, Metrics
+from fusecache.base.protocol import Result, Standing, Wish
+from fusecache.read.fetcher import Fetcher
+from fusecache.read.kernel import Kernel
+from fusecache.read.misses import Misses
+from fusecache.read.origin import Origin
+from fusecache.read.pool import FetchPool
+from fusecache.read.reader import Reader
+from fusecache.read.sources import Segments
+from fusecache.reorder.packer import Packer
+from fusecache.table.pins import Pins
+
+
+class Prefetcher:
+    """The one plan there is: its commands, and the tasks that work off what they queue."""
+
+    def __init__(
+        self,
+        *,
+        fetcher: Fetcher,
+        reader: Reader,
+        origin: Origin,
+        misses: Misses,
+        pool: FetchPool,
+        segments: Segments,
+        packer: Packer,
+        preloaded: Container[int],
+        kernel: Kernel,
+        metrics: Metrics,
+        mountpoint: bytes,
+        depth_most: int,
+        bytes_per_s: int | None,
+    ) -> None:
+        """`preloaded`: see Stored."""
+        self._fetcher = fetcher
+        self._answers = answers = Answers()
+        self._to_stage, self._to_fetch = StageQueue(), FetchQueue()
+        self._pages = pages = Pages(kernel, mountpoint, metrics, self._to_stage.take_postponed)
+        self._stored = stored = Stored(segments, packer, preloaded)
+        self._pool = Pool(pool, depth_most, bytes_per_s)
+        self.window = Window(kernel, metrics, self._restore)
+        self._large = large = LargeFiles(
+            fetcher, reader, packer, self._pool, pages, answers, metrics
+        )
+        self._fetching = fetching = Fetching(
+            fetcher=fetcher, origin=origin, misses=misses, pool=self._pool, stored=stored,
+            pages=pages, to_stage=self._to_stage, to_fetch=self._to_fetch, answers=answers,
+            metrics=metrics,
+        )  # fmt: skip
+        self._sorting = Sorting(self._to_fetch, stored, fetching, large, answers)
+        self._staging = Staging(self._to_stage, pages, stored, fetching, large, packer, answers)
+        metrics.watch(DEPTH, lambda: self._pool.depth)
+        metrics.watch(IN_FLIGHT, lambda: self._pool.in_flight)
+        metrics.watch(QUEUED_STAGE, lambda: self.queued_stage)
+        metrics.watch(QUEUED_FETCH, lambda: self.queued_fetch)
+
+    async def run_forever(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for part in (self._staging, self._sorting, self._fetching, self._large):
+                nursery.start_soon(part.run_forever)
+            nursery.start_soon(self.window.watch_forever)
+
+    @property
+    def queued_stage(self) -> int:
+        return self._to_stage.count + self._fetching.line.count_to_stage
+
+    @property
+    def queued_fetch(self) -> int:
+        return self._to_fetch.count + self._fetching.line.count_to_fetch
+
+    # ---- commands: each has taken effect when it returns -----------------------------------------
+
+    def begin(self, report: Report) -> None:
+        """A plan begins, empty. `report` must not wait."""
+        self.end()
+        _native.plan_begin()
+        self._answers.begin(report)
+
+    def end(self) -> None:
+        """Forget the plan. What is in flight is finished."""
+        self._answers.end()
+        self._pages.end_plan()
+        self.pins.clear()
+        _native.plan_end()
+        for queue in (self._to_stage, self._to_fetch, self._large, self._fetching, self.window):
+            queue.clear()
+
+    def clear(self) -> None:
+        if self._answers.report is not None:
+            self.begin(self._answers.report)
+
+    def stage(self, inos: Inos, wishes: Wishes) -> None:
+        """`wishes`: a sum of Wish for each.
+
+        ValueError: more than QUEUED_MOST would wait.
+        """
+        wishes = wishes & np.uint8(Wish.STORE | Wish.MOVE | Wish.KEEP_ORDER | Wish.SORT)
+        marks = Standing.WANTED
+        if np.any(wishes & (Wish.MOVE | Wish.SORT)):
+            if not np.any(wishes & Wish.KEEP_ORDER):
+                marks |= Standing.COMING
+                order = np.frombuffer(_native.sort_by_location(inos.tobytes()), np.int64)
+                inos, wishes = inos[order], wishes[order]
+            wishes = wishes | np.uint8(self._to_stage.next_chunk_mark())
+        self.window.put(inos)
+        self._queue(self._to_stage, inos, wishes, marks)
+
+    def fetch(self, inos: Inos) -> None:
+        """ValueError: more than QUEUED_MOST would wait."""
+        self._queue(self._to_fetch, inos, np.full(len(inos), Wish.STORE, np.uint8), 0)
+
+    def _queue(self, queue: StageQueue | FetchQueue, inos: Inos, wishes: Wishes, add: int) -> None:
+        queue.make_room(len(inos))
+        self.pins.plan()
+        _native.plan_mark(
+            inos.tobytes(),
+            Standing.QUEUED | add,
+            Standing.FAILED | Standing.READ | Standing.COMING,
+        )
+        is_known = (flags_of(inos) & Standing.QUEUED != 0) & (inos != 0)
+        if not is_known.all():
+            self._answers.tell_all(inos[~is_known], Result.GONE)
+            inos, wishes = inos[is_known], wishes[is_known]
+        queue.put(inos, wishes)
+
+    def saw_reads(self, inos: Inos) -> None:
+        """Readers have missed these just now."""
+        self._staging.read_lately.put(inos)
+
+    def _restore(self, inos: Inos) -> None:
+        _native.plan_mark(inos.tobytes(), Standing.QUEUED, Standing.READ)
+        self._to_stage.restore(inos)
+
+    @property
+    def pins(self) -> Pins:
+        return self._fetcher.pins
+
+    async def pin(self, inos: Inos, number: int, others: bool, last: bool) -> None:
+        """The next part of a list of what is to stay on SSD (docs/WIRE.md, *Pins*)."""
+        async with self._fetcher.publishing:
+            unknown = await trio.to_thread.run_sync(self.pins.put, inos, number, others, last)
+        if len(unknown):
+            await trio.to_thread.run_sync(self._stored.locate_all, unknown.tolist())
+
+    def cancel(self, inos: Inos) -> None:
+        _native.plan_mark(inos.tobytes(), 0, Standing.QUEUED | Standing.WANTED)
+
+    async def published(self) -> None:
+        """Waits until what was fetched so far is on SSD, or in the log."""
+        await self._fetcher.published()
+
+    async def drop(self, inos: Inos) -> None:
+        self.cancel(inos)
+        self._staging.read_lately.forget(inos)
+        _native.plan_mark(inos.tobytes(), 0, Standing.FAILED)
+        await self._pages.drop(inos)
+
+    async def arm(self, inos: Inos) -> None:
+        """Waits for look-ups that are going on in the same directories."""
+        await self._pages.arm(inos)

@@ -1,0 +1,1 @@
+"""What every process of fusecache may use: errors, units, mounts, trust, the wire."""

@@ -1,0 +1,117 @@
+"""What the commands `fusecache` and `hintsd` share: how one begins and ends, and what it prints on.
+
+A mistake is one line on stderr ("fusecache: …") and an exit code of errors.EXIT_*, never a
+traceback. What a command does is its own module's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import click
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+
+from fusecache.base import installed, processes
+from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+
+WIDTH_MOST: Final = 10_000
+"""Columns of what no terminal limits."""
+
+
+class Commands(click.Group):
+    """Commands in the order of use. Without arguments it shows its help, as a mistake."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:
+            click.echo(self.get_help(ctx), err=True)
+            ctx.exit(EXIT_USAGE)
+        return super().parse_args(ctx, args)
+
+
+def run(program: str, command: Callable[[], object]) -> NoReturn:
+    """Ends the process: with the number that `command` gives, if any, else as the module says."""
+    _open_standard_streams()
+    try:
+        if line := installed.mixture():
+            raise UserError(line)
+        code = command()
+    except UserError as error:
+        complain(program, str(error))
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        complain(program, f"{error.format_message()}{hint}")
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        complain(program, "interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        complain(program, str(error))
+        sys.exit(EXIT_FAILED)
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _open_standard_streams() -> None:
+    """On /dev/null where the shell has closed them (`2>&-`)."""
+    processes.open_standard_descriptors()
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w", closefd=False))
+
+
+def complain(program: str, line: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"{program}: {printable(line)}\n")
+    sys.stderr.flush()
+
+
+def say(line: str) -> None:
+    """print, for text that may hold the bytes of a file name."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
+    sys.stdout.flush()
+
+
+def printable(value: object) -> str:
+    """Text that any terminal takes, of what may hold the bytes of a file name."""
+    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+class _Plain(Console):
+    """Of what is no terminal: lines are neither cut nor folded, and end without blanks."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        with self.capture() as captured:
+            super().print(*objects, **how)
+        self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
+        self.file.flush()
+
+
+def console() -> Console:
+    """Of stdout."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    return _Plain(highlight=False, markup=False, width=WIDTH_MOST)
+
+
+def show(*parts: RenderableType) -> None:
+    """Prints tables on stdout, one below the other. On a terminal that is too narrow for them lines
+    are longer than it: figures are not folded.
+    """
+    target = console()
+    options = target.options.update_width(WIDTH_MOST)
+    needed = max(Measurement.get(target, options, part).minimum for part in parts)
+    target.width = max(target.width, needed)
+    target.print(*parts, sep="\n")

@@ -1,0 +1,141 @@
+"""Processes that hang, are stopped, or were started with less than they need. Stdlib only.
+
+What may hang for ever (a look at a mount, or at an origin) is done in a child: a thread that hangs
+in the kernel could not be left behind when its process ends.
+
+INVARIANT: such a child holds no descriptor but its own pipe. One that hangs in a mount must not
+be what keeps the mount's connection open, nor the pipe of a process that reads our output.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+STOPPED_S = 3.0  # so long a server may be stopped (SIGSTOP)
+SILENT_S = 30.0  # so long its event loop may say nothing
+BEAT_S = 5.0  # how often it does
+ROUND_MOST_S = 1.0
+ANSWER_BYTES_MOST = 4096
+
+
+def open_standard_descriptors() -> None:
+    """Have 0, 1 and 2 open, on /dev/null where they were closed: what is opened next would take the
+    number, and be written on as if it were stderr. To be called before anything is opened.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(fd, True)
+
+
+def fields_of(text: bytes) -> list[bytes]:
+    """What follows the program's name, which may hold ")", in the text of /proc/PID/stat: the
+    state, the parent, … (fields 3 on in proc_pid_stat(5)).
+    """
+    return text.rpartition(b")")[2].split()
+
+
+def stat(pid: int) -> list[bytes]:
+    """Its fields, as `fields_of`; []: it has ended, or we may not see it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return fields_of(file.read())
+    except OSError:
+        return []
+
+
+def state(pid: int) -> str:
+    """Its letter: T is stopped, Z and X are dead; "" if there is none."""
+    return b"".join(stat(pid)[:1]).decode()
+
+
+def parent(pid: int) -> int | None:
+    """0: none, or one outside the pid namespace. None: it has ended, or we may not see it."""
+    fields = stat(pid)
+    return int(fields[1]) if fields else None
+
+
+def program(pid: int) -> str:
+    """The name of what it runs, 15 bytes at most; "": it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def ask(question: Callable[[], str], timeout_s: float) -> str | None:
+    """What `question` says, in a child; None: it did not return in time. An exception counts
+    as the answer "". The child is killed, and waited for unless it hangs in the kernel.
+    """
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(theirs, 3)
+            os.closerange(4, 1 << 20)
+            for fd in (0, 1, 2):
+                os.close(fd)
+            open_standard_descriptors()
+            signal.set_wakeup_fd(-1)
+            answer = question()
+        except BaseException:
+            answer = ""
+        try:
+            os.write(3, os.fsencode(answer)[:ANSWER_BYTES_MOST])
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    try:
+        poll = select.poll()
+        poll.register(ours, select.POLLIN)
+        if not poll.poll(max(0.0, timeout_s) * 1000):
+            return None
+        return os.fsdecode(os.read(ours, ANSWER_BYTES_MOST))
+    finally:
+        os.close(ours)
+        _end(child)
+
+
+def _end(child: int) -> None:
+    """Kill and reap it; one that hangs where no signal reaches is left to the reaper of orphans."""
+    os.kill(child, signal.SIGKILL)
+    deadline = time.monotonic() + 1.0
+    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+class Watch:
+    """Whether a server is stopped, or hangs. `look` is called every round of the keeper's loop.
+
+    Time in which the keeper itself did not run (stopped, frozen, starved) counts for a second at
+    most: the server may not have run either.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._stopped_s = 0.0
+        self._silent_s: float | None = None  # None: it never beat, as one of an older version
+
+    def beat(self) -> None:
+        self._silent_s = 0.0
+
+    def look(self, state: str) -> str:
+        """Why it must be replaced, or ""."""
+        now = time.monotonic()
+        passed_s = min(now - self._last, ROUND_MOST_S)
+        self._last = now
+        self._stopped_s = self._stopped_s + passed_s if state == "T" else 0.0
+        if self._silent_s is not None:
+            self._silent_s += passed_s
+        if self._stopped_s > STOPPED_S:
+            return "is stopped (SIGSTOP)"
+        if self._silent_s is not None and self._silent_s > SILENT_S:
+            return f"has not said anything for {SILENT_S:g} s"
+        return ""

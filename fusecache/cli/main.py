@@ -1,0 +1,332 @@
+"""The commands: what a person or a script calls. Parses, asks, prints; does none of the work.
+
+A mistake is one line on stderr and an exit code: `command.run`.
+`mount.fusecache` is the same package as a helper of mount(8): see `mount_helper`.
+It imports nothing that mounts or serves; keeper and server import nothing from here.
+Larger commands are modules of their own: *_command.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+from fusecache import __version__
+from fusecache.base import command, mounts
+from fusecache.base.command import Commands
+from fusecache.base.errors import (
+    EXIT_BUSY,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_A_MOUNT,
+    EXIT_OK,
+    EXIT_USAGE,
+    ConfigError,
+    UserError,
+)
+from fusecache.base.units import format_bytes, format_count
+from fusecache.cli import gc_command, mount_command, probe_command, status_command, trace_command
+from fusecache.config.building import build
+from fusecache.config.options import parse_setting, read_options
+from fusecache.config.places import check_places
+from fusecache.control import control_client
+
+HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")
+HELPER_DIRECTORY = "/sbin"
+
+EXIT_CODES = f"""\b
+Exit codes:
+  {EXIT_OK}    done
+  {EXIT_FAILED}    failed; verify: bad blocks were found; warm: not all is in the cache
+  {EXIT_USAGE}    a flag or a setting cannot be used
+  {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
+  {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
+  {EXIT_INTERRUPTED}  interrupted with Ctrl-C"""
+
+
+@click.group(
+    cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="fusecache")
+def cli() -> None:
+    """A cache mounted over a dataset directory: RAM and SSD here, the origin only once.
+
+    \b
+    fusecache mount /data/imagenet                     over the directory itself
+    fusecache mount /mnt/nfs/imagenet /data/imagenet --cache-dir /ssd/cache --ssd 500G
+    fusecache status /data/imagenet
+    fusecache warm /data/imagenet 'train/n01*'         fetch before it is needed
+    fusecache umount /data/imagenet
+
+    Sizes are like 500G, 64GiB or 1048576. Each command has its own --help.
+    """
+
+
+# ---- warm, verify --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        yield bar, bar.add_task(what, total=None, note="")
+
+
+@click.command()
+@click.argument("path")
+@click.argument("globs", nargs=-1, metavar="[GLOB]...")
+def warm(path: str, globs: tuple[str, ...]) -> None:
+    """Fetch files into the cache before they are needed: all of them, or those a GLOB names.
+
+    PATH is the mount point, or what lies below it: then only that is fetched. A GLOB is relative to
+    PATH; `**` crosses directories; a directory means all below it.
+    Interrupt it any time: running it again goes on where it was.
+
+    What was used longest ago makes room (not with mount --policy keep). What does not fit into
+    --ssd even so is left out: then, and where a file could not be read or stored, the exit code is
+    1.
+
+    \b
+    fusecache warm /data/imagenet
+    fusecache warm /data/imagenet/train
+    fusecache warm /data/imagenet train 'val/**/*.JPEG'
+    """
+    if "" in globs:
+        raise UserError("'' is no glob", EXIT_USAGE)
+    target = control_client.find(path)
+    request = _warm_request(target.mountpoint, path, globs)
+    done: dict[str, Any] = {}
+    result: dict[str, Any] = {}
+    try:
+        with _progress("warming") as (bar, task):
+            for message in control_client.converse(target, request):
+                if "progress" in message:
+                    done = message["progress"]
+                    bar.update(
+                        task,
+                        completed=done["bytes_done"],
+                        total=done["bytes_total"],
+                        note=f"{done['files_done']:,} of {done['files_total']:,} files",
+                    )
+                else:
+                    result = message["result"]
+    except KeyboardInterrupt:
+        command.complain(
+            "fusecache",
+            f"interrupted after {done.get('files_done', 0):,} files "
+            f"({format_bytes(done.get('bytes_done', 0))}); run it again to go on",
+        )
+        sys.exit(EXIT_INTERRUPTED)
+    errors = list(result.get("errors") or [])
+    for line in errors[:20]:
+        command.complain("fusecache", line)
+    if len(errors) > 20:
+        command.complain("fusecache", f"… and {len(errors) - 20:,} more")
+    already, skipped = result.get("already", 0), result.get("skipped", 0)
+    extra = f"; {skipped:,} skipped" if skipped else ""
+    command.say(
+        f"{result['files']:,} files, {format_bytes(result['bytes'])} in the cache; "
+        f"{already:,} were there before{extra}"
+    )
+    unmatched = result.get("unmatched") or []
+    if unmatched:
+        command.complain("fusecache", f"warning: no file matches {' '.join(unmatched)}")
+    unfitting = result.get("unfitting", 0)
+    if unfitting:
+        limit = format_bytes(result["limit_bytes"])
+        line = f"{format_count(unfitting, 'file')} do not fit in --ssd {limit}"
+        if "needed_bytes" in result:  # not of an older server, before `fusecache restart`
+            left = format_bytes(result["unfitting_bytes"])
+            line = (
+                f"{format_count(unfitting, 'file')} ({left}) do not fit in --ssd {limit}; "
+                f"--ssd {-(-result['needed_bytes'] >> 20)}M would hold all that was asked for"
+            )
+        command.complain("fusecache", line)
+    if skipped > unfitting:
+        left = format_bytes(result.get("skipped_bytes", 0) - result.get("unfitting_bytes", 0))
+        command.complain(
+            "fusecache",
+            f"{format_count(skipped - unfitting, 'file')} ({left}) could not be stored: the SSD "
+            "tier is full, has failed, or its room is a log's; "
+            f"fusecache status {target.mountpoint} says which",
+        )
+    if errors or unmatched or skipped:
+        sys.exit(EXIT_FAILED)
+
+
+def _warm_request(mountpoint: str, path: str, globs: tuple[str, ...]) -> dict[str, Any]:
+    """The part of the mount that `path` names, and the globs relative to it."""
+    place = os.path.abspath(path)
+    if not mounts.is_below(place, mountpoint):
+        place = mounts.resolve(place)  # by a link
+    relative = []
+    for glob in globs:
+        base = next((p for p in (os.path.abspath(path), place) if mounts.is_below(glob, p)), None)
+        if base is not None:
+            glob = glob[len(base) :].strip("/") or "**"
+        elif mounts.is_below(glob, mountpoint):
+            raise ConfigError(f"{glob} is not below {path}")
+        relative.append(glob)
+    request: dict[str, Any] = {"op": "warm", "globs": relative}
+    prefix = place[len(mountpoint) :].strip("/") if mounts.is_below(place, mountpoint) else ""
+    if prefix:
+        request["prefix"] = prefix
+    return request
+
+
+@click.command()
+@click.argument("path")
+def verify(path: str) -> None:
+    """Check every cached byte against its digest. Bad blocks are dropped and fetched again on use.
+
+    \b
+    fusecache verify /data/imagenet && echo all good
+    """
+    target = control_client.find(path)
+    result: dict[str, Any] = {}
+    with _progress("verifying") as (bar, task):
+        for message in control_client.converse(target, {"op": "verify"}):
+            if "progress" in message:
+                done = message["progress"]
+                bar.update(
+                    task,
+                    completed=done["bytes_done"],
+                    total=done.get("bytes_total"),
+                    note=f"{done['blocks_done']:,} of {done['blocks_total']:,} blocks, "
+                    f"{done['bad']:,} bad",
+                )
+            else:
+                result = message["result"]
+    lines = result.get("faults") or []
+    for line in lines:
+        command.complain("fusecache", line)
+    if result["bad"] > len(lines) > 0:
+        command.complain("fusecache", f"… and {result['bad'] - len(lines):,} more")
+    dropped = ", dropped; fetched again on use" if result["bad"] else ""
+    command.say(
+        f"{result['blocks']:,} blocks, {format_bytes(result['bytes'])} checked, "
+        f"{result['bad']:,} bad{dropped}"
+    )
+    if result["bad"]:
+        sys.exit(EXIT_FAILED)
+
+
+# ---- mount(8) ------------------------------------------------------------------------------------
+
+
+@click.command("install-helpers")
+@click.option("--remove", is_flag=True, help="Take them away again.")
+@click.option("--directory", default=HELPER_DIRECTORY, show_default=True, metavar="DIR")
+def install_helpers(remove: bool, directory: str) -> None:
+    """Let mount(8) and /etc/fstab find fusecache (as root).
+
+    \b
+    Links mount.fusecache and mount.fuse.fusecache in /sbin to this installation. Then these work:
+      mount -t fuse.fusecache /mnt/nfs/imagenet /data/imagenet -o ssd=500G
+    and as a line of /etc/fstab:
+      /mnt/nfs/imagenet /data/imagenet fuse.fusecache ssd=500G,_netdev 0 0
+    """
+    program = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), "mount.fusecache")
+    if not remove and not os.access(program, os.X_OK):
+        raise UserError(f"{program} does not exist: install the package with pip first")
+    for name in HELPER_NAMES:
+        link = os.path.join(directory, name)
+        try:
+            if os.path.lexists(link) and not os.path.islink(link):
+                raise UserError(f"{link} is not a link of ours: left as it is")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
+            if not remove:
+                os.symlink(program, link)
+        except OSError as error:
+            raise UserError(f"{link}: {error.strerror}") from None
+
+
+def mount_helper() -> NoReturn:
+    """Entry point of mount.fusecache: SOURCE MOUNTPOINT [-sfnvrw] [-N NS] [-t TYPE] [-o OPTIONS].
+
+    The interface is mount(8)'s. -s, -n, -v, -r and -w change nothing here; -f only checks.
+    """
+    command.run("fusecache", lambda: _help_mount(sys.argv[1:]))
+
+
+def _help_mount(arguments: list[str]) -> None:
+    places: list[str] = []
+    options: list[str] = []
+    fake = False
+    rest = iter(arguments)
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            places.append(word)
+            continue
+        for position, letter in enumerate(word[1:], start=1):
+            if letter in "otN":
+                value = word[position + 1 :] or next(rest, "")
+                if letter == "o":
+                    options.append(value)
+                break
+            if letter == "f":
+                fake = True
+            elif letter not in "snvrw":
+                raise ConfigError(f"unknown flag -{letter}")
+    if len(places) != 2:
+        raise ConfigError("usage: mount.fusecache SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]")
+    settings = read_options(options)
+    places[0] = places[0].removeprefix(mounts.SOURCE_PREFIX)
+    for name, place in zip(("source", "mountpoint"), places, strict=True):
+        settings[name] = parse_setting(name, place, name)[1]
+    given = build(settings)
+    if fake:
+        check_places(given)
+    elif not mount_command.is_mounted(given):  # mount -a compares the source's name only
+        mount_command.start(given)
+
+
+# ---- entry ---------------------------------------------------------------------------------------
+
+for _one in (
+    mount_command.mount,
+    status_command.status,
+    status_command.list_mounts,
+    probe_command.probe_device,
+    warm,
+    verify,
+    gc_command.gc,
+    trace_command.trace,
+    mount_command.restart,
+    mount_command.umount,
+    install_helpers,
+):
+    cli.add_command(_one)
+
+
+def main() -> NoReturn:
+    command.run("fusecache", lambda: cli(prog_name="fusecache", standalone_mode=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Settings: options, files, and what they are checked against."""

@@ -1,0 +1,1 @@
+"""How a read is answered, from the store or the origin."""

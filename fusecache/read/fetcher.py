@@ -1,0 +1,335 @@
+"""Bytes from the origin into the cache: one flight per block, verified, published in the
+background.
+
+INVARIANT: bytes leave this module only if the file had the table's version before and after they
+were read.
+INVARIANT: a file whose time stamps are too young to be trusted (Origin.tick_ns) is served but
+neither published nor left in the kernel's cache.
+
+A block that cannot be published (store full under `keep`, disk trouble) was still delivered:
+publishing is never the reader's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from fusecache.base.errors import OriginChanged, OriginError, OriginTimeout
+from fusecache.base.metrics import (
+    BYTES_FROM_ORIGIN,
+    FRONT_BYTES_FETCHED,
+    FRONT_FILES_FETCHED,
+    NOT_PUBLISHED,
+    ORIGIN_FILES,
+    Metric,
+    Metrics,
+)  # fmt: skip
+from fusecache.read.kernel import Kernel
+from fusecache.read.origin import Origin
+from fusecache.read.publisher import Publication, Publisher
+from fusecache.read.sources import Counts, Sources
+from fusecache.reorder.packer import Packer
+from fusecache.store import Store
+from fusecache.store.types import Version
+from fusecache.table import namespace
+from fusecache.table.pins import Pins
+
+CHANGES_MOST = 3  # times a file may change under a fetch before the reader gets ESTALE
+
+Span = Callable[[int], tuple[int, int]]  # file size -> (offset, length)
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One fetch that any number of readers join, until the block is published."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    version: Version | None = None
+    data: memoryview | None = None
+    error: OriginError | None = None
+    is_settled: bool = True  # False: too young to be kept anywhere
+    counts: Counts | None = None  # of the source that was not this host's SSD
+    was_stored: bool = False  # the bytes came from this host's SSD
+    is_queued: bool = False
+    stored: bool = False
+    published: trio.Event = field(default_factory=trio.Event)
+    is_by_pool: bool = False
+    is_asked: bool = False  # it is to be stored, whatever is stored already
+    may_evict: bool = True
+    on_landed: Callable[[], None] | None = None
+
+    def when_landed(self, call: Callable[[], None]) -> None:
+        """Once, when the flight cannot be joined any more."""
+        self.on_landed = call
+
+
+class Fetcher:
+    """Reads the origin for everyone; see the module's invariants."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        store: Store,
+        packer: Packer,
+        kernel: Kernel,
+        dataset: bytes,
+        sources: Sources,
+        metrics: Metrics,
+        pins: Pins,
+    ) -> None:
+        self._origin = origin
+        self._sources = sources
+        self._store = store
+        self._publisher = Publisher(store, packer, dataset, pins)
+        self._kernel = kernel
+        self._metrics = metrics
+        self._flights: dict[tuple[int, int], Flight] = {}
+
+    # ---- the publisher ---------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> Pins:
+        return self._publisher.pins
+
+    @property
+    def publishing(self) -> trio.Lock:
+        """Its holder sees no batch that began before the holder changed what may go."""
+        return self._publisher.lock
+
+    def has_room(self) -> bool:
+        """False: the publisher is behind."""
+        return self._publisher.has_room()
+
+    async def published(self) -> None:
+        """Waits until what is queued now is published."""
+        await self._publisher.published()
+
+    async def publish_forever(self) -> None:
+        await self._publisher.run_forever()
+
+    # ---- for readers -----------------------------------------------------------------------------
+
+    async def block(
+        self, ino: int, block: int, *, asked: bool = False, evict: bool = True
+    ) -> Flight:
+        """A finished flight with the whole block's bytes (`data`, of `version`), which is to be
+        stored, whatever goes for it, if `asked`. Without `evict` nothing goes.
+
+        Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
+        """
+        key = (ino, block)
+        flight = self._joinable(key)
+        if flight is not None:
+            flight.is_asked |= asked
+            await flight.done.wait()
+            if flight.is_by_pool and _is_worth_another_try(flight.error):
+                return await self.block(ino, block, asked=asked, evict=evict)
+        else:
+            flight = self._flights[key] = Flight(is_asked=asked, may_evict=evict)
+            try:
+                await self._fly(flight, ino, block)
+            except OriginError as error:
+                flight.error = error
+            finally:
+                flight.done.set()
+                if not flight.is_queued:
+                    self._land(key, flight)
+        if flight.error is not None:
+            raise flight.error
+        if flight.data is None:  # the leader was cancelled: the server is going down
+            raise OriginChanged
+        return flight
+
+    def _joinable(self, key: tuple[int, int]) -> Flight | None:
+        flight = self._flights.get(key)
+        if flight is not None and flight.version in (None, namespace.version(key[0])):
+            return flight
+        return None
+
+    # ---- for what the C fetch pool reads: a plan's files, and READs that missed ------------------
+
+    def flight_of(self, ino: int) -> Flight | None:
+        """The flight of a small file that is in the air, or not published yet."""
+        return self._joinable((ino, 0))
+
+    def begin(self, ino: int) -> Flight:
+        """A flight that the caller will `finish`; readers join it. There is no `flight_of(ino)`."""
+        flight = self._flights[ino, 0] = Flight(is_by_pool=True)
+        return flight
+
+    def finish(
+        self,
+        ino: int,
+        flight: Flight,
+        version: Version,
+        data: bytes,
+        begun_ns: int,
+        store: bool,
+        *,
+        missed: bool = False,
+    ) -> bool:
+        """The file was read, whole, and had `version` before and after; reading began at `begun_ns`
+        (CLOCK_REALTIME). Readers get it; it is published if `store`. If not, readers join the
+        flight until the caller calls `land`.
+
+        `missed`: a reader asked for it. The pool has counted it (counters()).
+
+        False: the table knows another version by now (a failed flight), or it is too young to be
+        kept anywhere.
+        """
+        if namespace.version(ino) != version:
+            self.fail(ino, flight, OriginChanged())
+            return False
+        flight.version, flight.data = version, memoryview(data)
+        flight.is_settled = self._is_settled(ino, version, begun_ns)
+        if missed and flight.is_settled:
+            self._note_miss(flight, ino, 0)
+            self._metrics.add(NOT_PUBLISHED, int(not store))
+        if flight.is_settled and store:
+            evict = self._publisher.may_evict_for_readers if missed else self.pins.may_evict
+            self._queue_publication(flight, ino, version, 0, flight.data, evict)
+        flight.done.set()
+        return flight.is_settled
+
+    def land(self, ino: int, flight: Flight) -> None:
+        """The bytes of a finished flight are where they are wanted, unless they are published."""
+        if flight.done.is_set() and not flight.is_queued and not flight.published.is_set():
+            self._land((ino, 0), flight)
+
+    def fail(
+        self, ino: int, flight: Flight, error: OriginError, ended: trio.Event | None = None
+    ) -> None:
+        """The file was not read. Readers that have joined try it themselves, unless it hung: until
+        that has `ended`, if that will be known.
+        """
+        if isinstance(error, OriginTimeout):
+            self._origin.note_hang(ino, trio.Event() if ended is None else ended)
+        flight.error = error
+        flight.done.set()
+        self._land((ino, 0), flight)
+
+    async def range(self, ino: int, offset: int, length: int) -> tuple[Version, memoryview]:
+        """Exactly these bytes (clipped to the file's size), not cached. Raises as `block`."""
+
+        def span(size: int) -> tuple[int, int]:
+            return offset, max(0, min(length, size - offset))
+
+        flight = Flight()
+        await self._read(flight, ino, span, None)
+        assert flight.version is not None
+        assert flight.data is not None
+        return flight.version, flight.data
+
+    async def _fly(self, flight: Flight, ino: int, block: int) -> None:
+        await self._read(flight, ino, partial(namespace.block_span, block=block), block)
+        if flight.counts is None or flight.version is None or flight.data is None:
+            return
+        if block == 0:
+            self._metrics.add(flight.counts.files)
+        if flight.is_settled:
+            self._note_miss(flight, ino, block)
+        if not flight.is_settled:
+            return
+        if not await self._publisher.wait_for_room():
+            self._metrics.add(NOT_PUBLISHED)
+            return
+        evict = flight.may_evict and self._publisher.may_evict_for_readers
+        self._queue_publication(flight, ino, flight.version, block, flight.data, evict)
+
+    def _note_miss(self, flight: Flight, ino: int, block: int) -> None:
+        if not flight.is_asked and flight.data is not None:
+            self._store.missed(ino, block, len(flight.data))
+
+    def _queue_publication(
+        self, flight: Flight, ino: int, version: Version, block: int, data: memoryview, evict: bool
+    ) -> None:
+        flight.is_queued = True
+        done, asked = partial(self._published, (ino, block), flight), flight.is_asked
+        self._publisher.put(Publication(ino, version, block, data, evict, asked, done))
+
+    def _published(self, key: tuple[int, int], flight: Flight, is_stored: bool) -> None:
+        flight.stored = is_stored
+        self._land(key, flight)
+
+    async def _read(self, flight: Flight, ino: int, span: Span, block: int | None) -> None:
+        """Fill in the flight's bytes: of one block, or, without its number, of what is not near."""
+        for _ in range(CHANGES_MOST):
+            version = namespace.version(ino)
+            offset, length = span(version.size)
+            if length <= 0:
+                flight.version, flight.data = version, memoryview(b"")
+                return
+            begun_ns = time.time_ns()
+            try:
+                loaded = None
+                if block is not None:
+                    loaded = await self._sources.load_near(ino, version, offset, length)
+                if loaded is None:
+                    load_far = partial(self._sources.load_far, ino, version, offset, length)
+                    loaded = await self._origin.call(load_far, about=ino)
+            except OriginChanged:
+                await self.refresh(ino)
+                continue
+            if namespace.version(ino) != version:
+                continue  # the sweep was faster
+            flight.version, flight.data = version, memoryview(loaded.data)
+            flight.counts = loaded.counts
+            flight.was_stored = loaded.counts is None
+            if loaded.counts is None:
+                return
+            self._metrics.add(loaded.counts.bytes, length)
+            flight.is_settled = self._is_settled(ino, version, begun_ns)
+            return
+        raise OriginChanged
+
+    def _is_settled(self, ino: int, version: Version, begun_ns: int) -> bool:
+        """Was the file's last change long enough ago? If not, the kernel will forget its pages."""
+        # mtime can be set to anything; every change sets ctime to the origin's clock.
+        is_settled = begun_ns - version.ctime_ns > self._origin.tick_ns
+        if not is_settled:
+            self._kernel.forget_later(ino, self._origin.tick_ns / 1e9)
+        return is_settled
+
+    def is_origin_ready(self, ino: int = 0) -> bool:
+        """False while the origin is away, all threads are waiting for it, or one for this inode."""
+        ready = self._origin.available and self._origin.has_free_thread()
+        return ready and not self._origin.hangs(ino)
+
+    async def refresh(self, ino: int) -> None:
+        """Look at the origin again, into the table.
+
+        Raises OriginChanged when the name is gone or another file now.
+        """
+        has_changed = await self._origin.refresh(ino)
+        if has_changed is None:
+            raise OriginChanged
+        if has_changed:
+            # The reader waits for a page of this inode, so its pages cannot be dropped before it
+            # has its answer; its attributes can, and must be, so that it sees the new size.
+            self._kernel.forget_attributes(ino)
+
+    def _land(self, key: tuple[int, int], flight: Flight) -> None:
+        """The flight cannot be joined any more: the store has the block, or will not get it."""
+        flight.published.set()
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if flight.on_landed is not None:
+            flight.on_landed()
+
+
+def read_so_far(now: Mapping[Metric, int]) -> tuple[int, int]:
+    """Files and bytes that were read from the origin, whoever has read them."""
+    return (
+        now[FRONT_FILES_FETCHED] + now[ORIGIN_FILES],
+        now[FRONT_BYTES_FETCHED] + now[BYTES_FROM_ORIGIN],
+    )
+
+
+def _is_worth_another_try(error: OriginError | None) -> bool:
+    """Of a reader that had joined a prefetch: only a hang has cost it all its time already."""
+    return error is not None and not isinstance(error, OriginTimeout)

@@ -1,0 +1,151 @@
+"""The C fetch pool: it reads small files from the origin, whole, for READs that have missed
+(misses.py) and for a plan (ahead/fetching.py).
+
+INVARIANT: a fetch ends once for its user: it has landed, or it was given up. A thread that hangs in
+the origin counts as `lost` until it comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import trio
+
+from fusecache import _native
+from fusecache.base.errors import OriginTimeout
+from fusecache.read.origin import Origin
+from fusecache.store.types import Version
+
+log = logging.getLogger(__name__)
+
+TAKE_MOST: Final = 256
+# Between two looks at what has landed, where a fetch takes LONG_FETCH_S or more
+LONG_FETCH_S, LAND_EVERY_S = 0.015, 0.0015
+
+T = TypeVar("T")
+
+
+class Fetched(NamedTuple):
+    """What became of a fetch; times are of CLOCK_REALTIME."""
+
+    data: bytes | None
+    errno: int
+    """0: `data` is the file, of its version before and after."""
+    begun_ns: int
+    ended_ns: int
+
+
+class Fetches(Generic[T]):
+    """Those of one user, each for an object of the user's."""
+
+    def __init__(
+        self,
+        pool: FetchPool,
+        landed: Callable[[T, Fetched], None],
+        given_up: Callable[[T, OriginTimeout, trio.Event], None],
+        after_landings: Callable[[], None],
+    ) -> None:
+        """`given_up(of, error, ended)`: it hangs; `ended` is set when it does no more.
+        `after_landings`: some have landed, of whichever user.
+        """
+        self._pool = pool
+        self._landed, self._given_up = landed, given_up
+        self.after_landings = after_landings
+        self._flying: dict[int, tuple[T, float]] = {}  # by tag, the oldest first; since when
+        self._lost: dict[int, trio.Event] = {}
+        pool.add(self)
+
+    @property
+    def flying(self) -> int:
+        return len(self._flying)
+
+    @property
+    def lost(self) -> int:
+        """How many hang, and were given up."""
+        return len(self._lost)
+
+    def submit(self, of: T, ino: int, version: Version) -> None:
+        """OSError, ValueError: no thread is to be had, or the file has grown."""
+        tag = self._pool.submit(ino, version)
+        self._flying[tag] = of, trio.current_time()
+
+    def clear(self) -> list[T]:
+        """Forget those that fly; which they were."""
+        found = [of for of, _ in self._flying.values()]
+        self._flying.clear()
+        return found
+
+    def land(self, tag: int, fetched: Fetched) -> bool:
+        """False: it is another user's."""
+        if (ended := self._lost.pop(tag, None)) is not None:
+            ended.set()
+        elif (known := self._flying.pop(tag, None)) is not None:
+            self._landed(known[0], fetched)
+        else:
+            return False
+        return True
+
+    def give_up_on_hung(self) -> None:
+        """Those that have taken the origin's time-out."""
+        origin = self._pool.origin
+        while self._flying:
+            tag, (of, begun_s) = next(iter(self._flying.items()))
+            if trio.current_time() - begun_s < origin.timeout_s:
+                return
+            del self._flying[tag]
+            ended = self._lost[tag] = trio.Event()
+            origin.failed(errno.EIO, f"no answer within {origin.timeout_s:g} s")
+            self._given_up(of, OriginTimeout(origin.timeout_s), ended)
+
+
+class FetchPool:
+    """Of one mount. Its fetches outlive plans."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self._tags = itertools.count(1)
+        self._users: list[Fetches[Any]] = []
+
+    def add(self, user: Fetches[Any]) -> None:
+        self._users.append(user)
+
+    def submit(self, ino: int, version: Version) -> int:
+        """Its tag. As Fetches.submit."""
+        tag = next(self._tags)
+        _native.fetch_submit(ino, version, tag)
+        return tag
+
+    def _land(self, tag: int, fetched: Fetched) -> None:
+        any(user.land(tag, fetched) for user in self._users)
+
+    @staticmethod
+    def _tell(call: Callable[[], None]) -> None:
+        """A fault of one user is no other's, and loses no other landing."""
+        try:
+            call()
+        except Exception:
+            log.exception("a landed fetch")
+
+    def start(self, threads_most: int) -> None:
+        """Before the first fetch."""
+        _native.fetch_start(threads_most, direct=self.origin.reads_direct)
+
+    async def land_forever(self) -> None:
+        """After `start`; it may be run again after it has failed."""
+        fetch_fd = _native.fetch_fd()
+        while True:
+            await trio.lowlevel.wait_readable(fetch_fd)
+            fetch_s = 0.0
+            for tag, _, data, number, begun_ns, ended_ns in _native.fetch_take(TAKE_MOST):
+                fetch_s = (ended_ns - begun_ns) / 1e9
+                fetched = Fetched(data, number, begun_ns, ended_ns)
+                self._tell(partial(self._land, tag, fetched))
+            for user in self._users:
+                self._tell(user.after_landings)
+            if fetch_s >= LONG_FETCH_S:  # a visit has its price, be it for one file or for ten
+                await trio.sleep(LAND_EVERY_S)

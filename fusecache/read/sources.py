@@ -1,0 +1,186 @@
+"""Where the bytes of a block come from: one list, nearest first, for each miss.
+
+A READ goes by it (fetcher.py), and so do READs that wait for the fetch pool (misses.py). A plan
+asks the log and Segments (ahead/stored.py). The C fetch pool itself reads the origin: it is given
+only what no near source has. A new source, another host say, is one more entry of the list in
+server/serving.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import trio
+
+from fusecache import _native
+from fusecache.base.faults import FaultLog
+from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES, Counter
+from fusecache.read.locations import open_segment, use
+from fusecache.read.origin import Tick, read_range
+from fusecache.store import Store
+from fusecache.store.types import BLOCK_BYTES, Version
+
+T = TypeVar("T")
+
+STORE_THREADS: Final = 8
+STORE_TIMEOUT_S: Final = 5.0
+STORE_OFF_S: Final = 30.0
+"""How long a cache that hung is not asked again."""
+
+
+class Counts(NamedTuple):
+    """What is counted of a far source."""
+
+    files: Counter
+    bytes: Counter
+
+
+class Source(Protocol):
+    """All is blocking: for worker threads."""
+
+    @property
+    def counts(self) -> Counts | None:
+        """None: it is near: what it has is on SSD, or on its way there, and needs not be stored."""
+
+    def has(self, ino: int, version: Version, block: int) -> bool: ...
+
+    def read(
+        self, ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> bytes | bytearray | None:
+        """Exactly these bytes of one block, verified, of `version`; None: it has them not. Calls
+        `tick` whenever it made progress. OSError, OriginChanged: as the origin's.
+        """
+
+
+class LogBuffers:
+    """Files that wait in the log to be written: they have no location yet."""
+
+    counts = None
+
+    def has(self, ino: int, version: Version, block: int) -> bool:
+        is_small = version.size <= BLOCK_BYTES
+        return is_small and _native.log_read(ino, version, 0, 0) is not None
+
+    def read(
+        self, ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> bytes | bytearray | None:
+        return _native.log_read(ino, version, offset, length)
+
+
+class Segments:
+    """Segment files on SSD, which the front reads by itself once it knows where blocks lie."""
+
+    counts = None
+
+    def __init__(self, store: Store, dataset: bytes) -> None:
+        self._store = store
+        self._dataset = dataset
+
+    def has(self, ino: int, version: Version, block: int) -> bool:
+        """If so, the front knows from now on where the block lies."""
+        known = _native.get_location(ino, block)
+        if known is not None and open_segment(self._store, known[0]):
+            return True
+        at = self._store.lookup(self._dataset, _native.path(ino), version, block)
+        return at is not None and use(self._store, ino, block, at, version)
+
+    def read(
+        self, ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> bytes | bytearray | None:
+        if not self.has(ino, version, offset // BLOCK_BYTES):
+            return None
+        return _native.read_cached(ino, offset, length)
+
+
+class SourceFiles:
+    """The origin. It has everything."""
+
+    counts = Counts(ORIGIN_FILES, BYTES_FROM_ORIGIN)
+
+    def has(self, ino: int, version: Version, block: int) -> bool:
+        return True
+
+    def read(
+        self, ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> bytes | bytearray | None:
+        return read_range(ino, version, offset, length, tick)
+
+
+class Loaded(NamedTuple):
+    data: bytes | bytearray
+    counts: Counts | None
+    """Of the source that had them."""
+
+
+class Sources:
+    """The list.
+
+    INVARIANT: a slow or hanging cache disk is a miss, and never a reader's long wait: what is near
+    is asked by threads of its own, for STORE_TIMEOUT_S, before a thread of the origin is taken.
+    """
+
+    def __init__(self, near: Sequence[Source], far: Sequence[Source], faults: FaultLog) -> None:
+        """`near`: on this host; `far`: the last one is the origin."""
+        self._near, self._far = near, far
+        self._faults = faults
+        self._threads = trio.CapacityLimiter(STORE_THREADS)
+        self._off_until = -math.inf
+
+    # ---- near ------------------------------------------------------------------------------------
+    def is_near(self, ino: int, version: Version, block: int) -> bool:
+        """Whether a near one has the block. Blocking."""
+        return any(source.has(ino, version, block) for source in self._near)
+
+    async def load_near(
+        self, ino: int, version: Version, offset: int, length: int
+    ) -> Loaded | None:
+        """These bytes of one block; None: no near one has them, or said so in time."""
+        return await self.ask(self._load, self._near, ino, version, offset, length, _no_tick)
+
+    async def ask(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """function(*arguments), which asks the store; None: it failed, or not in time."""
+        if trio.current_time() < self._off_until:
+            return None
+        has_begun = False
+
+        def call() -> T:
+            nonlocal has_begun
+            has_begun = True
+            return function(*arguments)
+
+        with trio.move_on_after(STORE_TIMEOUT_S):
+            try:
+                return await trio.to_thread.run_sync(
+                    call, limiter=self._threads, abandon_on_cancel=True
+                )
+            except OSError as error:  # no descriptor is left for a segment
+                self._faults.report("io", f"the cache cannot be read: {error.strerror or error}")
+                return None
+        if not has_begun:  # a queue is no hang
+            return None
+        self._faults.report("slow", f"the cache did not answer within {STORE_TIMEOUT_S:g} s")
+        self._off_until = trio.current_time() + STORE_OFF_S
+        return None
+
+    # ---- far -------------------------------------------------------------------------------------
+    def load_far(self, ino: int, version: Version, offset: int, length: int, tick: Tick) -> Loaded:
+        """These bytes of one block. Blocking; raises as Source.read."""
+        loaded = self._load(self._far, ino, version, offset, length, tick)
+        assert loaded is not None, "the origin has everything"
+        return loaded
+
+    @staticmethod
+    def _load(
+        sources: Sequence[Source], ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> Loaded | None:
+        for source in sources:
+            data = source.read(ino, version, offset, length, tick)
+            if data is not None and len(data) == length:
+                return Loaded(data, source.counts)
+        return None
+
+
+def _no_tick() -> None:
+    """Of what is near nobody waits for progress."""

@@ -1,0 +1,109 @@
+"""The RAM tier: what is pushed into the mount's page cache ahead of use, and what is dropped again.
+
+INVARIANT: pages are pushed only from bytes of the version the table holds (`_native.push` looks
+again after the push and drops the pages if the version has changed meanwhile). The sum of all
+ranges read or pushed and not yet dropped stays near `ram_bytes`: an upper bound of the pages held,
+because the kernel may drop pages without telling.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from fusecache import _native
+from fusecache.base.errors import OriginError
+from fusecache.base.metrics import BYTES_PUSHED, RANGES_DROPPED, Metrics
+from fusecache.read.kernel import Kernel
+from fusecache.store.types import Version
+from fusecache.table import namespace
+
+AHEAD_BLOCKS = 4  # 16 MiB ahead of a sequential reader
+STREAMS_MOST = 64
+PUSHES_WAITING_MOST = 256
+DROP_BATCH = 512
+DROP_TO = 0.95  # of the budget: some room, so that dropping comes in batches
+POLL_S = 0.02
+PAGE = 4096
+
+# (inode, block) -> the block's bytes, or None if they lie in the store and the front knows where
+BlockSource = Callable[[int, int], Awaitable[tuple[Version, memoryview] | None]]
+
+
+class Stager:
+    """Pushes ahead, drops behind."""
+
+    def __init__(self, kernel: Kernel, ram_bytes: int, metrics: Metrics) -> None:
+        self.ram_bytes = ram_bytes
+        self._kernel = kernel
+        self._metrics = metrics
+        self._streams: OrderedDict[int, int] = OrderedDict()  # inode -> highest block asked for
+        self._send_rest, self._rest = trio.open_memory_channel[
+            tuple[int, Version, int, memoryview]
+        ](PUSHES_WAITING_MOST)
+        self._ahead_blocks = min(AHEAD_BLOCKS, ram_bytes // 4 // _native.BLOCK_BYTES)
+
+    def push_rest(
+        self, ino: int, version: Version, data: memoryview, first: int, last: int
+    ) -> None:
+        """Push a small file's pages outside [first, last), which a READ is about to deliver.
+
+        Never waits: when too many pushes are waiting, the pages are left to later READs.
+        """
+        before, after = first // PAGE * PAGE, -(-last // PAGE) * PAGE
+        for offset, part in ((0, data[:before]), (after, data[after:])):
+            if len(part):
+                try:
+                    self._send_rest.send_nowait((ino, version, offset, part))
+                except trio.WouldBlock:
+                    return
+
+    async def push_forever(self) -> None:
+        async for ino, version, offset, part in self._rest:
+            self._metrics.add(BYTES_PUSHED, await self._kernel.push(ino, version, offset, part))
+
+    def is_streaming(self, ino: int, block: int) -> bool:
+        """True when `block` is within a window that a sequential reader is heading for."""
+        ahead = self._streams.get(ino)
+        return ahead is not None and ahead - self._ahead_blocks <= block <= ahead + 1
+
+    async def stream(self, ino: int, block: int, source: BlockSource) -> None:
+        """A sequential reader has come to `block`: have the next AHEAD_BLOCKS pushed, each once."""
+        if self._ahead_blocks == 0:
+            return
+        size = namespace.version(ino).size
+        ahead = self._streams.pop(ino, -1)
+        first = ahead + 1 if block <= ahead + 1 <= block + self._ahead_blocks else block
+        last = min(block + self._ahead_blocks, namespace.block_count(size)) - 1
+        self._streams[ino] = max(last, first - 1)
+        if len(self._streams) > STREAMS_MOST:
+            self._streams.popitem(last=False)
+        async with trio.open_nursery() as nursery:
+            for number in range(first, last + 1):
+                nursery.start_soon(self._push_block, ino, number, source)
+
+    async def _push_block(self, ino: int, block: int, source: BlockSource) -> None:
+        try:
+            found = await source(ino, block)
+        except OriginError:
+            return  # the reader's own READ will meet it
+        skip = _native.STREAM_HEAD_BYTES
+        if found is None:
+            pushed = await self._kernel.push_cached(ino, block, skip)
+        else:
+            version, data = found
+            offset = block * _native.BLOCK_BYTES + skip
+            pushed = await self._kernel.push(ino, version, offset, data[skip:])
+        self._metrics.add(BYTES_PUSHED, max(0, pushed))
+
+    async def drop_forever(self) -> None:
+        """Keep the noted bytes within the budget."""
+        while True:
+            if _native.ram_bytes() <= self.ram_bytes:
+                await trio.sleep(POLL_S)
+                continue
+            ranges = _native.ram_take(int(self.ram_bytes * DROP_TO), DROP_BATCH)
+            self._metrics.add(RANGES_DROPPED, len(ranges))
+            await self._kernel.drop(ranges)

@@ -1,0 +1,1 @@
+"""The log: samples in the order of an epoch (docs/LOG.md)."""

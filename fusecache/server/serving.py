@@ -1,0 +1,466 @@
+"""The composition root: opens everything a mount needs, wires it, owns the one nursery.
+
+Imported by `entry.py` after the C extension was loaded in the way its mode demands; nothing else
+imports it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from fusecache import __version__, _native
+from fusecache.ahead.plan import Plan
+from fusecache.ahead.pool import threads_most
+from fusecache.ahead.prefetcher import Prefetcher
+from fusecache.ahead.preloading import Preloading
+from fusecache.base import metrics, mounts, processes, wire
+from fusecache.base.errors import UserError
+from fusecache.base.faults import FaultLog
+from fusecache.base.metrics import Metric, Metrics
+from fusecache.base.probe import Device
+from fusecache.config.settings import Config
+from fusecache.control.control import ControlServer, Message, Send
+from fusecache.read.fetcher import Fetcher, read_so_far
+from fusecache.read.kernel import Kernel
+from fusecache.read.misses import Misses
+from fusecache.read.operations import FOREVER_S, Operations
+from fusecache.read.origin import Origin, file_system_of
+from fusecache.read.pool import FetchPool
+from fusecache.read.reader import Reader
+from fusecache.read.remount import Remount
+from fusecache.read.revalidate import Revalidation
+from fusecache.read.sources import LogBuffers, Segments, SourceFiles, Sources
+from fusecache.read.stager import Stager
+from fusecache.recording.passings import Passings
+from fusecache.recording.recording import Recording
+from fusecache.reorder.packer import Packer
+from fusecache.server.launch import Launch
+from fusecache.server.maintenance import Maintenance
+from fusecache.store import Store
+from fusecache.store.reuse import Reuse
+from fusecache.store.types import RecordFault, StoreSettings
+from fusecache.table import namespace
+from fusecache.table.pins import Pins
+
+log = logging.getLogger(__name__)
+
+ORDINARY = 0  # _native.table_mode
+HOUSEKEEPING_S = 1.0
+SWEEP_ROUNDS = 30  # of housekeeping, from one sweep for dead segments to the next
+RETRY_TASK_S = 1.0
+DRAINERS = 4  # each may be held up by one inode whose page is being fetched
+RESUME_STORE_WAIT_S = 0.5
+FRONT_THREADS = 8
+SLOW_REQUESTS_MOST = 10_000  # waiting for the origin; the kernel sends no more than its own limit
+
+
+class Server:
+    """Everything one mount needs, opened and wired."""
+
+    def __init__(self, launch: Launch, config: Config, why_ordinary: str) -> None:
+        self.launch = launch
+        self.config = config
+        self.metrics = _metrics()
+        self.faults = FaultLog()
+        self._said: list[str] = []  # of cache directories, until we are announced
+        self._is_announced = False
+        if not why_ordinary and _native.table_mode(launch.table_fd) == ORDINARY:
+            why_ordinary = "this mount began in ordinary mode"
+        self.why_ordinary = why_ordinary
+        self.dataset = namespace.dataset_id(config.source)
+        self._releasing: set[int] = set()  # segments that no reader loses
+        # A mount that is live must stay so, whatever became of its cache directory; a setting that
+        # was just given is refused if it cannot be used. No cache is begun for a live mount.
+        open_store: Callable[..., Store] = partial(Store.open, create=not launch.resume)
+        if launch.resume and not launch.planned:
+            open_store = Store.reopen
+        knows_reuse = config.policy == "reuse"
+        reuse = Reuse(config.ssd_bytes, _native.segment_reads) if knows_reuse else None
+        self.store = open_store(
+            Path(config.cache_dir),
+            StoreSettings(
+                limit_bytes=config.ssd_bytes,
+                keep_free_bytes=config.keep_free_bytes,
+                policy=config.policy,
+                digest=config.digest,
+            ),
+            further=[Path(path) for path in config.further_cache_dirs],
+            reuse=reuse,
+            on_fault=self._report_fault,
+            on_segment_gone=self._lose_segment,
+        )
+        self.kernel = Kernel(launch.fuse_fd)
+        identity = launch.source_identity or {}
+        self.origin = Origin(
+            launch.source_fd,
+            identity.get("filesystem") or file_system_of(launch.source_device),
+            config.origin_threads,
+            config.origin_timeout_s,
+            self.metrics,
+        )
+        pins = Pins()
+        self.packer = Packer(self.store, self.dataset, self._releasing, pins)
+        segments = Segments(self.store, self.dataset)
+        sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults)
+        self.fetcher = Fetcher(
+            self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
+            pins,
+        )  # fmt: skip
+        self.stager = Stager(self.kernel, config.ram_bytes, self.metrics)
+        self.reader = Reader(self.fetcher, sources, segments, self.stager, self.metrics)
+        self.revalidation = Revalidation(self.origin, config.revalidate_s, self.metrics)
+        self.remount = Remount(
+            config.source, launch.source_fd, launch.source_identity, self.origin.timeout_s
+        )
+        self.pool = FetchPool(self.origin)
+        self.misses = Misses(self.fetcher, self.origin, sources, self.pool)
+        self._preloading = Preloading(self.store, self.dataset)
+        self.prefetcher = Prefetcher(
+            fetcher=self.fetcher,
+            reader=self.reader,
+            origin=self.origin,
+            misses=self.misses,
+            pool=self.pool,
+            segments=segments,
+            packer=self.packer,
+            preloaded=self._preloading,
+            kernel=self.kernel,
+            metrics=self.metrics,
+            mountpoint=os.fsencode(config.mountpoint),
+            depth_most=config.prefetch_depth,
+            bytes_per_s=config.prefetch_bytes_per_s,
+        )
+        self._started_s = time.monotonic()
+
+    async def run(self) -> int:
+        """Serve until the mount is gone or SIGTERM. Returns the exit code."""
+        with trio.move_on_after(RESUME_STORE_WAIT_S):
+            # Locks that the dead server's stuck threads hold are let go only when we answer.
+            await trio.to_thread.run_sync(self.store.attach, abandon_on_cancel=True)
+        async with trio.open_nursery() as nursery:
+            preload = self._preloading.preload
+            operations = Operations(
+                origin=self.origin,
+                reader=self.reader,
+                revalidation=self.revalidation,
+                source_fd=self.launch.source_fd,
+                nursery=nursery,
+                on_listed=lambda directory: nursery.start_soon(preload, directory),
+                hintsd=self._hintsd_socket(),
+            )
+            _native.configure_answers(self._hintsd_socket(), self.config.allow_other)
+            self._open_session(operations)
+            await self.remount.look()  # the keeper knows the source as it was first mounted
+            maintenance = Maintenance(
+                operations,
+                self.reader,
+                self.store,
+                self.config.origin_threads,
+                self._quarantine,
+            )
+            passings = Passings()
+            recording = Recording(
+                operations, self.launch.fuse_fd, passings, lambda: self.plan.is_connected
+            )
+            self.plan = Plan(
+                operations=operations,
+                prefetcher=self.prefetcher,
+                packer=self.packer,
+                preload=preload,
+                store=self.store,
+                metrics=self.metrics,
+                passings=passings,
+                mount={
+                    "identity": f"{self.launch.keeper_pid}-{self.launch.mounted_at!r}",
+                    "mountpoint": self.config.mountpoint,
+                    "source": self.config.source,
+                    "cache_dir": self.config.cache_dir,
+                    "ram_bytes": self.config.ram_bytes,
+                    "layout": self.config.layout,
+                    "pid_namespace": wire.pid_namespace(),
+                    "pins": 1,
+                },
+                device=Device([Path(path) for path in self.config.cache_dirs]),
+            )
+            control = ControlServer(
+                self.launch.control_fd,
+                {
+                    "status": self._status,
+                    "warm": maintenance.warm,
+                    "verify": maintenance.verify,
+                    "sweep": self._sweep,
+                },
+                {
+                    "plan": self.plan.serve,
+                    "trace": recording.serve,
+                },
+            )
+            nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
+            self.pool.start(threads_most(self.config.prefetch_depth))
+            for task in (
+                control.serve_forever,
+                *[self.kernel.drain_forever] * DRAINERS,
+                self.origin.probe_forever,
+                self.remount.watch_forever,
+                self.fetcher.publish_forever,
+                self.stager.push_forever,
+                self.stager.drop_forever,
+                self.revalidation.sweep_forever,
+                self.pool.land_forever,
+                self.misses.run_forever,
+                self.prefetcher.run_forever,
+                self.packer.run_forever,
+                self._keep_house,
+                self._take_events,
+            ):
+                nursery.start_soon(_keep_running, task)
+            nursery.start_soon(self._announce, operations.initialized)
+            await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
+            log.info("unmounted")
+            nursery.cancel_scope.cancel()
+        self.packer.end()
+        self.store.close()
+        return 0
+
+    def _hintsd_socket(self) -> bytes:
+        chosen = self.config.hintsd
+        if chosen == "none":
+            return b""
+        return os.fsencode(mounts.hintsd_socket(os.getuid()) if chosen == "auto" else chosen)
+
+    def _report_fault(self, kind: str, message: str) -> None:
+        self.faults.report(kind, message)
+        if kind == "directory" and not self._is_announced:
+            self._said.append(message)
+
+    def _lose_segment(self, segno: int) -> None:
+        if segno not in self._releasing:
+            self.metrics.add(metrics.SEGMENTS_LOST)
+        _native.segment_drop(segno)
+
+    def _open_session(self, operations: Operations) -> None:
+        """Bind pyfuse3 to the keeper's descriptor and map the inode table, in the mode that is
+        possible.
+        """
+        period_s = self.config.revalidate_s
+        negative_s = FOREVER_S if period_s is None else period_s / 2
+        _native.configure_session(not self.why_ordinary, FRONT_THREADS, negative_s)
+        pyfuse3.init(operations, f"/dev/fd/{self.launch.fuse_fd}", set())
+        why_not = _native.why_not_interposed()
+        if why_not and self.config.allow_other and not self.launch.resume:
+            raise UserError(
+                f"--allow-other: the origin's access control lists would not be honoured: {why_not}"
+            )
+        self.why_ordinary = self.why_ordinary or why_not
+        zero_open = not self.why_ordinary
+        operations.begin(zero_open)
+        try:
+            highest = _native.attach(self.launch.table_fd, self.launch.source_fd, zero_open)
+        except ValueError as error:
+            raise UserError(f"cannot go on with this mount: {error}") from error
+        if self.launch.resume:
+            # What locations of this mount name must not be given out again, even if no directory
+            # that is left knows of it.
+            self.store.saw(segno for segno, *_ in _native.log_survey())
+            _native.resume_session()
+            self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
+        log.info(
+            "%s: %s open mode%s, %d inodes known",
+            self.config.mountpoint,
+            "zero" if zero_open else "ordinary",
+            f" ({self.why_ordinary})" if self.why_ordinary else "",
+            highest,
+        )
+
+    async def _announce(self, initialized: trio.Event) -> None:
+        await initialized.wait()
+        warnings = []
+        if self.why_ordinary and self.config.zero_open:
+            warnings.append(f"ordinary open mode, reads are slower: {self.why_ordinary}")
+        self._is_announced = True
+        self.launch.report(
+            ready=True, zero_open=not self.why_ordinary, warnings=warnings, logged=self._said
+        )
+        while self.launch.beat():
+            await trio.sleep(processes.BEAT_S)
+
+    async def _end_on_signal(self, scope: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("asked to stop (%s)", signal.Signals(number).name)
+                scope.cancel()
+                return
+
+    # ---- background ----------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        for round_ in itertools.count():
+            await trio.to_thread.run_sync(self.store.housekeeping)
+            if round_ % SWEEP_ROUNDS == 0:
+                await trio.to_thread.run_sync(self.packer.sweep)
+            await trio.sleep(HOUSEKEEPING_S)
+
+    async def _take_events(self) -> None:
+        """What the front noticed: broken records and sequential readers."""
+        event_fd = _native.event_fd()
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.lowlevel.wait_readable(event_fd)
+                os.read(event_fd, 8)
+                self.kernel.notice_stale()
+                for kind, first, second, third in _native.take_events():
+                    if kind == _native.EVENT_STREAM:
+                        nursery.start_soon(
+                            self.stager.stream, first, second, self.reader.stream_block
+                        )
+                    else:
+                        path = _native.path(third).decode(errors="backslashreplace")
+                        fault: RecordFault = "read" if kind == _native.EVENT_UNREAD else "checksum"
+                        self._quarantine(fault, first, second, f"read for {path}")
+
+    def _quarantine(self, fault: RecordFault, segno: int, offset: int, when: str) -> str:
+        """Count, log and forget a record; returns the line of the log."""
+        line = f"record at byte {offset} of segment {segno} "
+        if fault == "read":
+            line += f"cannot be read ({when})"
+        else:
+            self.metrics.add(metrics.MISMATCHES)
+            line += f"is bad ({when})"
+        self.faults.report(fault, line)
+        self.store.quarantine(segno, offset)
+        return line
+
+    # ---- what the command line asks --------------------------------------------------------------
+
+    async def _sweep(self, request: Message, send: Send) -> Message:
+        """Look at the origin now instead of at the next sweep; returns when the kernel was told."""
+        del request, send
+        await self.revalidation.sweep()
+        await trio.to_thread.run_sync(self.kernel.drain)
+        return {}
+
+    async def _status(self, request: Message, send: Send) -> Message:
+        del request, send
+        usage = await trio.to_thread.run_sync(self.store.usage)
+        directories = await trio.to_thread.run_sync(self.store.directories)
+        full_disk_bytes = await trio.to_thread.run_sync(self.store.full_disk_bytes)
+        packed = await trio.to_thread.run_sync(self.packer.progress)
+        config, now = self.config, self.metrics.read()
+        requests = metrics.REQUESTS if self.why_ordinary else metrics.FRONT_REQUESTS
+        origin_files, origin_bytes = read_so_far(now)
+        pushed_bytes, served_bytes = _so_far(now)
+        return {
+            "status": {
+                "version": __version__,
+                "mountpoint": config.mountpoint,
+                "source": config.source,
+                "cache_dir": config.cache_dir,
+                "keeper_pid": self.launch.keeper_pid,
+                "keeper_alive": os.getppid() == self.launch.keeper_pid,
+                "server_pid": os.getpid(),
+                "restarts": self.launch.restarts,
+                "zero_open": not self.why_ordinary,
+                "uptime_s": round(time.time() - self.launch.mounted_at, 3),
+                "counted_s": round(time.monotonic() - self._started_s, 3),
+                "inodes": now[metrics.INODES],
+                "table_bytes": now[metrics.TABLE_BYTES],
+                "ram": {"bytes": now[metrics.RAM_BYTES], "limit_bytes": config.ram_bytes},
+                "ssd": {
+                    "bytes": usage.bytes,
+                    "reserved_bytes": usage.reserved_bytes,
+                    "limit_bytes": usage.limit_bytes,
+                    "given_bytes": config.ssd_bytes,
+                    "blocks": usage.blocks,
+                    "segments": usage.segments,
+                    "policy": config.policy,
+                    "full_disk_bytes": full_disk_bytes,
+                    "keep_free_bytes": self.store.settings.keep_free_bytes,
+                    "directories": [asdict(directory) for directory in directories],
+                },
+                "layout": {
+                    "setting": config.layout,
+                    "probe_fault": self.plan.device.fault,
+                    "ssd_needed_bytes": self.packer.ssd_needed_bytes,
+                    **self.packer.state(),
+                    **packed,
+                },
+                "reads": {
+                    "requests": now[requests],
+                    "from_ssd": now[metrics.FRONT_FROM_SSD] + now[metrics.FROM_SSD],
+                    "from_origin": now[metrics.FRONT_FROM_ORIGIN] + now[metrics.FROM_ORIGIN],
+                    "from_pool": now[metrics.FRONT_FROM_ORIGIN],
+                    "waited_for_staging": now[metrics.FRONT_WAITED],
+                    "bytes_pushed": pushed_bytes,
+                    "bytes_staged": now[metrics.FRONT_BYTES_STAGED],
+                    "bytes_served": served_bytes,
+                },
+                "origin": {
+                    "files": origin_files,
+                    "bytes": origin_bytes,
+                    "errors": now[metrics.ORIGIN_ERRORS],
+                    "available": self.origin.available,
+                    "last_error": self.origin.last_error,
+                },
+                "prefetch": {
+                    "connected": self.plan.is_connected,
+                    "depth": now[metrics.DEPTH],
+                    "queued_stage": now[metrics.QUEUED_STAGE],
+                    "queued_fetch": now[metrics.QUEUED_FETCH],
+                    "in_flight": now[metrics.IN_FLIGHT],
+                    "files": now[metrics.PREFETCHED_FILES],
+                    "bytes": now[metrics.PREFETCHED_BYTES],
+                    "overtaking_reads": now[metrics.OVERTAKING_READS],
+                    "looks": now[metrics.WINDOW_LOOKS],
+                    "restored_files": now[metrics.RESTORED_FILES],
+                },
+                "integrity": {
+                    "mismatches": now[metrics.MISMATCHES],
+                    "faults": self.faults.counts(),
+                },
+                "revalidate": {
+                    "period_s": config.revalidate_s,
+                    "sweeps": now[metrics.SWEEPS],
+                    "last_sweep_s": round(self.revalidation.last_sweep_s, 3),
+                    "changes_seen": now[metrics.CHANGES_SEEN],
+                },
+            }
+        }
+
+
+def _metrics() -> Metrics:
+    """Those of the C part are there from the beginning."""
+    found = Metrics(_native.counters)
+    found.watch(metrics.INODES, _native.count)
+    found.watch(metrics.TABLE_BYTES, _native.memory_bytes)
+    found.watch(metrics.RAM_BYTES, _native.ram_bytes)
+    return found
+
+
+def _so_far(now: Mapping[Metric, int]) -> tuple[int, int]:
+    """Bytes that were pushed, and that were pushed or replied."""
+    pushed = now[metrics.FRONT_BYTES_STAGED] + now[metrics.BYTES_PUSHED]
+    from_c = now[metrics.FRONT_BYTES_FROM_SSD] + now[metrics.FRONT_BYTES_FROM_ORIGIN]
+    return pushed, pushed + from_c + now[metrics.BYTES_REPLIED]
+
+
+async def _keep_running(task: Callable[[], Awaitable[None]]) -> None:
+    """A background task that fails is logged and begun again: readers must not notice."""
+    while True:
+        try:
+            await task()
+        except Exception:
+            log.exception("%s failed", task.__qualname__)
+            await trio.sleep(RETRY_TASK_S)
+        else:
+            return

@@ -1,0 +1,1 @@
+"""Python's views of the inode table, which is in C."""

@@ -1,0 +1,1 @@
+"""Files of traces (docs/TRACES.md)."""
