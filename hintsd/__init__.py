@@ -17,10 +17,14 @@ from fusecache import __version__
 __all__ = ["Job", "__version__", "attach", "connect"]
 
 if TYPE_CHECKING:
-    from hintsd.client import Job, connect
-    from hintsd.loaders import attach
+    from hintsd.client.client import Job, connect
+    from hintsd.client.loaders import attach
 else:  # unseen by type checkers, to which it would give every name
-    _HOMES = {"Job": "hintsd.client", "attach": "hintsd.loaders", "connect": "hintsd.client"}
+    _HOMES = {
+        "Job": "hintsd.client.client",
+        "attach": "hintsd.client.loaders",
+        "connect": "hintsd.client.client",
+    }
 
     def __getattr__(name: str) -> Any:
         home = _HOMES.get(name)

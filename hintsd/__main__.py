@@ -1,6 +1,6 @@
 """`python -m hintsd` is the command `hintsd`."""
 
-from hintsd.cli import main
+from hintsd.cli.main import main
 
 if __name__ == "__main__":
     main()

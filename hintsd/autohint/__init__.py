@@ -75,7 +75,7 @@ def _patch(module: ModuleType) -> None:
     @functools.wraps(original)
     def begin(self: Any, loader: Any, *rest: Any, **named: Any) -> None:
         try:
-            from hintsd.loaders import attach_unasked
+            from hintsd.client.loaders import attach_unasked
 
             attach_unasked(loader)
         except Exception:  # an installation without numpy, say; the script must not notice

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.console import Console, RenderableType
 
-from fusecache import command, units
-from fusecache.command import Commands, show
-from fusecache.errors import ConfigError, UserError
+from fusecache.base import command, units
+from fusecache.base.command import Commands, show
+from fusecache.base.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from fusecache.traces import Trace
+    from fusecache.traces.traces import Trace
     from hintsd.lab.papers import Comparison
     from hintsd.lab.tables import Result
 
@@ -137,7 +137,7 @@ def record(
     shade      drawn by the rank of its loss within the batch (SHADE, PADS)
     icache     a part of the items, each once, those of high loss preferred (iCACHE's IIS)
     """
-    from fusecache import traces
+    from fusecache.traces import traces
 
     if what == "shuffle" and (sampler is not None or batch_size is not None):
         raise click.UsageError("--sampler and --batch-size are for trainings, not for shuffle")
@@ -267,11 +267,11 @@ def replay(
     hintsd lab replay a.trace b.trace
     hintsd lab replay a.trace --policy lru --policy shade --cache 10%,20% --measure origin
     """
-    from hintsd import plot_file
     from hintsd.lab import plots
     from hintsd.lab.grid import parse_capacity, parse_policies
     from hintsd.lab.tables import as_json as to_json
     from hintsd.lab.tables import tables
+    from hintsd.simulator.figures import plot_file
 
     names = parse_policies(policies)
     capacities = [parse_capacity(text) for text in caches.split(",")]
@@ -291,7 +291,7 @@ def replay(
 def _read(name: str, epoch_reads: int | None) -> Trace:
     import numpy as np
 
-    from fusecache import traces
+    from fusecache.traces import traces
 
     try:
         trace = traces.read(name)
@@ -408,11 +408,11 @@ def everything(output: str, quick: bool, seed: int) -> None:
     DIR/replay.{txt,json,svg}  all of them through every policy
     DIR/papers.{txt,json}      the published figures
     """
-    from hintsd import plot_file
     from hintsd.lab import papers, plots, recipes
     from hintsd.lab.grid import parse_capacity, parse_policies
     from hintsd.lab.tables import MEASURES, tables
     from hintsd.lab.tables import as_json as to_json
+    from hintsd.simulator.figures import plot_file
 
     plot = os.path.join(output, "replay.svg")
     try:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Final, cast
 
-from fusecache import units
-from fusecache.errors import ConfigError, UserError
-from fusecache.traces import Trace
+from fusecache.base import units
+from fusecache.base.errors import ConfigError, UserError
+from fusecache.traces.traces import Trace
 from hintsd.lab.replay import Outcome, Workload
 from hintsd.policies.catalogue import CATALOGUE
 
@@ -141,7 +141,7 @@ def _replay(
     end: Connection, workload: Workload, cells: Sequence[tuple[int, tuple[str, int]]], seed: int
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this ends it
-    with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+    with contextlib.suppress(BrokenPipeError):  # no reader is left
         for number, cell in cells:
             end.send((number, workload.replay(*cell, seed)))
         end.send(None)

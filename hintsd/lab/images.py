@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.errors import UserError
+from fusecache.base.errors import UserError
 
 CLASSES: Final = 10
 PIXELS: Final = 64

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from fusecache.command import printable
+from fusecache.base.command import printable
 from hintsd.lab.tables import Result
-from hintsd.plot_file import DOTS_PER_INCH
+from hintsd.simulator.figures.plot_file import DOTS_PER_INCH
 
 MARKERS: Final = "osv^D<>PX*phd8"
 INCHES: Final = (9.0, 5.5)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from fusecache import traces
-from fusecache.traces import Trace
+from fusecache.traces import traces
+from fusecache.traces.traces import Trace
 from hintsd.lab.images import Images, digits, generated
 from hintsd.lab.sampler import make
 from hintsd.lab.shuffle import of_rank, shuffled, zipf

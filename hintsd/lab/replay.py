@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.errors import ConfigError
-from fusecache.traces import Trace
+from fusecache.base.errors import ConfigError
+from fusecache.traces.traces import Trace
 from hintsd.policies import MISS, Hints, Policy
 from hintsd.policies.catalogue import CATALOGUE
 

@@ -14,11 +14,11 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.units import format_bytes
+from fusecache.base.units import format_bytes
 from hintsd.lab.images import Images
 from hintsd.policies import Policy
 from hintsd.policies.catalogue import CATALOGUE
-from hintsd.policies.sampling import (
+from hintsd.policies.papers.sampling import (
     REPETITIONS,
     batch_importance,
     icache_selection,

@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.errors import UserError
-from fusecache.traces import Trace
-from hintsd.orders import NoTorch, Order, OrderSpec
+from fusecache.base.errors import UserError
+from fusecache.traces.traces import Trace
+from hintsd.orders.drawing import NoTorch, Order
+from hintsd.orders.spec import OrderSpec
 
 ITEM_BYTES: Final = 100 << 10
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from fusecache.command import printable
-from fusecache.traces import Trace
-from fusecache.units import format_bytes
+from fusecache.base.command import printable
+from fusecache.base.units import format_bytes
+from fusecache.traces.traces import Trace
 from hintsd.lab.replay import Outcome
 
 

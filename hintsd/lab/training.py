@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.errors import UserError
-from fusecache.traces import Importance, Trace
+from fusecache.base.errors import UserError
+from fusecache.traces.traces import Importance, Trace
 from hintsd.lab.images import CLASSES, PIXELS, Images
 from hintsd.lab.sampler import Sampler
 from hintsd.policies import Hints

@@ -1,6 +1,7 @@
-"""Which items a cache keeps: pure classes under one contract.
+"""Which items a cache keeps: pure classes under one contract, `Policy`, for the laboratory.
 
-The planner, the simulator and the laboratory use the same ones.
+The planner and the simulator let many items in at once, by the rule of residents.py, which is that
+of the policies `minio` and `frequency`.
 
 An item is a small integer (an index into a dataset). A policy holds no content, does no I/O, reads
 no clock and draws random numbers only from a generator seeded by its maker, so that the same calls

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
 
-from hintsd.policies import MISS, Hints, Integers
-from hintsd.policies.sampling import counts
+from hintsd.policies import MISS, Hints
+from hintsd.policies.papers.sampling import counts
 from hintsd.policies.table import NOT_HELD, Table
 
 NEVER: Final = np.iinfo(np.int64).max
@@ -113,19 +112,3 @@ class Belady(Table):
         coming = [-minus_use for minus_use in self._uses if -minus_use >= self._position]
         assert len({self._sequence[use] for use in coming}) == len(coming) == len(self)
         assert all(self._sequence[use] in self for use in coming)
-
-
-def origin_bytes(epochs: Sequence[Integers], sizes: Integers, capacity_bytes: int) -> list[int]:
-    """Bytes fetched from the origin in each epoch.
-
-    epochs: the items (indices into `sizes`) in the order they are read, one array an epoch.
-    """
-    policy = Belady(capacity_bytes)
-    policy.hint(Hints(sequence=np.concatenate([np.empty(0, np.int64), *epochs])))
-    bytes_of = sizes.tolist()
-    return [
-        sum(
-            bytes_of[item] for item in epoch.tolist() if policy.access(item, bytes_of[item]) == MISS
-        )
-        for epoch in epochs
-    ]

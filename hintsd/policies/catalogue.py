@@ -9,14 +9,14 @@ from hintsd.policies import Policy
 from hintsd.policies.belady import Belady
 from hintsd.policies.fifo import FIFO
 from hintsd.policies.frequency import Frequency
-from hintsd.policies.icache import ICache
 from hintsd.policies.lfu import LFU
 from hintsd.policies.lru import LRU
 from hintsd.policies.minio import MinIO
-from hintsd.policies.quiver import Quiver
+from hintsd.policies.papers.icache import ICache
+from hintsd.policies.papers.quiver import Quiver
+from hintsd.policies.papers.shade import VARIANTS
 from hintsd.policies.random_eviction import RandomEviction
 from hintsd.policies.s3fifo import S3FIFO
-from hintsd.policies.shade import VARIANTS
 
 
 class Maker(Protocol):

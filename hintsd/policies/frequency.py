@@ -7,16 +7,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from hintsd.policies import MISS, Hints, Integers, Mask
-from hintsd.policies.minio import MinIO, fill
-from hintsd.policies.sampling import counts
+from hintsd.policies import MISS, Hints, Integers
+from hintsd.policies.minio import MinIO
+from hintsd.policies.papers.sampling import counts
+from hintsd.policies.residents import Residents
 
 
 class Frequency(MinIO):
-    """MinIO that lets in who is chosen beforehand: the most used items, as many as fit, among equal
-    ones those with the smallest number. 2 bytes an item, O(1) an access.
+    """MinIO that lets in what is chosen beforehand: the most used items, as many as fit, among
+    equal ones those with the smallest number. 2 bytes an item, O(1) an access.
 
     Chooses when it is told `Hints.uses`: by `Hints.sizes`, or, without those, as if all items were
     as large as the one that is read next. Before that, and again as long as nothing is told, it is
@@ -60,18 +60,6 @@ class Frequency(MinIO):
         known = np.frombuffer(self._held, np.bool_)[: len(uses)]
         held[: len(known)] = known
         missing = np.where(held, 0, sizes)
-        self._chosen = fill(missing, by_use(uses), self.free_bytes).tobytes()
-
-    def admit(self, sizes: Integers, uses: Integers | None = None) -> Mask:
-        """Which of these items are let in: the most used first, then in this order.
-
-        sizes: bytes, shape (items,), in the order of first use; uses: how often each is read over
-        the horizon that is known, shape (items,), or None where all are equal.
-        """
-        return super().admit(sizes) if uses is None else self._admit(sizes, by_use(uses))
-
-
-def by_use(uses: Integers) -> npt.NDArray[np.int64]:
-    """Indices of the items, the most used first; equal ones stay in the order given (first use)."""
-    most = np.iinfo(uses.dtype).max
-    return np.argsort(most - uses, kind="stable")
+        # Those chosen enter as they are read: until then they take none of the room.
+        room = Residents(self._residents.free_bytes)
+        self._chosen = room.admit(missing, uses).tobytes()

@@ -1,8 +1,8 @@
 """Least frequently used goes; among equals, the one that was used least recently.
 
-Uses are counted while an item is held: who comes back begins with one. One list holds all items,
-fewest uses first, and the last item of each number of uses is known, so that a use moves an item in
-O(1) (Shah, Mitra and Matani, 2010, keep a list for each number instead).
+Uses are counted while an item is held: an item that comes back begins with one. One list holds all
+items, fewest uses first, and the last item of each number of uses is known, so that a use moves an
+item in O(1) (Shah, Mitra and Matani, 2010, keep a list for each number instead).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hintsd.policies.lru import END, LRU
 class LFU(LRU):
     """24 bytes an item, O(1) an access.
 
-    INVARIANT: the order is by (uses, time of the last use). The last row's uses are nobody's.
+    INVARIANT: the order is by (uses, time of the last use). The last row's uses are no item's.
     """
 
     name: ClassVar[str] = "lfu"

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import numpy as np
+from hintsd.policies import MISS, Policy
+from hintsd.policies.residents import Residents
 
-from hintsd.policies import MISS, Integers, Mask, Policy
-
-ROUNDS_MOST: Final = 16
 ROWS_LEAST: Final = 1024
 
 
 class MinIO(Policy):
-    """1 byte an item, O(1) an access.
-
-    A planner that knows all items beforehand asks for many at once (`admit`, the same rule) and
-    remembers itself which ones were let in: for those, `in` and `len` do not speak. It may change
-    `capacity_bytes`; below `held_bytes` nothing more is let in until enough is released.
-    """
+    """1 byte an item, O(1) an access."""
 
     name: ClassVar[str] = "minio"
 
     def _prepare(self, seed: int) -> None:
         super()._prepare(seed)
+        self._residents = Residents(self.capacity_bytes)
         self._held = bytearray()
         self._count = 0
 
@@ -36,9 +30,9 @@ class MinIO(Policy):
             self._grow(item)
         if self._held[item]:
             return item
-        if size_bytes <= self.capacity_bytes - self.held_bytes:
+        if self._residents.admit_one(size_bytes):
             self._held[item] = True
-            self.held_bytes += size_bytes
+            self.held_bytes = self._residents.held_bytes
             self._count += 1
         return MISS
 
@@ -52,42 +46,8 @@ class MinIO(Policy):
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def free_bytes(self) -> int:
-        return max(0, self.capacity_bytes - self.held_bytes)
-
-    def admit(self, sizes: Integers) -> Mask:
-        """Which of these items are let in, in the order given; sizes: bytes, shape (items,)."""
-        return self._admit(sizes, np.arange(len(sizes)))
-
-    def _admit(self, sizes: Integers, order: Integers) -> Mask:
-        admitted = fill(sizes, order, self.free_bytes)
-        self.held_bytes += int(sizes[admitted].sum(dtype=np.int64))
-        return admitted
-
-    def release(self, size_bytes: int) -> None:
-        """Items that were admitted, of so many bytes together, are held no more."""
-        self.held_bytes -= size_bytes
-
     def check_invariants(self) -> None:
-        assert self.held_bytes >= 0
+        super().check_invariants()
+        self._residents.check_invariants()
+        assert self.held_bytes == self._residents.held_bytes
         assert self._held.count(True) == self._count
-
-
-def fill(sizes: Integers, order: Integers, free_bytes: int) -> Mask:
-    """Which items get in that ask in this order (indices of `sizes`), as long as they fit; an item
-    that does not is passed over (at most ROUNDS_MOST times: then the rest is too small to matter).
-    """
-    if int(sizes.sum(dtype=np.int64)) <= free_bytes:
-        return np.ones(len(sizes), np.bool_)
-    admitted = np.zeros(len(sizes), np.bool_)
-    for _ in range(ROUNDS_MOST):
-        order = order[sizes[order] <= free_bytes]
-        total = np.cumsum(sizes[order], dtype=np.int64)
-        fitting = int(np.searchsorted(total, free_bytes, "right"))
-        if fitting == 0:
-            break
-        admitted[order[:fitting]] = True
-        free_bytes -= int(total[fitting - 1])
-        order = order[fitting + 1 :]
-    return admitted

@@ -1,9 +1,9 @@
 """S3-FIFO (Yang et al., SOSP '23, Algorithm 1): three queues, no promotion on a hit.
 
 A new item enters the small queue (a tenth of the capacity). What is used twice there moves to the
-main queue; the rest goes soon, and only its name stays, in the ghost queue: who comes back while it
-is there enters the main queue at once. Who is first in the main queue and was used since goes to
-its end again, at most three times for three uses or more.
+main queue; the rest goes soon, and only its name stays, in the ghost queue: what comes back while
+it is there enters the main queue at once. What is first in the main queue and was used since goes
+to its end again, at most three times for three uses or more.
 
 Queues are counted in bytes. The ghost queue is a clock: an item is in it as long as names of at
 most nine tenths of the capacity were put in since. Where the paper is silent this does what its

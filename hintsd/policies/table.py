@@ -73,7 +73,7 @@ class Table(Policy):
 
 
 class Evicting(Table):
-    """Who is missed comes in, and a subclass says who goes for it."""
+    """What is missed comes in, and a subclass says what goes for it."""
 
     def access(self, item: int, size_bytes: int, cost_s: float = 0.0, now_s: float = 0.0) -> int:
         if item >= self._items:

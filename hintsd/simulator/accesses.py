@@ -100,17 +100,3 @@ def draw(
             ] += 1
     progress(1.0)
     return counts
-
-
-def rest_at_most(workers: int, epochs: int, delta: float) -> int:
-    """Lemma 1: if a worker reads a sample ⌈(1 + δ)E/N⌉ times, some other reads it at most so
-    often. N ≥ 2.
-    """
-    return math.ceil((workers - 1 - delta) / (workers - 1) * epochs / workers - ROUNDING)
-
-
-def rest_at_least(workers: int, epochs: int, delta: float) -> int:
-    """Lemma 1: if a worker reads a sample ⌊(1 - δ)E/N⌋ times, some other reads it at least so
-    often. N ≥ 2.
-    """
-    return math.floor((workers - 1 + delta) / (workers - 1) * epochs / workers + ROUNDING)

@@ -129,7 +129,7 @@ def _fastest(
     storage = placement.storage[readers, samples]
     here = placement.since_s[readers, samples] <= times
     for number in range(len(system.storage)):
-        # Where they are equal, one's own: nobody else is disturbed.
+        # Where they are equal, one's own: no other worker is disturbed.
         there = here & (storage == number) & (system.local_s_per_mb(number) <= best)
         sources[there] = run.local(number)
         best[there] = system.local_s_per_mb(number)

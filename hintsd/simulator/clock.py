@@ -41,7 +41,7 @@ class Clock:
         self._done_s = np.zeros(depth)
 
     def wait(self, seconds: float) -> None:
-        """Nobody computes or prefetches."""
+        """No worker computes or prefetches."""
         self.now_s += seconds
         self.ready_s[:] = self.now_s
         self._done_s[:] = self.now_s

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fusecache import units
-from fusecache.command import show
-from fusecache.errors import ConfigError, UserError
+from fusecache.base import units
+from fusecache.base.command import show
+from fusecache.base.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from hintsd.simulator.system import Scenario
@@ -96,8 +96,8 @@ def simulate(
 
     docs/SIMULATOR.md has the keys of a FILE.toml, and what each policy is taken to do.
     """
-    from hintsd import plot_file
     from hintsd.simulator import catalogue, scenario
+    from hintsd.simulator.figures import plot_file
 
     if sum((listed, toml, published, what_if, accesses)) > 1:
         raise click.UsageError(
@@ -136,7 +136,8 @@ def simulate(
 
 
 def _list(as_json: bool) -> None:
-    from hintsd.simulator import catalogue, report, scenario
+    from hintsd.simulator import catalogue, scenario
+    from hintsd.simulator.figures import report
 
     built_in = [scenario.load(name) for name in scenario.BUILT_IN]
     if as_json:
@@ -161,7 +162,8 @@ def _run_times(
     plot: str | None,
     seed: int,
 ) -> None:
-    from hintsd.simulator import catalogue, footprint, plots, report
+    from hintsd.simulator import catalogue
+    from hintsd.simulator.figures import footprint, plots, report
     from hintsd.simulator.orders import Orders
 
     chosen = list(dict.fromkeys(policies)) or list(catalogue.POLICIES)
@@ -198,7 +200,7 @@ def _what_if(
 ) -> None:
     from dataclasses import asdict
 
-    from hintsd.simulator import footprint, grid, plots, report
+    from hintsd.simulator.figures import footprint, grid, plots, report
 
     if len(names) > 1 or len(policies) > 1:
         raise click.UsageError("--what-if takes one scenario and one policy")
@@ -220,8 +222,8 @@ def _what_if(
 def _accesses(
     names: Sequence[str], delta: float, as_json: bool, plot: str | None, seed: int
 ) -> None:
-    from hintsd.simulator import footprint, plots, report
     from hintsd.simulator.accesses import analyse
+    from hintsd.simulator.figures import footprint, plots, report
 
     if not 0 <= delta <= 1e6:
         raise ConfigError(f"--delta {delta:g}: must be between 0 and 1,000,000")

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from hintsd.policies.frequency import Frequency
+from hintsd.policies.residents import Residents
 from hintsd.simulator.orders import Samples
 from hintsd.simulator.run import Run
 
@@ -51,8 +51,8 @@ def place(run: Run, first_class: int) -> Placement:
         left = sequences[worker]
         for number in range(first_class, len(run.system.storage)):
             kind = run.system.storage[number]
-            policy = Frequency(int(kind.capacity_mb * MB))
-            admitted = policy.admit(sizes[left], uses[worker, left])
+            residents = Residents(int(kind.capacity_mb * MB))
+            admitted = residents.admit(sizes[left], uses[worker, left])
             held, left = left[admitted], left[~admitted]
             filled_s = np.cumsum(run.sizes_mb[held], dtype=np.float64)
             filled_s *= run.system.fill_s_per_mb(number, workers)

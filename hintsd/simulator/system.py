@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from fusecache.errors import EXIT_USAGE, UserError
+from fusecache.base.errors import EXIT_USAGE, UserError
 
 
 class ScenarioError(UserError):

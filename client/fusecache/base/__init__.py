@@ -1,0 +1,1 @@
+../../../fusecache/base/__init__.py

@@ -1,0 +1,1 @@
+../../../fusecache/base/wire.py

@@ -1,1 +1,0 @@
-../../fusecache/wire.py

@@ -1,0 +1,1 @@
+../../../hintsd/client/__init__.py

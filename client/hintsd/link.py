@@ -1,1 +1,0 @@
-../../hintsd/link.py

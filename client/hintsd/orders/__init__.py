@@ -1,0 +1,1 @@
+../../../hintsd/orders/__init__.py

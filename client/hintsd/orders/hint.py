@@ -1,0 +1,1 @@
+../../../hintsd/orders/hint.py

@@ -1,0 +1,574 @@
+"""The command `hintsd`: parses, asks the daemon, prints; `serve` is the daemon itself.
+
+A mistake is one line on stderr and an exit code: fusecache's `command.run`.
+INVARIANT: importing it is quick: trio, numpy and torch come with the commands that need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+from rich.live import Live
+
+from fusecache import __version__
+from fusecache.base import command, mounts, units
+from fusecache.base.command import Commands, console
+from fusecache.base.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_A_MOUNT,
+    EXIT_OK,
+    EXIT_USAGE,
+    UserError,
+)
+from hintsd.cli import report
+from hintsd.lab.command import lab
+from hintsd.simulator.command import simulate
+
+if TYPE_CHECKING:
+    from fusecache.base.wire import Frame
+    from hintsd.orders.spec import OrderSpec
+
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 10.0
+STATUS_INTERVAL_S: Final = 1.0
+RESTART_TIMEOUT_S: Final = 10.0
+RECONNECT_INTERVAL_S: Final = 0.1
+RECEIVE_BYTES: Final = 1 << 18
+
+EXIT_NOT_EXECUTABLE: Final = 126
+EXIT_NOT_FOUND: Final = 127
+
+EXIT_CODES: Final = f"""\b
+Exit codes:
+  {EXIT_OK}    done
+  {EXIT_FAILED}    failed, or refused by the daemon
+  {EXIT_USAGE}    a flag cannot be used
+  {EXIT_NOT_A_MOUNT}    hint: the path is on no fusecache mount, or hints are off for it
+  {EXIT_INTERRUPTED}  interrupted with Ctrl-C
+  run: the command's own, or {EXIT_NOT_FOUND}: not found, {EXIT_NOT_EXECUTABLE}: not executable"""
+
+
+class _Whole(click.IntRange):
+    """A number of the command line."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        number: int = super().convert(value, param, ctx)
+        return number
+
+
+class Unreachable(UserError):
+    """No daemon listens."""
+
+
+def _complain(line: str) -> None:
+    command.complain("hintsd", line)
+
+
+def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else units.parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+_socket_flag = click.option(
+    "--socket", "socket_path", metavar="PATH", help="The daemon's. [in the runtime directory]"
+)
+
+
+@click.group(
+    cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="hintsd")
+def cli() -> None:
+    """Tells fusecache what will be read next, so that it is there before it is read.
+
+    \b
+    hintsd run -- python train.py --data /data/imagenet    no code change
+    hintsd hint /data/imagenet --seed 0 --epochs 90        any reader that follows torch's order
+    hintsd status
+
+    `fusecache mount` starts the daemon. Each command has its own --help.
+    """
+
+
+# ---- serve ---------------------------------------------------------------------------------------
+
+
+@cli.command()
+@_socket_flag
+@click.option(
+    "--ram",
+    callback=_parse_size,
+    metavar="SIZE",
+    help="Budget of all mounts together. [each has its own]",
+)
+@click.option("--until-unmounted", is_flag=True, help="End when you have no mount any more.")
+@click.option("--log-file", metavar="FILE", help="[stderr]")
+def serve(
+    socket_path: str | None, ram: int | None, until_unmounted: bool, log_file: str | None
+) -> None:
+    """Be the daemon, in the foreground. SIGTERM ends it; the jobs are left to the next one.
+
+    \b
+    hintsd serve
+    hintsd serve --socket ~/hints/sock --log-file hintsd.log       ~/hints exists, mode 0700
+    """
+    import logging
+
+    from hintsd.daemon import own_log, server
+
+    if socket_path is None:
+        mounts.make_runtime_base()
+        socket_path = _default_socket()
+    try:
+        stream = own_log.open_file(os.path.abspath(log_file)) if log_file else None
+    except OSError as error:
+        raise server.CannotServe(f"cannot write the log {log_file}: {error.strerror}") from None
+    logging.basicConfig(
+        stream=stream,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.captureWarnings(True)
+    server.serve(
+        os.path.abspath(socket_path), ram_bytes=ram, until_unmounted=until_unmounted, ready=_ready
+    )
+
+
+def _look_for_torch() -> None:
+    """Say whether orders can be computed. torch is not imported: TorchProcess does, if need be."""
+    import logging
+    from importlib import metadata, util
+
+    log = logging.getLogger(__name__)
+    if util.find_spec("torch") is None:
+        log.warning(
+            "orders given as indices alone are taken: there is no torch; pip install torch for %s",
+            sys.executable,
+        )
+        return
+    version = "of an unknown version"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("torch")
+    log.info("torch %s computes the orders, in a process of its own", version)
+
+
+def _ready() -> None:
+    """sd_notify(3), for Type=notify units."""
+    threading.Thread(target=_look_for_torch, daemon=True).start()
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.connect("\0" + address[1:] if address.startswith("@") else address)
+        out.sendall(b"READY=1")
+
+
+# ---- asking the daemon ---------------------------------------------------------------------------
+
+
+def _default_socket() -> str:
+    return mounts.hintsd_socket(os.getuid())
+
+
+class _Channel:
+    """One conversation with the daemon, one question at a time. ConnectionError: it is gone."""
+
+    def __init__(self, socket_path: str) -> None:
+        from fusecache.base import wire
+
+        self._wire = wire
+        self._decoder = wire.Decoder()
+        self._frames: list[Frame] = []
+        directory, name = os.path.split(os.path.abspath(socket_path))
+        try:
+            self._socket = mounts.connect(directory, name, CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise Unreachable(
+                f"no hintsd answers at {socket_path} ({error.strerror or error}); "
+                "start one: hintsd serve"
+            ) from None
+        self.ask("hello", {"version": wire.VERSION})
+
+    def ask(
+        self, kind: str, fields: dict[str, Any], timeout_s: float | None = ANSWER_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The fields of the answer. UserError: the daemon refuses."""
+        self._socket.settimeout(timeout_s)
+        # What it said before it hung up is still to be read.
+        with contextlib.suppress(BrokenPipeError):
+            self._socket.sendall(self._wire.encode(kind, fields))
+        while True:
+            frame = self._receive()
+            if frame.type in ("error", "rejected"):
+                raise UserError(str(frame.fields.raw().get("message")))
+            if frame.type != "warning":
+                return frame.fields.raw()
+            _complain(str(frame.fields.raw().get("message")))
+
+    def _receive(self) -> Frame:
+        while not self._frames:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except TimeoutError:
+                raise UserError("hintsd does not answer in time; see its log") from None
+            if not data:
+                raise ConnectionResetError("hintsd closed the connection")
+            try:
+                self._frames += self._decoder.feed(data)
+            except self._wire.WireError as error:
+                raise UserError(f"what answers is no hintsd: {error}") from None
+        return self._frames.pop(0)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def _channel(socket_path: str) -> Iterator[_Channel]:
+    with contextlib.closing(_Channel(socket_path)) as channel:
+        yield channel
+
+
+@contextlib.contextmanager
+def _channel_again(socket_path: str) -> Iterator[_Channel]:
+    """The same with the next daemon, which may take a while to come."""
+    end_s = time.monotonic() + RESTART_TIMEOUT_S
+    while True:
+        try:
+            channel = _Channel(socket_path)
+            break
+        except (Unreachable, ConnectionError):
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(RECONNECT_INTERVAL_S)
+    with contextlib.closing(channel):
+        yield channel
+
+
+@contextlib.contextmanager
+def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
+    """On a terminal: shows what it is given in the place of what it was given before. In a script:
+    `elsewhere`.
+    """
+    if not sys.stdout.isatty():
+        yield elsewhere
+        return
+    with Live(console=console(), auto_refresh=False) as live:
+        yield lambda shown: live.update(shown, refresh=True)
+
+
+# ---- hint ----------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("path")
+@click.option(
+    "--sampler",
+    type=click.Choice(["random", "distributed", "sequential"]),
+    default="random",
+    show_default=True,
+    help="Of torch.utils.data.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Random, distributed: of the sampler's generator (torch counts negative ones from 2^64 "
+    "down).",
+)
+@click.option("--epochs", type=_Whole(1), metavar="N", help="In all. [until it is ended]")
+@click.option("--batch-size", type=_Whole(1), default=1, show_default=True, metavar="N")
+@click.option("--world-size", type=_Whole(1), metavar="N", help="Distributed: needed.")
+@click.option("--rank", type=_Whole(0), metavar="N", help="Distributed: needed.")
+@click.option("--drop-last", is_flag=True, help="The sampler's if distributed, else the loader's.")
+@click.option("--num-samples", type=_Whole(1), metavar="N", help="Random: an epoch. [the files]")
+@click.option("--replacement", is_flag=True, help="Random: the sampler's.")
+@click.option(
+    "--loader-draws",
+    type=click.Choice(["every", "first", "never"]),
+    default="every",
+    show_default=True,
+    help="Random: the DataLoader has the sampler's generator, too (with persistent workers: "
+    "first), or not (never).",
+)
+@click.option("--workers", type=_Whole(0), default=0, metavar="N", help="The loader's. [unknown]")
+@click.option(
+    "--prefetch-factor",
+    type=_Whole(0),
+    default=0,
+    metavar="N",
+    help="The loader's. [unknown]",
+)
+@click.option("--start-epoch", type=_Whole(0), default=0, metavar="N")
+@click.option("--start-batch", type=_Whole(0), default=0, metavar="N")
+@click.option(
+    "--extensions", metavar="A,B", help="Of the files, in any case. [ImageFolder's: .jpg,.png,…]"
+)
+@click.option(
+    "--pid",
+    type=_Whole(1),
+    metavar="PID",
+    help="Of the reader, or of one that starts it: the hint is theirs, and ends with it.",
+)
+@click.option("--detach", is_flag=True, help="Return; see `hintsd status`, `hintsd end`.")
+@_socket_flag
+def hint(
+    path: str,
+    epochs: int | None,
+    start_epoch: int,
+    start_batch: int,
+    workers: int,
+    prefetch_factor: int,
+    extensions: str | None,
+    pid: int | None,
+    detach: bool,
+    socket_path: str | None,
+    **order: Any,
+) -> None:
+    """Say how the dataset directory PATH (an ImageFolder) will be read, for a reader that cannot.
+
+    Stays until all epochs are read; Ctrl-C ends the hint. With --detach and without --pid it stays
+    until then or until `hintsd end NAME`, even while the directory is unmounted and mounted again.
+
+    \b
+    hintsd hint /data/imagenet --seed 0 --epochs 90 --batch-size 256
+    hintsd hint /data/imagenet --sampler distributed --seed 0 --world-size 8 --rank 3 --pid 4711
+    """
+    from hintsd.orders.extensions import IMG_EXTENSIONS
+    from hintsd.orders.hint import PID_MOST, Files, Hint
+
+    spec = _order(order)
+    if pid is not None and pid > PID_MOST:
+        raise click.UsageError(f"--pid must lie in 1 … {PID_MOST}")
+    if epochs is not None and start_epoch >= epochs:
+        raise click.UsageError("--start-epoch must lie below --epochs")
+    socket_path, path = _place(path, socket_path)
+    told = extensions.lower().split(",") if extensions else IMG_EXTENSIONS
+    hint = Hint(
+        path=os.fsencode(path),
+        files=Files([one.strip() for one in told]),
+        spec=spec,
+        epochs=epochs,
+        start_epoch=start_epoch,
+        start_batch=start_batch,
+        workers=workers,
+        prefetch_factor=prefetch_factor,
+        name="hint",
+        detached=detach,
+        pid=pid,
+    )
+    message = {**hint.to_message(), "of_others": True}
+    name = None
+    while True:
+        try:
+            with _channel_again(socket_path) if name else _channel(socket_path) as channel:
+                accepted = channel.ask("job", message | {"resume": name}, None)
+                if name is None:
+                    _announce(accepted, socket_path if detach else None)
+                name = accepted["job"]
+                if not detach:
+                    _follow(channel, name)
+                return
+        except ConnectionError:
+            if name is None:
+                raise
+            _complain("the connection was lost; waiting for the next hintsd")
+
+
+def _announce(accepted: dict[str, Any], end_at: str | None) -> None:
+    """`end_at`: the socket to end it at; None: it ends with this command."""
+    for line in accepted["warnings"]:
+        _complain(f"warning: {line}")
+    line = f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch"
+    if end_at is not None:
+        line += f"; to end it: hintsd end {accepted['job']}"
+        if end_at != _default_socket():
+            line += f" --socket {shlex.quote(end_at)}"
+    click.echo(line)
+
+
+def _order(flags: dict[str, Any]) -> OrderSpec:
+    from hintsd.client.client import stock_order
+
+    try:
+        return stock_order(**flags)
+    except ValueError as error:
+        name, _, fault = str(error).partition(" ")
+        raise click.UsageError(f"--{name.replace('_', '-')} {fault}") from None
+
+
+def _place(path: str, socket_path: str | None) -> tuple[str, str]:
+    """The daemon's socket, and the dataset's path without links."""
+    from hintsd.client.finding import Unhinted, find_socket
+
+    path = os.path.abspath(path)
+    if socket_path is not None:
+        return socket_path, mounts.resolve(path)
+    try:
+        return find_socket(path)
+    except Unhinted as error:
+        line = error.args[0].partition("; going on without")[0]
+        raise UserError(line, EXIT_NOT_A_MOUNT) from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def _follow(channel: _Channel, name: str) -> None:
+    """Show the job until it has ended; Ctrl-C ends it. ConnectionError: the daemon is gone."""
+    line = f"{name}: has ended"
+    try:
+        with _display(lambda _: None) as show:
+            while True:
+                status = channel.ask("status", {})
+                known = (job for job in (*status["jobs"], *status["ended"]) if job["name"] == name)
+                job = next(known, None)
+                if job is not None:
+                    line = f"{name}: {report.job_line(job)}"
+                if job is None or "why_ended" in job:
+                    break
+                show(line)
+                time.sleep(STATUS_INTERVAL_S)
+    except KeyboardInterrupt:
+        channel.ask("close", {})
+        raise
+    click.echo(line)
+
+
+# ---- status, end ---------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option(
+    "--json", "as_json", is_flag=True, help="For machines. With --watch: one object a line."
+)
+@click.option(
+    "--watch", is_flag=True, help="Again each second, until Ctrl-C; in a script one after another."
+)
+@_socket_flag
+def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
+    """Show the mounts that have jobs, the jobs, and the last jobs that have ended.
+
+    \b
+    state     waiting: nothing of it was read yet, or its mount has gone; running; idle: nothing for
+              a while (other jobs have its share of RAM until it is read); wrong: the reader follows
+              another order (the reason stands below), nothing is planned; done: all epochs are
+              read (or, of attach, left when all was in the workers' hands); ended: before that, or
+              closed by a training that did not say how many epochs it has (after whole ones, too);
+              refused: it never began
+    epoch, sample
+              the furthest position that is known of the reader, counted from 0. It lags: by a
+              few batches, at an epoch's end by what the workers hold
+    window    bytes that are kept in RAM ahead of the reader, or are on their way; a file that comes
+              twice, in two epochs, is counted once
+    not late  samples that the position has passed without a read that reached the mount: they
+              were in RAM, or were not read (an epoch left early, time without a daemon)
+    late      reads, by the job's own readers, of files in the window that were not in RAM (below,
+              for each reason). queued: their turn had not come; fetching: under way; failed: the
+              origin gave an error; evicted: they were in RAM, and the kernel let go of them (for
+              want of memory, or because the host pages out what it believes cold: when they are
+              more than 1% of the not late, a line below says which). fusecache status counts
+              less: see there, prefetch
+    unplanned other reads that were not answered from RAM. not in window: files of the dataset
+              elsewhere in the order, so the reader is not where it is thought to be, or there
+              is another one; not in dataset: other files of the mount
+    stall     what the reader will wait in the rest of its epoch, as predicted from what the origin
+              gives; -: by that nothing, but reads were late in the last 5 s for other reasons (the
+              SSD, the processors)
+    when      of the last jobs that have ended; why stands below
+    layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
+              is written anew in the next epoch's order; log: it lies in this epoch's order;
+              static: where it was fetched to (fusecache status: how far, and what it wears)
+
+    \b
+    mount     RAM tier, SSD tier: used, of the limit; origin: bytes read from it now; depth:
+              fetches at a time; queued: files to be put into RAM + files to be put on SSD
+    """
+    with _channel(socket_path or _default_socket()) as channel:
+        answer = channel.ask("status", {})
+        if not watch:
+            if as_json:
+                click.echo(json.dumps(answer, indent=2))
+            else:
+                command.show(report.tables(answer))
+            return
+        display = contextlib.nullcontext(_print_line) if as_json else _display(_print_and_part)
+        with contextlib.suppress(KeyboardInterrupt), display as show:
+            while True:
+                show(json.dumps(answer) if as_json else report.tables(answer))
+                time.sleep(STATUS_INTERVAL_S)
+                answer = channel.ask("status", {})
+
+
+def _print_line(line: Any) -> None:
+    click.echo(line)
+
+
+def _print_and_part(shown: Any) -> None:
+    console().print(shown, "")
+    sys.stdout.flush()
+
+
+@cli.command()
+@click.argument("job")
+@_socket_flag
+def end(job: str, socket_path: str | None) -> None:
+    """End a job: `hintsd status` shows the names."""
+    with _channel(socket_path or _default_socket()) as channel:
+        channel.ask("end", {"job": job})
+
+
+# ---- run -----------------------------------------------------------------------------------------
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+def run(words: tuple[str, ...]) -> NoReturn:
+    """Run COMMAND with its DataLoaders announcing their order by themselves.
+
+    \b
+    hintsd run -- python train.py --data /data/imagenet
+    hintsd run -- torchrun --nproc-per-node 8 train.py
+    """
+    from hintsd.autohint import environment
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(words[0], words, environment(os.environ))
+    except FileNotFoundError:
+        raise UserError(f"{words[0]}: command not found", EXIT_NOT_FOUND) from None
+    except OSError as error:
+        raise UserError(f"{words[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE) from None
+
+
+cli.add_command(lab)
+cli.add_command(simulate)
+
+
+# ---- entry ---------------------------------------------------------------------------------------
+
+
+def main() -> NoReturn:
+    command.run("hintsd", lambda: cli(prog_name="hintsd", standalone_mode=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Which file each index of a torch dataset means: torchvision's, and Subsets and ConcatDatasets of
+them. torchvision is looked at where the script has imported it, and never imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from hintsd.client.client import absolute, common_root, folder_files, listed_files
+from hintsd.client.link import Ways
+from hintsd.orders.hint import CHECK_SAMPLES_MOST, Check
+
+
+class Unreadable(Exception):
+    """This loader cannot be hinted; one line that says why."""
+
+
+def files_of(dataset: Any) -> tuple[str, Ways]:
+    """The directory of a dataset, and the ways to tell hintsd its files. Unreadable: unknown."""
+    base, here = _folder_class(), os.getcwd()
+    root = common_root([folder + "/" for folder in _roots(dataset, base, here)])
+    listed = listed_files(root, lambda: [absolute(path, here) for path in _paths(dataset, base)])
+    follows_rule = (
+        isinstance(dataset, base)
+        and dataset.extensions is not None  # else: is_valid_file decided
+        and type(dataset).find_classes is base.find_classes
+        and type(dataset).make_dataset is base.make_dataset
+    )
+    if not follows_rule:
+        return root, (listed,)
+
+    def check() -> Check:
+        count = len(dataset.samples)
+        some = sorted({int(i) for i in np.linspace(0, count - 1, min(count, CHECK_SAMPLES_MOST))})
+        skipped = len(root.rstrip("/")) + 1
+        named = [(i, os.fsencode(absolute(dataset.samples[i][0], here)[skipped:])) for i in some]
+        return Check(count, named)
+
+    extensions = dataset.extensions
+    by_rule = folder_files([extensions] if isinstance(extensions, str) else list(extensions), check)
+    # Listed, when the samples are not (any more) what the rule finds.
+    return root, (by_rule, listed)
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Whether it is known to read no file: TensorDataset, and what has a row of `data` for each
+    sample (torchvision's MNIST, CIFAR10, SVHN and their like)."""
+    from torch import Tensor
+    from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+    if type(dataset) is Subset:
+        return is_in_memory(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(is_in_memory(part) for part in dataset.datasets)
+    if isinstance(dataset, TensorDataset):
+        return True
+    rows: Any = getattr(dataset, "data", None)
+    numeric = isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf"
+    is_array = numeric or isinstance(rows, Tensor)
+    return is_array and rows.ndim > 1 and len(rows) == len(dataset)
+
+
+def _folder_class() -> Any:
+    module = sys.modules.get("torchvision.datasets.folder")  # a dataset of it has imported it
+    return getattr(module, "DatasetFolder", None) or _NoFolder
+
+
+class _NoFolder:
+    """Stands for DatasetFolder where there is none: no dataset is one of these."""
+
+
+def _roots(dataset: Any, base: Any, here: str) -> list[str]:
+    from torch.utils.data import ConcatDataset, Subset
+
+    if isinstance(dataset, base):
+        return [os.path.normpath(os.path.join(here, os.fspath(dataset.root)))]
+    if type(dataset) is Subset:
+        return _roots(dataset.dataset, base, here)
+    if type(dataset) is ConcatDataset:
+        return [root for part in dataset.datasets for root in _roots(part, base, here)]
+    raise Unreadable(
+        f"which files a {type(dataset).__name__} reads is not known, give hintsd.attach their paths"
+    )
+
+
+def _paths(dataset: Any, base: Any) -> list[str]:
+    from torch.utils.data import Subset
+
+    if isinstance(dataset, base):
+        return [sample[0] for sample in dataset.samples]
+    if type(dataset) is Subset:
+        whole = _paths(dataset.dataset, base)
+        return [whole[index] for index in dataset.indices]
+    return [path for part in dataset.datasets for path in _paths(part, base)]

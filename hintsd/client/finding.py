@@ -1,0 +1,81 @@
+"""Where hintsd is: its socket, as the mount names it.
+
+INVARIANT: only a mount of this user's, or of root's, is asked; what it names is not connected to
+here.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from typing import Final
+
+from fusecache.base import mounts
+
+SOCKET_IOCTL: Final = 0x9000FC01  # _IOR(0xfc, 1, char[4096]); the same in fusecache/native/front/raw.c
+SOCKET_BYTES_MOST: Final = 4096
+SOCKET_ATTRIBUTE: Final = "user.fusecache.hintsd"  # of servers that know no ioctl
+
+
+class Unhinted(Exception):
+    """There will be no hints for this job, for good. `reason` is the same for the same cause."""
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = message if reason is None else reason
+
+
+class NotMounted(Unhinted):
+    """There is no mount at the path: it may be there again later."""
+
+
+def find_socket(path: str) -> tuple[str, str]:
+    """hintsd's socket for the mount that `path` lies on, and `path` without links.
+
+    NotMounted. Unhinted: hints are off for it, or they are for others to give. OSError: the mount
+    does not answer now.
+    """
+    mount = mounts.find(path)
+    if mount is None:
+        raise NotMounted(f"{path} is not on a fusecache mount; going on without hints")
+    try:
+        address = _ask_for_socket(mount.mountpoint)
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+            raise Unhinted(
+                f"hints are off for the mount {mount.mountpoint}; going on without", "off"
+            ) from None
+        raise
+    if os.geteuid() not in (0, mount.uid) and _is_barred(address):
+        whose = "root's" if mount.uid == 0 else "another user's"
+        raise Unhinted(
+            f"{mount.mountpoint} is {whose}: only its user, and root, can give it hints; mount the "
+            "dataset yourself to have your own; going on without hints"
+        )
+    return os.fsdecode(address), mounts.resolve(path)
+
+
+def _is_barred(address: bytes) -> bool:
+    """Whether we may not connect to that socket, which need not be there."""
+    try:
+        os.stat(address)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(address, os.W_OK, effective_ids=True)
+
+
+def _ask_for_socket(mountpoint: str) -> bytes:
+    """OSError ENODATA: there is none."""
+    fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        told = bytearray(SOCKET_BYTES_MOST)
+        return bytes(told[: fcntl.ioctl(fd, SOCKET_IOCTL, told)])
+    except OSError as error:
+        if error.errno != errno.ENOTTY:
+            raise
+        return os.getxattr(fd, SOCKET_ATTRIBUTE)
+    finally:
+        os.close(fd)

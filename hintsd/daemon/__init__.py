@@ -1,0 +1,1 @@
+"""hintsd's process: its socket, its jobs, its links to mounts."""

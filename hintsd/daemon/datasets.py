@@ -1,0 +1,125 @@
+"""A job's dataset on a mount: where it is, and which files its samples are."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Final, NamedTuple
+
+import numpy as np
+import trio
+
+from fusecache.base import mounts
+from hintsd.daemon.messages import JobRefused
+from hintsd.daemon.mount_link import Bytes, LinkTree, MountLink, relative
+from hintsd.orders import folders
+from hintsd.orders.folders import DatasetError, Samples
+from hintsd.orders.hint import Check, Files
+
+LOOK_TIMEOUT_S: Final = 30.0
+
+
+class Resolved(NamedTuple):
+    samples: Samples
+    stored: Bytes
+    """Which of them are on SSD."""
+    warnings: list[str]
+    """What the job's user should know."""
+
+
+async def locate(path: bytes) -> tuple[str, bytes]:
+    """The mount point that a dataset's directory is below, and its path from there. JobRefused."""
+    shown = os.fsdecode(path)
+
+    def look() -> tuple[str, bytes]:
+        if mounts.find(shown) is None:
+            raise JobRefused(f"{shown} is not in a fusecache mount")
+        try:
+            real = os.path.realpath(shown, strict=True)
+        except OSError as error:
+            raise JobRefused(f"{shown}: {error.strerror}") from None
+        mount = mounts.find(real)
+        if mount is None:
+            raise JobRefused(f"{shown} is not in a fusecache mount, but leads to {real}")
+        root = relative(os.fsencode(real), os.fsencode(mount.mountpoint))
+        if root is None:
+            raise JobRefused(f"{shown} cannot be found in {mount.mountpoint}")
+        return mount.mountpoint, root
+
+    with trio.move_on_after(LOOK_TIMEOUT_S):
+        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+    raise JobRefused(f"{shown}: its mount does not answer")
+
+
+async def resolve(
+    link: MountLink,
+    root: bytes,
+    files: Files,
+    shown: str,
+    limiter: trio.CapacityLimiter,
+) -> Resolved:
+    """The `files` below `root`, the dataset's directory relative to its mount, which its user
+    calls `shown`. JobRefused.
+    """
+    fault: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            samples, stored = await trio.to_thread.run_sync(
+                functools.partial(_list, link, root, files, nursery), limiter=limiter
+            )
+        except (DatasetError, JobRefused, OSError) as error:
+            fault = error
+        nursery.cancel_scope.cancel()  # what was listed ahead in vain
+    if isinstance(fault, OSError):
+        name = f" ({fault.filename})" if fault.filename else ""
+        raise JobRefused(f"{shown} cannot be listed: {fault.strerror}{name}")
+    if fault is not None:
+        raise JobRefused(f"{shown}: {fault}")
+    if len(samples) == 0:
+        raise JobRefused(f"{shown}: there are no samples")
+    return Resolved(samples, stored, _warnings(samples, shown, is_checked=files.check is not None))
+
+
+def _list(
+    link: MountLink, root: bytes, files: Files, nursery: trio.Nursery
+) -> tuple[Samples, Bytes]:
+    if files.paths is None:
+        tree = LinkTree(link, root, nursery)
+        samples = folders.sample_files(tree, files.extensions, allow_empty=files.allow_empty)
+    else:
+        paths = files.split_paths()
+        directories = dict.fromkeys(path.rpartition(b"/")[0] for path in paths)
+        tree = LinkTree(link, root, nursery, directories)
+        samples = folders.explicit_files(tree, paths)
+    if files.check is not None:
+        _compare(tree, samples, files.check)
+    return samples, tree.stored(samples.inos)
+
+
+def _compare(tree: LinkTree, samples: Samples, check: Check) -> None:
+    """With what the client knows of its dataset. JobRefused: the first difference."""
+    if check.count != len(samples):
+        raise JobRefused(
+            f"your dataset has {check.count} samples, but the directory holds {len(samples)}"
+        )
+    for index, path in check.samples:
+        target = tree.resolve(path)
+        if target.ino != samples.inos[index]:
+            raise JobRefused(
+                f"your sample {index} is {os.fsdecode(path)!r}, but sample {index} of the "
+                "directory is another file"
+            )
+
+
+def _warnings(samples: Samples, shown: str, *, is_checked: bool) -> list[str]:
+    warnings = []
+    outside = int(np.count_nonzero(samples.inos == 0))
+    if outside:
+        warnings.append(f"{outside} of {len(samples)} samples lie outside the mount")
+    if samples.splits and not is_checked:
+        names = ", ".join(os.fsdecode(name) for name in samples.splits[: folders.NAMED_MOST])
+        warnings.append(
+            f"the classes {names} of {shown} hold no files but directories: is the dataset "
+            f"{os.path.join(shown, os.fsdecode(samples.splits[0]))}?"
+        )
+    return warnings

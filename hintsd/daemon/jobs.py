@@ -1,0 +1,292 @@
+"""The life of each job of the daemon: a task, from what was asked for, or stands in the journal, to
+its end.
+
+It ends with `end`, the trainer's process (a pidfd: DataLoader workers are forked and keep the
+socket open, so its end alone says nothing), its last epoch, or, if it is not detached, GRACE_S
+after its connection. What a job does to the caches is the Director's.
+
+INVARIANT: a task that is cancelled from outside leaves the journal as it is: the next hintsd takes
+the job up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import trio
+
+from fusecache.base import processes
+from fusecache.base.wire import WireError
+from hintsd.daemon import figures
+from hintsd.daemon.director import Director
+from hintsd.daemon.journal import Entry, Journal, process_start
+from hintsd.daemon.messages import JobRefused, NotHere
+from hintsd.daemon.mount import JobInfo
+from hintsd.daemon.own_log import internal_error
+from hintsd.orders.hint import Hint, read_hint
+from hintsd.plan.status import unknown
+
+log = logging.getLogger(__name__)
+
+JOBS_MOST: Final = 256
+ENDED_MOST: Final = 16  # jobs that status still shows
+GRACE_S: Final = 1.0  # for a client to come back
+RESTART_GRACE_S: Final = 30.0  # the same, for the clients of the hintsd before: all may be busy
+CLOSE_TIMEOUT_S: Final = 5.0
+
+OpenDirector = Callable[..., Director]
+
+
+@dataclass(eq=False, slots=True)
+class LiveJob:
+    name: str
+    uid: int
+    pid: int | None
+    """Of the process whose end is the job's."""
+    hint: Hint
+    resume_at: tuple[int, int] | None = None
+    """(epoch, index), of a job of the hintsd before."""
+    pid_start: int | None = None
+    """`process_start` of its process then."""
+    info: JobInfo | None = None
+    """Once it is open."""
+    refusal: str = ""
+    """Why it never was."""
+    reason: str = "its connection was lost"
+    """Of its end, unless another is set."""
+    is_kept: bool = False  # in the journal, for a hintsd that can open it
+    is_done: bool = False  # all its epochs are read
+    opened: trio.Event = field(default_factory=trio.Event)  # or refused
+    ended: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it may be told nothing any more. If not: that holds until the next await."""
+        return self.scope.cancel_called or self.ended.is_set()
+
+    def end(self, reason: str) -> None:
+        self.reason = reason
+        self.scope.cancel()
+
+    def attach(self) -> None:
+        """A client has it."""
+        self.scope.deadline = float("inf")
+
+    def detach(self, *, is_taken_up: bool = False) -> None:
+        """No client has it, or (`is_taken_up`) none of this hintsd yet."""
+        if not self.hint.detached:
+            grace_s = RESTART_GRACE_S if is_taken_up else GRACE_S
+            self.scope.deadline = trio.current_time() + grace_s
+
+    def finish(self) -> None:
+        """All its epochs are read."""
+        self.is_done = True
+        self.end("all its epochs are read")
+
+    def open(self, info: JobInfo) -> None:
+        self.info = info
+
+    def refuse(self, refusal: str, *, is_kept: bool = False) -> None:
+        """It cannot be opened; by another hintsd, perhaps, it can."""
+        self.refusal, self.is_kept = refusal, is_kept
+
+
+class Jobs:
+    """All that live, by name; and those that ended lately."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        open_director: OpenDirector,
+        on_notice: Callable[[str, str], None],
+    ) -> None:
+        """`open_director(on_position=, on_notice=, on_finished=)`: a Director with these calls."""
+        self._journal = journal
+        self.director = open_director(
+            on_position=self._on_position, on_notice=on_notice, on_finished=self._on_finished
+        )
+        self._jobs: dict[str, LiveJob] = {}
+        self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_MOST)
+        self._nursery: trio.Nursery  # set by `run`
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Begin, in this nursery: with the jobs of the hintsd before."""
+        self._nursery = nursery
+        await nursery.start(self.director.run)
+        for entry in await trio.to_thread.run_sync(self._journal.load):
+            await self._take_up(entry)
+
+    def get(self, name: str) -> LiveJob | None:
+        return self._jobs.get(name)
+
+    def ended(self) -> Iterator[dict[str, Any]]:
+        """Those that ended lately, as status shows them."""
+        now_s = time.monotonic()
+        for ended_s, job in self._ended:
+            yield {**job, "ended_ago_s": round(now_s - ended_s, 3)}
+
+    async def resume(
+        self, name: str | None, uid: int, pid: int | None, hint: Hint
+    ) -> LiveJob | None:
+        """The job of this name, if it is this client's, and the same; else it ends."""
+        job = self._jobs.get(name) if name is not None else None
+        if job is None or (job.uid, job.pid) != (uid, pid):
+            return None  # not known here, or not this client's
+        is_same = await trio.to_thread.run_sync(hint.is_same_job, job.hint)  # both may be long
+        if not is_same or job.is_over:
+            await self.end(job, "its trainer describes another one")
+            return None
+        return job
+
+    def begin(self, hint: Hint, uid: int, pid: int | None, before: str) -> LiveJob:
+        """A new one; `before`: what its client calls it. JobRefused."""
+        if len(self._jobs) >= JOBS_MOST:
+            raise JobRefused(f"there are {JOBS_MOST} jobs already")
+        job = LiveJob(self._name(hint.name, pid, before), uid, pid, hint)
+        self._begin(job)
+        return job
+
+    def _name(self, wanted: str, pid: int | None, before: str) -> str:
+        program = wanted or (processes.program(pid) if pid is not None else "") or "job"
+        program = re.sub(r"[^A-Za-z0-9._-]+", "-", program)[:64].strip(".-") or "job"
+        return f"{program}-{self._journal.number(before)}"
+
+    async def _take_up(self, entry: Entry) -> None:
+        """Go on with a job of the hintsd before; its client will come back, if it has one."""
+        try:
+            hint = await trio.to_thread.run_sync(read_hint, entry.message)
+        except (ValueError, WireError) as error:
+            log.warning("journal: job %s cannot be used and is removed: %s", entry.job, error)
+            self._journal.remove(entry.job)
+            return
+        place = entry.epoch, entry.position
+        job = LiveJob(entry.job, entry.uid, entry.pid or None, hint, place, entry.pid_start)
+        job.detach(is_taken_up=True)
+        self._begin(job)
+
+    def _begin(self, job: LiveJob) -> None:
+        self._jobs[job.name] = job
+        self._nursery.start_soon(self._live, job)
+
+    async def _live(self, job: LiveJob) -> None:
+        """The task of a job. Cancelled from outside, it leaves the journal's entry."""
+        is_resumed, start = job.resume_at is not None, None
+        with job.scope:
+            async with trio.open_nursery() as nursery:
+                try:
+                    if job.pid is not None:
+                        nursery.start_soon(_watch, job, _open_process(job.pid))
+                        start = process_start(job.pid)  # of the one that is watched
+                        if is_resumed and start != job.pid_start:
+                            raise JobRefused(f"its process {job.pid} is gone")
+                    hint, place = replace(job.hint, pid=job.pid), job.resume_at
+                    job.open(await self.director.open_job(job.name, hint, resume_at=place))
+                    if not is_resumed:
+                        await trio.to_thread.run_sync(self._record, job, start or 0)
+                except JobRefused as refusal:
+                    # None else would tell it again.
+                    is_kept = is_resumed and job.hint.detached and isinstance(refusal, NotHere)
+                    job.refuse(str(refusal), is_kept=is_kept)
+                except Exception:
+                    log.exception("job %s cannot be opened", job.name)
+                    job.refuse(internal_error())
+                if job.refusal:
+                    job.end(f"refused: {job.refusal}")
+                else:
+                    log.info("job %s has begun", job.name)
+                    job.opened.set()
+                await trio.sleep_forever()
+        status: dict[str, Any] = {}
+        with trio.move_on_after(CLOSE_TIMEOUT_S):
+            try:
+                if job.info is not None:
+                    status = await job.info.mount.close_job(job.name)
+            except Exception:
+                log.exception("job %s cannot be closed", job.name)
+        if job.info is None:
+            log.info("job %s has ended: %s", job.name, job.reason)
+            if job.refusal:
+                state = "ended" if is_resumed else "refused"  # it had begun before
+                self._note_end(job, {}, state, job.refusal)
+        else:
+            log.info("job %s has ended: %s: %s", job.name, job.reason, figures.reads(status))
+            is_done = job.is_done or status.get("state") == "done" or _is_read(status)
+            state = "done" if is_done else "ended"
+            self._note_end(job, status, state, job.reason)
+        self._forget(job)
+
+    def _note_end(self, job: LiveJob, status: dict[str, Any], state: str, why: str) -> None:
+        known = {**unknown(), "pid": job.pid, **status, "name": job.name, "state": state}
+        self._ended.append((time.monotonic(), {**known, "why_ended": why}))
+
+    def _forget(self, job: LiveJob) -> None:
+        try:
+            if not job.is_kept:
+                self._journal.remove(job.name)
+        except OSError as error:
+            log.warning("journal: %s", error)
+        del self._jobs[job.name]
+        job.opened.set()
+        job.ended.set()
+
+    def _record(self, job: LiveJob, pid_start: int) -> None:
+        """In a thread."""
+        hint, spec = job.hint, job.hint.spec
+        place = hint.start_epoch, hint.start_batch * (spec.batch_size if spec is not None else 0)
+        who = job.name, job.uid, job.pid or 0, pid_start
+        try:
+            self._journal.write(Entry(*who, hint.to_message(), *place))
+        except OSError as error:
+            log.warning("journal: job %s will not survive this hintsd: %s", job.name, error)
+
+    async def end(self, job: LiveJob, reason: str) -> None:
+        job.end(reason)
+        await job.ended.wait()
+
+    def _on_position(self, name: str, epoch: int, index: int) -> None:
+        job = self._jobs.get(name)
+        if job is None or job.info is None:
+            return
+        try:
+            self._journal.move(name, epoch, index)
+        except OSError as error:
+            log.warning("journal: %s", error)
+
+    def _on_finished(self, name: str) -> None:
+        job = self._jobs.get(name)
+        if job is not None:
+            job.finish()
+
+
+def _is_read(status: dict[str, Any]) -> bool:
+    """Are all epochs of a job read, by its last status?"""
+    epoch, epochs = status.get("epoch", 0), status.get("epochs")
+    if epochs is None:
+        return False
+    is_last = epoch == epochs - 1 and status.get("index") == status.get("samples")
+    return bool(is_last or epoch >= epochs)
+
+
+def _open_process(pid: int) -> int:
+    """A pidfd. JobRefused: there is no such process."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise JobRefused(f"process {pid} cannot be watched: {error.strerror}") from None
+
+
+async def _watch(job: LiveJob, pidfd: int) -> None:
+    """End the job with its process."""
+    try:
+        await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+    job.end(f"its process {job.pid} has ended")

@@ -1,0 +1,457 @@
+"""The daemon's front: connections of trainers and commands.
+
+What becomes of a job that is asked for: jobs.py; the bytes of frames are fusecache.base.wire's.
+
+INVARIANT: whatever a client sends or fails to send, it loses at most its own connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
+
+import trio
+
+from fusecache import __version__
+from fusecache.base import mounts, wire
+from fusecache.base.errors import UserError
+from fusecache.base.wire import Fields, WireError
+from fusecache.base.wire_trio import FrameStream
+from hintsd.daemon import messages
+from hintsd.daemon.arrays import Arrays
+from hintsd.daemon.director import Director
+from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector
+from hintsd.daemon.journal import Journal, JournalBusy
+from hintsd.daemon.messages import JobRefused
+from hintsd.daemon.own_log import internal_error
+from hintsd.orders.hint import NAME_LENGTH_MOST, Hint
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MOST: Final = 256
+READING_AT_ONCE: Final = 2  # jobs and orders whose arrays are read: copies of those are made
+ARRAYS_TIMEOUT_S: Final = 30.0
+NOTICES_MOST: Final = 16  # on their way to one client; more are left to the log
+STATES_INTERVAL_S: Final = 0.5  # between looks at whether what clients were told still holds
+LAST_WORDS_TIMEOUT_S: Final = 1.0
+UNMOUNTED_INTERVAL_S = 2.0
+SWITCH_INTERVAL_S: Final = 0.001  # a thread that answers waits so long for one that computes
+JOURNAL_DIRECTORY: Final = "jobs"
+_BACKLOG: Final = 128
+
+T = TypeVar("T")
+Standing = tuple[str, str]  # state and reason of a `state` message
+_HINTED: Final[Standing] = ("hinted", "")
+
+
+class CannotServe(UserError):
+    """The daemon cannot begin."""
+
+
+class Refusal(Exception):
+    """This request is answered with `rejected`; one line."""
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    frames: FrameStream
+    peer: wire.Peer
+    job: LiveJob | None = None
+    arrays: Arrays = field(default_factory=Arrays)
+    notices: int = 0  # that are being sent
+    told: Standing | None = None  # what its job is; None: it is not to be told
+
+
+def is_allowed(peer_uid: int, own_uid: int) -> bool:
+    """Whether a hintsd of user `own_uid` serves this peer: the same user, or root."""
+    return peer_uid in (own_uid, 0)
+
+
+def serve(
+    socket_path: str, *, ram_bytes: int | None, until_unmounted: bool, ready: Callable[[], None]
+) -> None:
+    """Be the daemon at the absolute `socket_path`, until SIGTERM or SIGINT. CannotServe.
+
+    `ready` is called when clients are answered. `ram_bytes`, `until_unmounted`: see
+    `hintsd serve --help`.
+    """
+    directory = os.path.dirname(socket_path)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if not os.path.isdir(directory):
+        raise CannotServe(f"{directory} is no directory: make one first (mkdir -m 700)")
+    try:
+        journal = Journal(os.path.join(directory, JOURNAL_DIRECTORY))
+    except (OSError, JournalBusy) as error:
+        raise CannotServe(_line(directory, error)) from None
+    with contextlib.closing(journal):
+        try:
+            listener = listen(socket_path)
+        except OSError as error:
+            raise CannotServe(_line(socket_path, error)) from None
+        try:
+            server = Server(listener, journal, functools.partial(Director, ram_bytes=ram_bytes))
+            trio.run(_serve_until_told, server, until_unmounted, ready)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(socket_path)
+
+
+def _line(path: str, error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or path}: {error.strerror}"
+    return f"{path}: {error}"
+
+
+async def _serve_until_told(
+    server: Server, until_unmounted: bool, ready: Callable[[], None]
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            ready()
+            if until_unmounted:
+                nursery.start_soon(_until_unmounted, server, nursery.cancel_scope)
+            async for number in signals:
+                log.info("ends with %s", signal.Signals(number).name)
+                break
+            nursery.cancel_scope.cancel()
+
+
+async def _until_unmounted(server: Server, scope: trio.CancelScope) -> None:
+    await server.until_unmounted()
+    log.info("ends: there is no mount any more")
+    scope.cancel()
+
+
+def listen(socket_path: str) -> socket.socket:
+    """A listening socket, mode 0600; one that a dead hintsd left is replaced.
+
+    The caller holds the journal's lock, so no hintsd that listens there lives. OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(socket_path).st_mode):
+            raise FileExistsError(errno.EEXIST, "is no socket, and left as it is", socket_path)
+    umask = os.umask(0o177)
+    try:
+        return mounts.listen(*os.path.split(socket_path), _BACKLOG)
+    finally:
+        os.umask(umask)
+
+
+class Server:
+    """See the module."""
+
+    def __init__(
+        self, listener: socket.socket, journal: Journal, open_director: OpenDirector
+    ) -> None:
+        """`open_director(on_position=, on_notice=, on_finished=)`: a Director with these calls."""
+        self._listener = listener
+        self._jobs = Jobs(journal, open_director, self._on_notice)
+        self._director = self._jobs.director
+        self._connections: set[_Connection] = set()
+        self._begun_s = time.monotonic()
+        self._reading = trio.CapacityLimiter(READING_AT_ONCE)
+        self._nursery: trio.Nursery  # set by `run`
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Started: clients are answered."""
+        self._listener.setblocking(False)
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._tell_states)
+            await self._jobs.run(nursery)
+            task_status.started()
+            await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
+
+    async def until_unmounted(self) -> None:
+        """Return when this user has no fusecache mount any more. Whoever is connected then has no
+        use for us: a job of a mount that is gone, or a client that looks on.
+        """
+        misses = 0
+        while misses < 2:  # twice: a mount that is replaced is away for a moment
+            await trio.sleep(UNMOUNTED_INTERVAL_S)
+            mounted = any(
+                mount.is_fusecache and mount.uid == os.getuid() for mount in mounts.mounts()
+            )
+            misses = 0 if mounted else misses + 1
+
+    def status(self) -> dict[str, Any]:
+        """What `hintsd status --json` prints."""
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - self._begun_s, 3),
+            "connections": len(self._connections),
+            **self._director.status(),
+            "ended": list(self._jobs.ended()),
+        }
+
+    # ---- connections -----------------------------------------------------------------------------
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        frames = FrameStream(stream, frame_bytes_most=wire.CLIENT_FRAME_BYTES_MOST)
+        try:
+            peer = wire.peer_of(cast(socket.socket, stream.socket))
+        except OSError as error:
+            log.warning("a connection whose peer is unknown: %s", error)
+            await frames.aclose()
+            return
+        connection = _Connection(frames, peer)
+        last_words = ""
+        try:
+            if not is_allowed(peer.uid, os.geteuid()):
+                raise WireError("permission denied: this hintsd serves another user")
+            if len(self._connections) >= CONNECTIONS_MOST:
+                raise WireError(f"there are {CONNECTIONS_MOST} connections already")
+            self._connections.add(connection)
+            await self._converse(connection)
+        except WireError as error:
+            log.info("process %d of user %d: %s", peer.pid, peer.uid, error)
+            last_words = str(error)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except Exception:
+            log.exception("a fault in the conversation with process %d", peer.pid)
+            last_words = internal_error()
+        finally:
+            self._connections.discard(connection)
+            self._release(connection)
+            if last_words:
+                with (
+                    trio.move_on_after(LAST_WORDS_TIMEOUT_S),
+                    contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError),
+                ):
+                    await frames.send("error", message=last_words)
+            await frames.aclose()
+
+    def _release(self, connection: _Connection) -> None:
+        connection.arrays.clear()
+        job = connection.job
+        connection.job = None
+        if job is not None:
+            job.detach()
+
+    def _client_of(self, job: LiveJob | None) -> _Connection | None:
+        """The connection that has this job."""
+        has_it = (connection for connection in self._connections if connection.job is job)
+        return None if job is None else next(has_it, None)
+
+    async def _converse(self, connection: _Connection) -> None:
+        frame = None
+        with trio.move_on_after(wire.FRAME_TIMEOUT_S):
+            frame = await connection.frames.receive()
+        if frame is None:
+            return
+        if frame.type != "hello":
+            raise WireError(f"{frame.type} before hello")
+        version = frame.fields.int("version", 0, 1 << 32)
+        if version != wire.VERSION:
+            raise WireError(f"version {version} of the protocol; this hintsd speaks {wire.VERSION}")
+        await connection.frames.send(
+            "welcome", version=wire.VERSION, pid=os.getpid(), hintsd=__version__
+        )
+        while (frame := await self._receive(connection)) is not None:
+            try:
+                await self._answer(connection, frame)
+            except Refusal as refusal:
+                await connection.frames.send("rejected", message=str(refusal))
+
+    async def _receive(self, connection: _Connection) -> wire.Frame | None:
+        """The next frame; None: there is no other. Who has sent a part of arrays goes on."""
+        if not len(connection.arrays):
+            return await connection.frames.receive()
+        with trio.move_on_after(ARRAYS_TIMEOUT_S):
+            return await connection.frames.receive()
+        raise WireError(f"arrays were begun, and nothing came in {ARRAYS_TIMEOUT_S:g} s")
+
+    async def _answer(self, connection: _Connection, frame: wire.Frame) -> None:
+        send, fields = connection.frames.send, frame.fields
+        match frame.type:
+            case "job":
+                connection.told = None
+                wants_state = messages.wants_state(fields)
+                job = await self._open(connection, fields)
+                assert job.info is not None
+                await send(
+                    "accepted",
+                    job=job.name,
+                    mountpoint=job.info.mount.mountpoint,
+                    samples_per_epoch=job.info.samples_per_epoch,
+                    warnings=list(job.info.warnings),
+                )
+                connection.told = _HINTED if wants_state else None
+            case "array":
+                await trio.to_thread.run_sync(connection.arrays.add, fields)
+            case "order":
+                await send("planned", epoch=await self._order(connection, fields))
+            case "step":
+                epoch, batch = messages.step(fields)
+                if (live := connection.job) is not None and live.info and not live.is_over:
+                    live.info.mount.step(live.name, epoch, batch)
+            case "close":
+                if connection.job is not None:
+                    await self._jobs.end(connection.job, "closed by its trainer")
+                    connection.job = None
+                await send("closed")
+            case "status":
+                await send("status", **self.status())
+            case "end":
+                name = fields.str("job", NAME_LENGTH_MOST)
+                ended = self._jobs.get(name)
+                if ended is None:
+                    raise Refusal(f"there is no job {name}; hintsd status shows the jobs")
+                self._on_notice(name, f"job {name} was ended by process {connection.peer.pid}")
+                await self._jobs.end(ended, "ended by a user")
+                await send("ended")
+            case _:
+                raise WireError(f"unknown message {frame.type}")
+
+    async def _order(self, connection: _Connection, fields: Fields) -> int:
+        epoch, spec = await self._read(connection, "order", messages.order_spec, fields)
+        job = connection.job
+        if job is None or job.info is None or job.is_over:
+            raise Refusal("order: there is no job, or it has ended")
+        try:
+            await job.info.mount.order(job.name, epoch, spec)
+        except JobRefused as refusal:
+            raise Refusal(str(refusal)) from None
+        return epoch
+
+    # ---- jobs ------------------------------------------------------------------------------------
+
+    async def _open(self, connection: _Connection, fields: Fields) -> LiveJob:
+        """The job of a `job` message, open: a new one, or the one that it resumes."""
+        if connection.job is not None and not connection.job.is_over:
+            raise WireError("job: this connection has one")
+        peer = connection.peer
+        resumed, is_of_others = messages.resumed_job(fields), messages.is_of_others(fields)
+        hint = await self._read(connection, "job", messages.hint, fields)
+        pid = self._trainer(hint, peer, is_of_others=is_of_others)
+        job = await self._jobs.resume(resumed, peer.uid, pid, hint)
+        if job is None:
+            try:
+                job = self._jobs.begin(hint, peer.uid, pid, resumed or "")
+            except JobRefused as refusal:
+                raise Refusal(str(refusal)) from None
+        del hint  # it may be long
+        job.attach()
+        if (before := self._client_of(job)) is not None:
+            before.job = None  # this client's, of which it knows the end before we do
+        connection.job = job
+        await job.opened.wait()
+        if job.info is None:
+            connection.job = None
+            raise Refusal(job.refusal or job.reason)
+        return job
+
+    def _trainer(self, hint: Hint, peer: wire.Peer, *, is_of_others: bool) -> int | None:
+        """The process whose end is to end the job. Refusal."""
+        pid = hint.pid
+        if pid is None:
+            if hint.detached or is_of_others:
+                return None
+            pid = peer.pid
+            if pid == 0:
+                raise Refusal("hintsd cannot see your process: it is in another pid namespace")
+        elif peer.uid != 0 and _owner(pid) not in (peer.uid, None):
+            raise Refusal(f"process {pid} is not yours")
+        return pid
+
+    async def _read(
+        self, connection: _Connection, kind: str, read: Callable[[Fields, Arrays], T], of: Fields
+    ) -> T:
+        """What a message says, with the arrays that came before it: they may be long. Refusal."""
+
+        def read_once() -> T:
+            try:
+                return read(of, connection.arrays)
+            finally:
+                connection.arrays.clear()
+
+        try:
+            return await trio.to_thread.run_sync(read_once, limiter=self._reading)
+        except ValueError as error:
+            raise Refusal(f"{kind}: {error}") from None
+
+    # ---- what the Director tells -----------------------------------------------------------------
+
+    def _on_notice(self, name: str, line: str) -> None:
+        log.info("%s: %s", name, line)
+        job = self._jobs.get(name)
+        connection = self._client_of(job)
+        if connection is not None and connection.notices < NOTICES_MOST:
+            connection.notices += 1
+            self._nursery.start_soon(
+                functools.partial(self._notify, connection, "warning", message=line)
+            )
+
+    async def _tell_states(self) -> None:
+        """Clients learn what has become of their jobs."""
+        while True:
+            await trio.sleep(STATES_INTERVAL_S)
+            status: dict[str, Any] | None = None
+            for connection in list(self._connections):
+                job, told = connection.job, connection.told
+                if job is None or told is None or connection.notices >= NOTICES_MOST:
+                    continue
+                status = status or self._director.status()
+                standing = _standing(job, status)
+                if standing != told:
+                    connection.told = standing
+                    connection.notices += 1
+                    state, reason = standing
+                    self._nursery.start_soon(
+                        functools.partial(
+                            self._notify, connection, "state", state=state, reason=reason
+                        )
+                    )
+
+    async def _notify(self, connection: _Connection, kind: str, **fields: str) -> None:
+        try:
+            await connection.frames.send(kind, **fields)
+        except (WireError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the task that receives will notice
+        finally:
+            connection.notices -= 1
+
+
+def _standing(job: LiveJob, status: dict[str, Any]) -> Standing:
+    """What a client is told of its job, by the Director's `status`."""
+    if job.is_over:
+        return "over", job.reason
+    for mount in status["mounts"]:
+        is_its = job.info is not None and mount["mountpoint"] == job.info.mount.mountpoint
+        if is_its and not mount["connected"]:
+            return "waiting", f"{mount['mountpoint']} {mount.get('reason', '')}"
+    for known in status["jobs"]:
+        if known["name"] != job.name:
+            continue
+        reason = known.get("reason") or ""
+        if known["state"] == "wrong" or (known["state"] == "waiting" and reason):
+            return known["state"], reason
+    return _HINTED
+
+
+def _owner(pid: int) -> int | None:
+    """The user that a process runs as; None: it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith(b"Uid:"))

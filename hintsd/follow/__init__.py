@@ -1,0 +1,1 @@
+"""Where a job's readers are in its access sequence (pure)."""

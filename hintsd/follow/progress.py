@@ -1,0 +1,296 @@
+"""Where a job's readers are in its access sequence (pure).
+
+Positions are those of sequence.py. Two marks are kept: `high`, the furthest position seen,
+and `low`, before which all is read. Between them lies the disorder of a DataLoader: w workers read
+w batches at once, and up to w * prefetch_factor batches are handed out ahead of the oldest.
+
+What is observed: READs that reached the server, LOOKUPs of armed files (wires; in the steady state
+nothing else), and the steps a trainer reports.
+
+**In order** is an observation whose file is used between `low` and `zone_end`: the disorder and a
+few wires beyond the first wire that has not fired. A burst of foreign look-ups (`ls -l`) can
+therefore not carry the position away: it fires wires here and there, but not each one in turn.
+While strays abound, the position moves only if chance does not explain the share in order.
+
+Whether the hint is wrong, and where the reader is if it is elsewhere, evidence.py weighs. Where
+look-ups cannot tell one place of an epoch from another (`is_to_be_checked`), it condemns no job:
+there search.py looks for the reader, and that decides.
+
+INVARIANT: low ≤ high ≤ low + slack; all before `low` is read, as far as can be told.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hintsd.follow.evidence import Evidence
+from hintsd.follow.sequence import Positions
+
+SPACING_LEAST = 64  # samples between wires: arming costs readers a few per cent at most
+UNKNOWN_WORKERS, UNKNOWN_PREFETCH_FACTOR = 16, 2
+IDLE_AFTER_S = 60.0
+NEAR_END_S = 30.0
+AT_END_S = 2.0  # the last batches are read, when nothing was seen for so long after the last sample
+
+PACE_FIRST_S, PACE_S = 0.2, 1.0
+
+_FAR = np.iinfo(np.int64).max
+
+Mask = npt.NDArray[np.bool_]
+
+
+def wire_spacing(batch_size: int) -> int:
+    """Samples from one wire to the next: whole batches when they are small, else a batch or an even
+    part of it (64 to 255 samples), so that each batch begins with a wire.
+    """
+    if batch_size < SPACING_LEAST:
+        return -(-SPACING_LEAST // batch_size) * batch_size
+    return batch_size // max(1, batch_size // (2 * SPACING_LEAST))
+
+
+class Progress:
+    """One job's position and the evidence for and against its hint."""
+
+    def __init__(
+        self,
+        samples_per_epoch: int,
+        *,
+        start: int,
+        batch_size: int,
+        workers: int,
+        prefetch_factor: int,
+        now: float,
+    ) -> None:
+        self._epoch_samples = samples_per_epoch
+        workers_assumed = workers or UNKNOWN_WORKERS
+        handed_out = workers_assumed * (prefetch_factor or UNKNOWN_PREFETCH_FACTOR) + 1
+        if workers == 1:
+            handed_out = 1  # one worker reads its batches one after another
+        quarter = max(1, samples_per_epoch // 4)
+        self.spacing = wire_spacing(batch_size)
+        self.workers = workers
+        """0: not known."""
+        # All of a short epoch may be handed out: less, and `low` would pass what is not read yet.
+        self.disorder = min(handed_out * batch_size, samples_per_epoch)
+        self.is_scattered = self.disorder > quarter
+        """Whether so much is read at once that an epoch's files come in little order."""
+        # a worker that begins a batch has read its one before; no wire tells that of small batches
+        reading = workers_assumed * batch_size if self.spacing <= batch_size else self.disorder
+        self._reading = min(reading, samples_per_epoch)
+        # workers that are only assumed take no more of the RAM
+        at_once = self._reading if workers else min(self._reading, quarter)
+        self.at_once = at_once + self.spacing
+        """Samples from the first to the last that are being read, as far as wires tell."""
+        self.is_low_known = workers > 1
+        """Whether all that lies before `low` was read: a slow worker is waited for."""
+        self._told = self.low = self.high = start  # _told: by the trainer, the last time
+        self._unstepped = start  # `low`, had there been no steps
+        self.moves, self.moved_to = 0, start  # to where its way did not lead; the last place
+        self._unseen = 0  # samples beyond `high` that may be read: others have fired the wires
+        self.begun = False
+        self.passed_samples = 0
+        self.samples_per_s = 0.0
+        self.confirmed_at = now
+        self._paced = (now, start)
+        self._last_step: int | None = None
+        self.evidence = Evidence(
+            samples_per_epoch,
+            disorder=self.disorder,
+            spacing=self.spacing,
+            read_span=SPACING_LEAST,
+        )
+
+    # --- the zone
+
+    def expect_unseen(self, stolen: int) -> None:
+        """So many wires beyond `high` others have fired: the reader may have passed them."""
+        # not more: if all were in order, no wrong hint would be noticed
+        self._unseen = min(self.spacing * stolen, self._epoch_samples // 4)
+
+    def zone_end(self, unfired: int | None) -> int:
+        """End of what is in order; `unfired`: the first wire from `low` on that has not fired."""
+        base = self.high if unfired is None else min(unfired, self.high)
+        return max(base + self.disorder + 4 * self.spacing + self._unseen, self.high + 1)
+
+    @property
+    def is_epoch_short(self) -> bool:
+        """Whether more than a quarter of an epoch is in order."""
+        return 4 * (self.disorder + 4 * self.spacing) > self._epoch_samples
+
+    @property
+    def is_to_be_checked(self) -> bool:
+        """Whether look-ups alone may not tell where else the reader is (`jump`): the span of eight
+        is more than a sixteenth of an epoch.
+        """
+        return 16 * (self.disorder + 8 * self.spacing) > self._epoch_samples
+
+    @property
+    def slack(self) -> int:
+        return self.disorder + self.spacing
+
+    @property
+    def _floor(self) -> int:
+        """What is used from here on may not have been read yet: a step is here before the reads
+        that it tells of.
+        """
+        return max(self._unstepped, self.low - self.slack)
+
+    def place(self, candidates: Positions, unfired: int | None) -> Positions:
+        """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
+        if candidates.size == 0:
+            return np.full(candidates.shape[1:], -1, np.int64)
+        inside = (candidates >= self._floor) & (candidates < self.zone_end(unfired))
+        # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
+        nearest: Positions = np.where(inside, candidates, _FAR).min(axis=0)
+        return np.where((nearest >= self.low) & (nearest < _FAR), nearest, -1)
+
+    # --- evidence
+
+    def take(
+        self,
+        inos: npt.NDArray[np.uint32],
+        candidates: Positions,
+        placed: Positions,
+        reads: Mask,
+        in_dataset: Mask,
+        excused: Mask,
+        unfired: int | None,
+        now: float,
+    ) -> None:
+        """Weighs one batch of observations. `placed`: what `place` said; `in_dataset`: they say
+        something about this job; `excused`: in order for another job, so no stray.
+        """
+        zone_end = self.zone_end(unfired)
+        share = self.evidence.share_percent(zone_end - self.low)
+        in_order = placed >= 0
+        overtaken = (candidates >= self._floor) & (candidates < self.low)
+        relevant = in_order | (in_dataset & ~excused & ~overtaken.any(axis=0))
+        for index in np.flatnonzero(relevant):
+            is_read = bool(reads[index])
+            if in_order[index]:
+                self.evidence.follow(is_read, share)
+                self._confirm(int(placed[index]), share, zone_end, now)
+            else:
+                self.evidence.stray(int(inos[index]), candidates[:, index], is_read, now)
+
+    def _confirm(self, position: int, share: int, zone_end: int, now: float) -> None:
+        if self.evidence.do_strays_abound and (
+            # beyond the disorder: it would push `low` past the one who follows
+            position >= zone_end - 3 * self.spacing or self.evidence.is_chance(share)
+        ):
+            return
+        self.begun = True
+        self.confirmed_at = now
+        self.high = max(self.high, position + 1)
+
+    def reach(self, position: int, now: float) -> None:
+        """All wires before `position` have fired: chance cannot do that."""
+        if position > self.high:
+            self.begun = True
+            self.confirmed_at = now
+            self.high = position
+
+    # --- moving
+
+    def settle(self, unfired: int | None, wired_from: int | None) -> None:
+        """Moves `low` up: to the first wire that has not fired, less the batches that are being
+        read, and never more than `slack` behind `high`. Before `wired_from` (None: anywhere) no
+        wires are laid, and that none stands there says nothing of a slow worker.
+        """
+        first = self.high if unfired is None else min(unfired, self.high)
+        seen = max(self._unstepped, self.high - self.slack)
+        if wired_from is not None and first - self._reading >= wired_from:
+            seen = max(seen, first - self._reading)
+        self._unstepped = seen
+        self._advance(max(self.low, seen))
+
+    def _advance(self, low: int) -> None:
+        self.passed_samples += low - self.low
+        self.low = low
+
+    def step(self, position: int, now: float) -> None:
+        """The trainer has taken all samples before `position`."""
+        back = self._last_step is not None and position < self._last_step
+        self._last_step = self._told = position
+        if back or position > self.high + self.disorder + 4 * self.spacing:
+            self.move(position, now)
+        self.begun = True
+        self.confirmed_at = now
+        self.high = max(self.high, position)
+        if position > self.low:
+            self._advance(position)
+
+    def enter(self, epoch: int) -> None:
+        """The reader is found in this epoch: a loader begins it when all before is read."""
+        start = epoch * self._epoch_samples
+        self._unstepped = max(self._unstepped, start)
+        self.high = max(self.high, start)
+        self._advance(max(self.low, start))
+
+    def find(self, position: int, now: float) -> None:
+        """The reader is seen to read at another place."""
+        self.move(position, now)
+        self.begun = True
+
+    def confirm(self, now: float) -> None:
+        """It is about to read."""
+        self.confirmed_at = now
+
+    def move(self, position: int, now: float) -> None:
+        """The reader is at another place."""
+        self.moves += not self.low <= position <= self.high
+        self.moved_to = position
+        if position > self.low:
+            self._advance(position)
+        self.low = self.high = self._unstepped = position
+        self._paced = (now, position)
+        self.confirmed_at = now
+        self.evidence.forget()
+
+    def begin(self, position: int, now: float) -> None:
+        """The trainer says that it begins there."""
+        self._told = position
+        self.move(position, now)
+
+    def begin_again(self, now: float) -> None:
+        """All that was seen says nothing of the reader: it is where the trainer said last."""
+        self.move(self._told, now)
+
+    def jump(self) -> int | None:
+        """Another place that the strays agree on, if the present one explains nothing."""
+        if self.is_epoch_short:
+            return None  # chance agrees as well; search.py looks for it
+        share = self.evidence.share_percent(self.zone_end(None) - self.low)
+        return self.evidence.elsewhere(share)
+
+    # --- time
+
+    def pace(self, now: float) -> None:
+        """Measures the reader's speed; call it often."""
+        then, position = self._paced
+        if now - then < (PACE_S if self.samples_per_s else PACE_FIRST_S):
+            return
+        speed = max(0, self.high - position) / (now - then)
+        self.samples_per_s = speed if not self.samples_per_s else (self.samples_per_s + speed) / 2
+        self._paced = (now, self.high)
+
+    def idle(self, now: float) -> bool:
+        """Nothing was read for a while, or nothing since it was announced."""
+        return now - self.confirmed_at > IDLE_AFTER_S
+
+    def finished(self, total: int, now: float) -> bool:
+        """Whether all `total` samples are read: the last one was seen (or, the wire having gone
+        astray, one of the last), and then nothing for a while.
+        """
+        quiet_s = now - self.confirmed_at
+        return (
+            self.low >= total
+            or (self.high >= total and quiet_s > AT_END_S)
+            or (self.high >= total - self.slack and quiet_s > NEAR_END_S)
+        )
+
+    def check_invariants(self) -> None:
+        assert self.low <= self.high
+        assert self.high - self.low <= self.slack, (self.low, self.high)
+        self.evidence.check_invariants()

@@ -1,0 +1,195 @@
+"""The access sequence of one job: the orders of the epochs that are known, as inode numbers.
+
+A *position* is `epoch * samples_per_epoch + index`: one number line over all epochs. Here positions
+become inode numbers (`piece`) and inode numbers become positions (`locate`), vectorised. Neither
+what is cached nor where the reader is belongs here.
+
+INVARIANT: every order has `samples_per_epoch` entries; entry 0 is a sample outside the mount.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Inos: TypeAlias = npt.NDArray[np.uint32]
+Positions: TypeAlias = npt.NDArray[np.int64]
+
+NO_INOS: Inos = np.empty(0, np.uint32)
+NO_POSITIONS: Positions = np.empty(0, np.int64)
+
+CHUNK = 1 << 20  # elements worked on at once: bounds what numpy allocates on the way
+_NONE = np.uint32(0xFFFF_FFFF)
+
+
+class EpochOrder:
+    """The order of one epoch, and its inverse: 4 bytes a sample, and 4 for each number between the
+    smallest and the largest inode number. The array given is kept, not copied.
+    """
+
+    def __init__(self, inos: Inos) -> None:
+        self.inos = inos
+        inside = inos[inos != 0] if len(inos) and inos.min() == 0 else inos
+        self._base = int(inside.min()) if len(inside) else 0
+        span = int(inside.max()) - self._base + 1 if len(inside) else 0
+        self._first = np.full(span, _NONE, np.uint32)
+        del inside
+        starts = range(0, len(inos), CHUNK)
+        for start in reversed(starts):  # from behind: of several uses the first one stays
+            piece = inos[start : start + CHUNK]
+            index = np.arange(start, start + len(piece), dtype=np.uint32)
+            if self._base == 0 or piece.min() == 0:
+                index, piece = index[piece != 0], piece[piece != 0]
+            self._first[(piece - np.uint32(self._base))[::-1]] = index[::-1]
+        more = []
+        for start in starts:
+            piece = inos[start : start + CHUNK]
+            index = np.arange(start, start + len(piece), dtype=np.uint32)
+            again = np.flatnonzero((piece != 0) & (self._first_of(piece) != index))
+            more.append(piece[again].astype(np.uint64) << np.uint64(32) | index[again])
+        self._more = np.sort(np.concatenate(more)) if more else np.empty(0, np.uint64)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a file is read more than once in this epoch."""
+        return len(self._more) > 0
+
+    def find(self, inos: Inos, at_or_after: int) -> Positions:
+        """Index of each file's first use at or after the index `at_or_after`; -1: there is none."""
+        first = self._first_of(inos)
+        found = np.where((first != _NONE) & (first >= at_or_after), first.astype(np.int64), -1)
+        if self.repeats and at_or_after > 0:
+            seek = np.flatnonzero((first != _NONE) & (found < 0))
+            key = inos[seek].astype(np.uint64) << np.uint64(32)
+            place = np.searchsorted(self._more, key | np.uint64(at_or_after))
+            candidate = self._more[np.minimum(place, len(self._more) - 1)]
+            same = (place < len(self._more)) & (candidate >> np.uint64(32) == inos[seek])
+            index = (candidate & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+            found[seek] = np.where(same, index, -1)
+        return found
+
+    def contains(self, inos: Inos) -> npt.NDArray[np.bool_]:
+        known: npt.NDArray[np.bool_] = self._first_of(inos) != _NONE
+        return known
+
+    def _first_of(self, inos: Inos) -> npt.NDArray[np.uint32]:
+        if len(self._first) == 0:
+            return np.full(len(inos), _NONE, np.uint32)
+        offset = inos.astype(np.int64) - self._base
+        inside = (offset >= 0) & (offset < len(self._first)) & (inos != 0)
+        return np.where(inside, self._first[np.where(inside, offset, 0)], _NONE)
+
+
+class Sequence:
+    """The known epochs of one job."""
+
+    def __init__(self, samples_per_epoch: int, epochs: int | None = None) -> None:
+        """`epochs`: of the job; None: not known how many."""
+        self.samples_per_epoch = samples_per_epoch
+        self.epochs = epochs
+        self.orders: dict[int, EpochOrder] = {}
+        self.unknown: set[int] = set()
+        """Epochs whose order cannot be known (yet)."""
+
+    @property
+    def total(self) -> int | None:
+        """The job's samples; None: it is not known how many epochs it has."""
+        return None if self.epochs is None else self.epochs * self.samples_per_epoch
+
+    def last(self, position: int) -> int:
+        """`position`, or the job's end if that comes first."""
+        return position if self.total is None else min(position, self.total)
+
+    def has(self, epoch: int) -> bool:
+        """Whether the job has so many epochs, as far as anybody knows."""
+        return self.epochs is None or epoch < self.epochs
+
+    def is_open(self, epoch: int) -> bool:
+        """Whether its order is neither known nor known to be unknown."""
+        return epoch not in self.orders and epoch not in self.unknown
+
+    def epoch_of(self, position: int) -> int:
+        return position // self.samples_per_epoch
+
+    def put(self, epoch: int, inos: Inos) -> None:
+        """ValueError: the order has another length than the epoch."""
+        if len(inos) != self.samples_per_epoch:
+            raise ValueError(
+                f"epoch {epoch}: {len(inos)} samples given, {self.samples_per_epoch} expected"
+            )
+        self.orders[epoch] = EpochOrder(inos)
+        self.unknown.discard(epoch)
+
+    def cannot_know(self, epoch: int) -> None:
+        """This epoch's order cannot be known (yet)."""
+        self.unknown.add(epoch)
+
+    def forget(self) -> None:
+        """Nothing is known of any epoch."""
+        self.orders.clear()
+        self.unknown.clear()
+
+    def forget_before(self, epoch: int) -> None:
+        for old in [known for known in self.orders if known < epoch]:
+            del self.orders[old]
+        self.unknown = {known for known in self.unknown if known >= epoch}
+
+    def known_until(self, position: int) -> int:
+        """First position from `position` on that no known order covers."""
+        epoch = self.epoch_of(position)
+        if epoch not in self.orders:
+            return position
+        while epoch in self.orders:
+            epoch += 1
+        return epoch * self.samples_per_epoch
+
+    def piece(self, start: int, most: int) -> tuple[Inos, bool]:
+        """At most `most` inode numbers from `start` on, none beyond the epoch's end or of an
+        unknown epoch; and whether the epoch has repeats.
+        """
+        epoch, index = divmod(start, self.samples_per_epoch)
+        order = self.orders.get(epoch)
+        if order is None:
+            return np.empty(0, np.uint32), False
+        return order.inos[index : index + most], order.repeats
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[Inos, bool]]:
+        """All of [start, stop), which must be known, in pieces of at most CHUNK."""
+        while start < stop:
+            inos, repeats = self.piece(start, min(CHUNK, stop - start))
+            assert len(inos), "a window covers known positions only"
+            yield inos, repeats
+            start += len(inos)
+
+    def inos_at(self, positions: Positions) -> Inos:
+        """The file at each position; 0 where the epoch is unknown."""
+        epochs, indices = np.divmod(positions, self.samples_per_epoch)
+        found = np.zeros(len(positions), np.uint32)
+        for epoch, order in self.orders.items():
+            here = epochs == epoch
+            found[here] = order.inos[indices[here]]
+        return found
+
+    def contains(self, inos: Inos) -> npt.NDArray[np.bool_]:
+        """Which files are in the known epochs."""
+        found = np.zeros(len(inos), np.bool_)
+        for order in self.orders.values():
+            found |= order.contains(inos)
+        return found
+
+    def locate(self, inos: Inos, at_or_after: int) -> Positions:
+        """Where each file is used: shape (known epochs, files), -1 where it is not. In each epoch
+        the first use at or after `at_or_after`, or the first at all.
+        """
+        n = self.samples_per_epoch
+        rows = []
+        for epoch, order in sorted(self.orders.items()):
+            floor = min(max(at_or_after - epoch * n, 0), n)
+            index = order.find(inos, floor)
+            if floor:
+                index = np.where(index < 0, order.find(inos, 0), index)
+            rows.append(np.where(index >= 0, index + epoch * n, -1))
+        return np.array(rows, np.int64).reshape(len(rows), len(inos))

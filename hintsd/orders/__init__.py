@@ -1,0 +1,1 @@
+"""Orders in which datasets are read, as torch's samplers draw them."""

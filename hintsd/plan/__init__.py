@@ -1,0 +1,1 @@
+"""What a mount is told to stage, fetch, keep and pack (pure)."""

@@ -1,0 +1,258 @@
+"""The files of one mount, by inode number: their sizes, what is known of each, and what SSD has
+and is to have of them (pure).
+
+Each flag has an owner, which alone marks it, and keeps its sum in step: STORED, RESIDENT, FETCHING,
+STORING and GONE are `Ssd`'s, ARMED is wires.py's, PINNED placement.py's, all others are ram.py's.
+
+INVARIANT: the counts and sums here are those of the flags; no RESIDENT file is STORED.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fusecache.base.protocol import Result
+from hintsd.follow.sequence import CHUNK, Inos
+from hintsd.plan.commands import Withdrawn
+from hintsd.policies import Integers, Mask
+from hintsd.policies.residents import Residents
+
+PAGE_BYTES = 4096
+
+STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING, KEPT, READ = (
+    1 << bit for bit in range(13)
+)
+PINNED, LISTED = 1 << 13, 1 << 14
+_OF_SSD = STORED | RESIDENT | FETCHING | STORING | GONE
+
+
+class Files:
+    """Arrays have one entry for each inode number; entry 0 stands for all outside the mount."""
+
+    def __init__(self) -> None:
+        self.sizes: npt.NDArray[Any] = np.zeros(0, np.uint32)
+        """Bytes; 0: never learned, and so not prefetched."""
+        self.flags = np.zeros(0, np.uint16)
+
+    def grow(self, count: int) -> None:
+        """Makes room for inode numbers below `count`."""
+        self.sizes, self.flags = grown(self.sizes, count), grown(self.flags, count)
+
+    def widen(self, sizes: Integers) -> None:
+        """Makes room for sizes as large as these."""
+        if int(sizes.max()) >= 1 << 32 and self.sizes.dtype == np.uint32:
+            self.sizes = self.sizes.astype(np.uint64)
+
+    def resize(self, inos: Inos, sizes: Integers) -> None:
+        """They have these sizes from now on."""
+        self.sizes[inos] = sizes
+
+    def total_bytes(self, inos: Inos) -> int:
+        """Of all these together."""
+        return int(self.sizes[inos].sum(dtype=np.int64))
+
+    def having(self, inos: Inos, flags: int) -> Inos:
+        """Those of them that have one of these flags."""
+        found: Inos = inos[self.flags[inos] & flags != 0]
+        return found
+
+    def all_with(self, flags: int) -> Inos:
+        """All files that have one of these flags. Costs a pass over all files."""
+        return np.flatnonzero(self.flags & flags).astype(np.uint32)
+
+    def mark(self, inos: Inos, flags: int) -> None:
+        """For the flags' owner."""
+        self.flags[inos] |= flags
+
+    def unmark(self, inos: Inos, flags: int) -> None:
+        """For the flags' owner."""
+        self.flags[inos] &= ~flags & 0xFFFF
+
+    def put(self, inos: Inos, which: int, flags: npt.NDArray[np.uint16]) -> None:
+        """Of each file those flags that are among `which`: for their owner."""
+        self.flags[inos] = (self.flags[inos] & (~which & 0xFFFF)) | (flags & which)
+
+    def unmark_all(self, flags: int) -> None:
+        """For the flags' owner. Costs a pass over all files."""
+        for start in range(0, len(self.flags), CHUNK):
+            self.flags[start : start + CHUNK] &= ~flags & 0xFFFF
+
+
+class Ssd:
+    """What is on SSD, what is to be there (the residents), and what is being fetched to it."""
+
+    def __init__(self, files: Files, withdrawn: Withdrawn) -> None:
+        self._files = files
+        self._withdrawn = withdrawn
+        self._residents = Residents(0)  # lets them in, and has their bytes
+        self.uses: npt.NDArray[np.uint16] | None = None
+        """How often each is used over the epochs that were counted; None: none were."""
+        self.room_bytes = 0
+        """What SSD can take now."""
+        self.storing_bytes = 0
+        """Of it, what unanswered commands will take."""
+        self.fetch_unanswered = 0
+
+    @property
+    def has_residents(self) -> bool:
+        """Whether files are to be on SSD that are not there."""
+        return self._residents.held_bytes > 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What further residents may take."""
+        return self._residents.free_bytes
+
+    @property
+    def surplus_bytes(self) -> int:
+        """What the residents that no command has asked for take beyond the room."""
+        return self._residents.held_bytes - self.storing_bytes - self.room_bytes
+
+    def grow(self, count: int) -> None:
+        """Makes room for inode numbers below `count`."""
+        if self.uses is not None:
+            self.uses = grown(self.uses, count)
+
+    def set_room(self, room_bytes: int) -> None:
+        """room_bytes: what SSD can take beyond what is stored."""
+        self.room_bytes = room_bytes
+        self._residents.resize(room_bytes)
+
+    def learn(self, inos: Inos, stored: npt.NDArray[np.uint8]) -> None:
+        """What is on SSD (`stored` is not 0), before they may get another size."""
+        is_stored = stored != 0
+        if self.has_residents:
+            self._settle(np.unique(self._files.having(inos[is_stored], RESIDENT)))
+        flags = np.where(is_stored, STORED, 0).astype(np.uint16)
+        self._files.put(inos, STORED | GONE, flags)
+
+    def _settle(self, residents: Inos) -> None:
+        """They, each once, are residents no more: they are on SSD, or are not to be there."""
+        self._residents.release(self._files.total_bytes(residents))
+        self._files.unmark(residents, RESIDENT)
+
+    def unsettle(self, inos: Inos) -> None:
+        """These, each once, are to be fetched to SSD no more."""
+        self._settle(self._files.having(inos, RESIDENT))
+        self.cancel_fetches(inos)
+
+    def admit(self, inos: Inos, uses: Integers | None) -> bool:
+        """Makes residents of those that fit, each of these once; whether all did."""
+        admitted = self._residents.admit(self._files.sizes[inos], uses)
+        self._files.mark(inos[admitted], RESIDENT)
+        return bool(admitted.all())
+
+    def count(self, inos: Inos) -> None:
+        """Adds the uses of an epoch whose order this is."""
+        if self.uses is None:
+            self.uses = np.zeros(len(self._files.flags), np.uint16)
+        inside = inos[inos < len(self.uses)]
+        uses = np.bincount(inside, minlength=len(self.uses))
+        self.uses += np.minimum(uses, 1 << 10).astype(np.uint16)
+
+    def fetch(self, inos: Inos) -> None:
+        """Residents that the next command asks for, each once."""
+        self.storing_bytes += self._files.total_bytes(inos)
+        self.fetch_unanswered += len(inos)
+        self._files.mark(inos, FETCHING | STORING)
+
+    def cancel_fetches(self, inos: Inos) -> None:
+        """Takes back the fetches of these that are not answered."""
+        inos = np.unique(self._files.having(inos, FETCHING))
+        if len(inos) == 0:
+            return
+        self.fetch_unanswered -= len(inos)
+        self.unstore(inos)
+        self._files.unmark(inos, FETCHING)
+        self._withdrawn.cancel(inos)
+
+    def store(self, inos: Inos) -> Mask:
+        """Which of these, that the next command stages, it is to store, or read from SSD."""
+        flags = self._files.flags[inos]
+        store: Mask = flags & (STORED | RESIDENT) != 0
+        sizes = self._files.sizes[inos].astype(np.int64)
+        storing = flags & (RESIDENT | STORING | STORED) == RESIDENT
+        fits = np.cumsum(np.where(storing, sizes, 0)) <= self.room_bytes - self.storing_bytes
+        store &= ~storing | fits
+        storing &= fits
+        self.storing_bytes += int(sizes[storing].sum())
+        # a file that was to be fetched ahead is staged now: one answer comes for both
+        fetching = flags & FETCHING != 0
+        self.fetch_unanswered -= int(np.count_nonzero(fetching))
+        self._files.unmark(inos[fetching], FETCHING)
+        self._files.mark(inos[storing], STORING)
+        return store
+
+    def unstore(self, inos: Inos) -> None:
+        """What these take is not asked for any more."""
+        storing = self._files.having(inos, STORING)
+        self.storing_bytes -= self._files.total_bytes(storing)
+        self._files.unmark(storing, STORING)
+
+    def done(self, inos: Inos, results: npt.NDArray[np.uint8]) -> None:
+        """What the mount has answered, each file once."""
+        flags = self._files.flags[inos]
+        sizes = self._files.sizes[inos].astype(np.int64)
+        self.storing_bytes -= int(sizes[flags & STORING != 0].sum())
+        self.fetch_unanswered -= int(np.count_nonzero(flags & FETCHING))
+        no_room, gone = results == Result.NO_ROOM, results == Result.GONE
+        stored = ((results == Result.STORED) | (results == Result.STAGED_AND_STORED)) & (
+            flags & STORED == 0
+        )
+        self.room_bytes = max(0, self.room_bytes - int(sizes[stored].sum()))
+        if no_room.any():
+            self.room_bytes = 0  # until the mount says otherwise
+        settled = (flags & RESIDENT != 0) & (stored | no_room | gone)
+        self._residents.release(int(sizes[settled].sum()))
+        flags &= ~(FETCHING | STORING) & 0xFFFF
+        flags[settled] &= ~RESIDENT & 0xFFFF
+        flags[stored] |= STORED
+        flags[gone] = (flags[gone] | GONE) & (~STORED & 0xFFFF)
+        self._files.put(inos, _OF_SSD, flags)
+
+    def void(self) -> None:
+        """Nothing is being fetched or stored any more."""
+        self._files.unmark_all(FETCHING | STORING)
+        self.storing_bytes = self.fetch_unanswered = 0
+
+    def clear(self) -> None:
+        """Nothing is to be there besides what is."""
+        self._files.unmark_all(RESIDENT)
+        self._residents.release(self._residents.held_bytes)
+
+    def check_invariants(self) -> None:
+        """Costs a pass over all files: for tests."""
+        flags, sizes = self._files.flags, self._files.sizes
+        assert np.count_nonzero(flags & FETCHING) == self.fetch_unanswered
+        storing = sizes[flags & STORING != 0]
+        assert int(storing.sum(dtype=np.int64)) == self.storing_bytes
+        residents = flags & RESIDENT != 0
+        assert not (flags[residents] & STORED).any()
+        assert int(sizes[residents].sum(dtype=np.int64)) == self._residents.held_bytes
+        self._residents.check_invariants()
+
+
+def grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """An array with `count` entries at least, the new ones 0."""
+    if count <= len(array):
+        return array
+    new = np.zeros(count, array.dtype)
+    new[: len(array)] = array
+    return new
+
+
+def first_uses(inos: Inos) -> npt.NDArray[np.int64]:
+    """Where in `inos`, of shape (uses,), each file stands first: indices in this order."""
+    found: npt.NDArray[np.int64] = np.sort(np.unique(inos, return_index=True)[1])
+    return found
+
+
+def takes(sizes: npt.NDArray[np.int64], least_bytes: int) -> int:
+    """How many of these files, from the first one on, have so many bytes together, or more; all, if
+    they have less. `least_bytes`: more than 0; `sizes`: of shape (files,).
+    """
+    count = int(np.searchsorted(np.cumsum(sizes), least_bytes)) + 1
+    return min(count, len(sizes))

@@ -1,0 +1,463 @@
+"""Who follows which order: what an observation says of each job's reader, and what becomes of the
+job then (docs/HINTS.md rules 5 to 8; pure).
+
+How far a reader is: follow/progress.py; whether it is one: follow/evidence.py; where it is when
+its place is not known: follow/search.py; which wires have fired: wiring.py. Here they are asked,
+and a job is woken, moved to another place, looked for, or taken for wrong.
+
+INVARIANT: an observation is weighed once for each job, and moves at most the nearest reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fusecache.base.protocol import Observed, Standing
+from hintsd.follow.readers import ANOTHERS, OWN, STRANGER, Pids, Standings
+from hintsd.follow.search import (
+    ENOUGH,
+    EPOCHS_LEAST,
+    EPOCHS_MOST,
+    SAMPLES_MOST,
+    Opened,
+    Place,
+)
+from hintsd.follow.sequence import Inos, Positions
+from hintsd.plan.files import Files
+from hintsd.plan.job import Job
+from hintsd.plan.lanes import Lanes
+from hintsd.plan.layout import Layout
+from hintsd.plan.ram import Ram
+from hintsd.plan.windows import Windows
+from hintsd.plan.wires import Wires
+from hintsd.policies import Mask
+
+OBSERVED_WIRES, OBSERVED_MOST = 4, 128  # weighed at once: a zone reaches four wires ahead
+AWAITED_S = 30.0  # a trainer may need so long to begin
+
+_LATE = (
+    (Standing.FAILED, "failed"),
+    (Standing.STAGED, "evicted"),
+    (Standing.FLYING, "fetching"),
+)
+
+
+class _Seen(NamedTuple):
+    """Observations (docs/WIRE.md), and who made them."""
+
+    inos: Inos
+    kinds: npt.NDArray[np.uint8]
+    processes: Pids
+    whose: Mapping[str, Standings]
+    now: float
+
+    def part(self, chosen: slice | Mask) -> _Seen:
+        whose = {name: stands[chosen] for name, stands in self.whose.items()}
+        return _Seen(self.inos[chosen], self.kinds[chosen], self.processes[chosen], whose, self.now)
+
+    @property
+    def reads(self) -> Mask:
+        """Which of them are READs; the others are look-ups."""
+        found: Mask = self.kinds & Observed.MASK != Observed.LOOKUP
+        return found
+
+
+@dataclass(eq=False)
+class _View:
+    """What observations are to one job."""
+
+    job: Job
+    theirs: Mask
+    """They say nothing of it."""
+    where: Positions
+    """Where their files stand in its epochs; -1: nowhere, or they say nothing of it."""
+    is_used: Mask
+    """The file stands in its order, whoever reads it."""
+    unfired: int | None
+    placed: Positions
+    """The position in order, or -1; of several jobs' the nearest one's."""
+
+    @property
+    def is_known(self) -> Mask:
+        found: Mask = np.logical_or.reduce(self.where >= 0, axis=0)
+        return found
+
+
+class Followers:
+    """The readers of one mount's `jobs`: all of them, as they come and go."""
+
+    def __init__(
+        self,
+        files: Files,
+        ram: Ram,
+        jobs: Mapping[str, Job],
+        wires: Wires,
+        lanes: Lanes,
+        windows: Windows,
+        layout: Layout,
+        retire: Callable[[Job], None],
+    ) -> None:
+        """`retire`: takes back the plan of a job that no reader follows."""
+        self._files, self._ram, self._jobs = files, ram, jobs
+        self._wires, self._lanes, self._windows, self._layout = wires, lanes, windows, layout
+        self._retire = retire
+        self._notices: list[tuple[str, str]] = []
+
+    def notices(self) -> list[tuple[str, str]]:
+        """(job, one line): new since last asked."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    # --- a reader whose place is not known
+
+    def is_sought(self, name: str, now: float) -> bool:
+        """Whether epochs that are not known yet are to be looked through for its reader."""
+        search = self._jobs[name].search
+        return search is not None and search.is_walk_due(now)
+
+    def sought(self, name: str) -> tuple[Opened, list[int]]:
+        """What the reader was seen to open, for `search.walk`, and the epochs to look through."""
+        job = self._jobs[name]
+        assert job.search is not None
+        sequence = job.sequence
+        first = sequence.epoch_of(job.window.begin)
+        many = SAMPLES_MOST // sequence.samples_per_epoch
+        stop = first + min(max(EPOCHS_LEAST, many), EPOCHS_MOST)
+        stop = stop if sequence.epochs is None else min(stop, sequence.epochs)
+        # the one before, too: where much of an epoch is in order, it may be left too early
+        likely = [*range(first, stop), *range(max(first - 1, 0), first)]
+        return job.search.seen(), [epoch for epoch in likely if epoch not in sequence.orders]
+
+    def found(self, name: str, place: Place | None, now: float) -> None:
+        """What came of it. The reader has gone on meanwhile, so the search does, too."""
+        job = self._jobs[name]
+        if job.search is None:
+            return
+        job.search.walked(now)
+        if place is None:
+            return
+        self._windows.empty(job)
+        self._layout.end(job)
+        job.sequence.forget()
+        job.sequence.put(place.epoch, place.inos)
+        job.placed.demand()
+        self._jump(job, place.epoch * job.sequence.samples_per_epoch + place.position, now)
+
+    def _find(self, job: Job, now: float) -> int | None:
+        """Where the reader is found in the known epochs, unless it is where we thought."""
+        if job.search is None:
+            return None
+        place = job.search.find(sorted(job.sequence.orders.items()))
+        if place is None:
+            return None
+        job.end_search(now)
+        progress = job.progress
+        position = place[0] * job.sequence.samples_per_epoch + place[1]
+        if job.live and progress.low - progress.slack <= position < progress.zone_end(None):
+            progress.evidence.forget()
+            progress.enter(place[0])
+            return None
+        return position
+
+    def _give_up(self, job: Job, now: float) -> None:
+        """The reader is not found."""
+        if job.is_lost:
+            job.give_up(now)
+        elif self._may_be_others(job) or not _is_clear(job):
+            job.end_search(now)
+        elif job.search is not None and job.search.lasted(now, job.search_spacing):
+            self._condemn(job, now)
+
+    def _may_be_others(self, job: Job) -> bool:
+        """Whether what was seen may be of another live job's reader."""
+        if job.is_read or job.search is None:
+            return False
+        seen = job.search.seen().inos
+        return any(
+            other.sequence.contains(seen).any()
+            for other in self._jobs.values()
+            if other is not job and other.live
+        )
+
+    def _jump(self, job: Job, place: int, now: float) -> None:
+        """The reader is at another place."""
+        self._windows.empty(job)
+        was_wrong = job.state == "wrong"
+        if job.sequence.epoch_of(place) + 1 < job.log.decided:  # begun again, or an earlier one
+            self._layout.end(job)
+        job.progress.find(job.sequence.last(place), now)
+        job.run(now)
+        job.restart()
+        job.seek_on(now)
+        if was_wrong:
+            self._notices.append((job.name, "follows its order again; planned again"))
+
+    def _condemn(self, job: Job, now: float) -> None:
+        job.condemn(now)
+        self._retire(job)
+        self._notices.append((job.name, f"wrong hint: {job.reason}"))
+
+    # --- what is seen
+
+    def step(self, name: str, epoch: int, batch: int, now: float) -> None:
+        """The trainer has taken `batch` batches of this epoch."""
+        job = self._jobs[name]
+        if job.state == "done":
+            return
+        n = job.sequence.samples_per_epoch
+        job.progress.step(epoch * n + min(batch * job.batch_size, n), now)
+        if job.live:
+            if job.is_lost:
+                job.end_search(now)
+            job.wake(now)
+        else:  # nothing is believed, but this is the epoch in which to look for the reader
+            job.restart()
+            job.sequence.forget_before(epoch)
+
+    def observe(
+        self,
+        inos: Inos,
+        kinds: npt.NDArray[np.uint8],
+        now: float,
+        whose: Mapping[str, Standings] | None = None,
+        processes: Pids | None = None,
+    ) -> None:
+        """`seen` frames (docs/WIRE.md). `whose`: for each job who made each of these observations
+        (follow/readers.py), where that can be told; `processes`: which process did, 0: not known.
+        """
+        processes = np.zeros(len(inos), np.uint32) if processes is None else processes
+        known = (inos > 0) & (inos < len(self._files.flags))
+        seen = _Seen(inos, kinds, processes, whose or {}, now).part(known)
+        if not self._is_anybody_heeded(now):
+            self._listen(seen)
+            return
+        # A reader moves on between two wires: only few of them are weighed at one position. Where
+        # no job is planned for, there is none.
+        is_placed = any(job.live for job in self._jobs.values())
+        wires, count = np.cumsum(~seen.reads), len(seen.inos)
+        start = 0
+        while start < count:
+            passed = wires[start - 1] if start else 0
+            stop = int(np.searchsorted(wires, passed + OBSERVED_WIRES, "right"))
+            stop = min(max(stop, start + 1), start + OBSERVED_MOST) if is_placed else count
+            self._observe(seen.part(slice(start, stop)))
+            start = stop
+
+    def _is_anybody_heeded(self, now: float) -> bool:
+        """Whether each READ counts: for a plan, or to tell where a reader is."""
+        return any(
+            job.live or (job.search is not None and not job.search.is_asleep(now))
+            for job in self._jobs.values()
+        )
+
+    def _listen(self, seen: _Seen) -> None:
+        """No job is planned for or watched: of what is seen only wires count."""
+        inos, reads = seen.inos, seen.reads
+        self._wires.disarm(inos[~reads])
+        for job in self._jobs.values():
+            if job.search is None or job.state == "done":
+                continue
+            his = ~reads & ~self._strangers(job, seen)
+            his[his] &= self._may_be_of(job, inos[his])
+            if job.search is not None and his.any():
+                job.search.see(inos[his], reads[his], 1, seen.now, seen.processes[his])
+                if (place := self._find(job, seen.now)) is not None:
+                    self._jump(job, place, seen.now)
+
+    def _observe(self, seen: _Seen) -> None:
+        reads = seen.reads
+        views = self._views(seen)
+        excused = np.zeros(len(seen.inos), np.bool_)
+        for view in views:
+            excused |= view.placed >= 0
+        _give_to_nearest(views)
+        known = [view.is_known for view in views]
+        # a file of the dataset that no reader is to read now: another rank reads it, or a stranger
+        in_none = reads & (self._files.sizes[seen.inos] > 0)
+        for view in views:
+            in_none &= ~view.is_used
+        _count_reads(views, seen)
+        self._read_first(views, seen)
+        for view, mine in zip(views, known, strict=True):
+            others = excused.copy()  # what another live job reads somewhere is no stray of this one
+            for other, used in zip(views, known, strict=True):
+                if other is not view and other.job.live:
+                    others |= used
+            self._weigh(view, seen, (mine | in_none) & ~view.theirs, others)
+
+    def _views(self, seen: _Seen) -> list[_View]:
+        """Of all jobs that have orders, with what strangers took from them taken away."""
+        jobs = [job for job in self._jobs.values() if job.state != "done" and job.sequence.orders]
+        strange = [self._strangers(job, seen) for job in jobs]
+        candidates = [job.sequence.locate(seen.inos, job.progress.low) for job in jobs]
+        used_in: list[Mask] = [np.logical_or.reduce(where >= 0, axis=0) for where in candidates]
+        self._wires.take_away(seen.inos, seen.reads, jobs, candidates, strange)
+        views = []
+        for job, theirs, where, is_used in zip(jobs, strange, candidates, used_in, strict=True):
+            where[:, theirs] = -1
+            job.progress.expect_unseen(job.wiring.count_stolen())
+            unfired = job.wiring.first_unfired(or_stolen=False)
+            placed = job.progress.place(where, unfired)
+            if job.is_lost:
+                placed = np.full(len(seen.inos), -1, np.int64)
+            views.append(_View(job, theirs, where, is_used, unfired, placed))
+        return views
+
+    def _weigh(self, view: _View, seen: _Seen, relevant: Mask, others: Mask) -> None:
+        """What was seen, as evidence for and against one job. `relevant`: it says something of the
+        job; `others`: it is another one's, and so no stray.
+        """
+        job, progress, reads, now = view.job, view.job.progress, seen.reads, seen.now
+        where, here, unfired = view.where, view.placed, view.unfired
+        # Before `take`: what is in order is what was so when they were placed.
+        if self._windows.has_lanes:
+            self._lanes.see(job, where, here)
+        fired = job.wiring.find_fired(where[:, ~reads], here[~reads] >= 0, unfired)
+        progress.take(seen.inos, where, here, reads, relevant, others, unfired, now)
+        if fired and not job.is_lost:
+            progress.reach(job.wiring.fire(fired), now)
+        if job.search is not None:
+            self._look(view, seen)
+        if (place := self._find(job, now)) is None and not (job.live and job.search):
+            place = progress.jump()
+        if place is not None:
+            self._jump(job, place, now)
+            return
+        if not job.is_lost:
+            progress.settle(job.wiring.first_unfired(), job.wiring.laid_from)
+            job.wiring.doubt_fired()
+            if progress.is_to_be_checked:
+                job.check(now)
+            elif progress.evidence.condemned(now):
+                self._condemn(job, now)
+        if job.live and job.search and job.search.is_hopeless(job.sequence.orders.values()):
+            self._give_up(job, now)
+        if (here >= 0).any():
+            job.wake(now)
+
+    def _look(self, view: _View, seen: _Seen) -> None:
+        """What was seen, for the search of a reader whose place is not known."""
+        job, inos, reads = view.job, seen.inos, seen.reads
+        assert job.search is not None
+        his = ~view.theirs & (self._files.sizes[inos] > 0) & self._may_be_of(job, inos)
+        every = max(1, 4 * job.progress.disorder // ENOUGH)
+        job.search.see(inos[his], reads[his], every, seen.now, seen.processes[his])
+
+    def _read_first(self, views: list[_View], seen: _Seen) -> None:
+        """What a job's reader has missed is not staged for it. Another job may want it."""
+        live = [view for view in views if view.job.live]
+        users = np.zeros(len(seen.inos), np.int64)
+        for view in live:
+            users += view.is_used
+        for view in live:
+            self._ram.read_first(seen.inos[seen.reads & (view.placed >= 0) & (users == 1)])
+
+    # --- whose it is
+
+    def _may_be_of(self, job: Job, inos: Inos) -> Mask:
+        """Which files tell of the job's reader. Those that only other jobs have do not: one process
+        may read for several, as a training and its validation.
+        """
+        others = np.zeros(len(inos), np.bool_)
+        for other in self._jobs.values():
+            if other is not job:
+                others |= other.sequence.contains(inos)
+        return ~others | job.sequence.contains(inos)
+
+    def _strangers(self, job: Job, seen: _Seen) -> Mask:
+        """Which observations say nothing of the job: those of another job's processes, strangers',
+        and, once its own process is seen to read, those of processes that are unknown: all that it
+        has started would be known. If it is not seen to read for AWAITED_S, its readers may be
+        processes that it has not started, but not those of another job.
+        """
+        stands = seen.whose.get(job.name)
+        if stands is None:
+            return np.zeros(len(seen.inos), np.bool_)
+        if not job.is_read:
+            own = seen.inos[stands == OWN]
+            if not job.sequence.contains(own).any():
+                is_awaited = seen.now - job.opened_at < AWAITED_S
+                theirs: Mask = (stands == ANOTHERS) | ((stands == STRANGER) & is_awaited)
+                if (~theirs & (stands != OWN)).any():
+                    job.sway()
+                return theirs
+            if job.see_read():
+                self._windows.empty(job)
+                job.progress.begin_again(seen.now)
+                job.restart()
+                if job.state == "wrong":
+                    job.believe()
+        others: Mask = stands != OWN
+        return others
+
+
+def _give_to_nearest(views: list[_View]) -> None:
+    """An observation in order for several jobs is evidence for the nearest reader alone: ranks of
+    one dataset read each other's files of the next epoch.
+    """
+    if len(views) < 2:
+        return
+    far = np.iinfo(np.int64).max
+    away = np.array(
+        [
+            np.where(view.placed >= 0, abs(view.placed - view.job.progress.high), far)
+            for view in views
+        ]
+    )
+    nearest = away.min(axis=0)
+    for view, distance in zip(views, away, strict=True):
+        view.placed[distance > nearest] = -1
+
+
+def _count_reads(views: list[_View], seen: _Seen) -> None:
+    """Late and unplanned READs (docs/HINTS.md rule 7). One that is late for a job is not
+    unplanned for another.
+    """
+    kinds, reads = seen.kinds, seen.reads
+    if not reads.any():
+        return
+    live = [view for view in views if view.job.live]
+    planned = np.zeros(len(reads), np.bool_)
+    in_dataset = np.zeros(len(reads), np.bool_)
+    late_of = []
+    for view in live:
+        window = view.job.window
+        late = ((view.where >= window.begin) & (view.where < window.end)).any(axis=0) & reads
+        late_of.append(late)
+        planned |= late
+        in_dataset |= view.is_used
+    for view, late in zip(live, late_of, strict=True):
+        tally = view.job.tally
+        missed = reads & (view.placed >= 0)
+        tally.miss(_count(missed), _count(missed & (kinds & Standing.STAGED == 0)))
+        left, reasons = late.copy(), {}
+        for bit, reason in _LATE:
+            found = left & (kinds & bit != 0)
+            reasons[reason] = _count(found)
+            left &= ~found
+        tally.add_late({**reasons, "queued": _count(left)}, seen.now)
+        outside = reads & ~in_dataset & ~view.theirs
+        tally.add_unplanned(
+            {
+                "not in window": _count(reads & view.is_known & ~planned),
+                "not in dataset": _count(outside),
+            }
+        )
+
+
+def _count(mask: Mask) -> int:
+    return int(np.count_nonzero(mask))
+
+
+def _is_clear(job: Job) -> bool:
+    """Whether what was seen tells that no reader follows the job's order: half of it at least is of
+    one epoch, and, where that comes in little order, it is known which worker read what.
+    """
+    is_of_one = job.sequence.samples_per_epoch >= 2 * ENOUGH
+    tells_apart = job.search is not None and job.search.tells_apart
+    return is_of_one and (tells_apart or not job.progress.is_scattered)

@@ -1,0 +1,169 @@
+"""What jobs hold where RAM does not take all that their workers read at once (docs/HINTS.md rule 1;
+pure).
+
+A DataLoader's w workers read w batches at once, each from its first sample to its last: batch b
+and, after it, b + w make a *lane*. A window over all of that would be several batches for each
+worker. Here a window covers it and holds nothing by itself; of each lane the next few files are
+held that are missing on SSD, the same number of each. Where a lane's reader is, its READs tell:
+what SSD has is not staged, so it makes some. Where it will make none, one of those files is armed.
+
+INVARIANT: behind a lane's reader nothing is held but what is kept, or needed again soon.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hintsd.follow.sequence import NO_POSITIONS, Inos, Positions
+from hintsd.plan.files import (
+    ARMED,
+    FAILED,
+    GONE,
+    HELD,
+    KEPT,
+    SENT,
+    STAGED,
+    STORED,
+    Files,
+    first_uses,
+)
+from hintsd.plan.job import Job
+from hintsd.plan.ram import Ram
+from hintsd.plan.wires import Wires
+from hintsd.policies.residents import fits
+
+WINDOW_SHARE = 2  # a window covers what is read at once, twice
+LOOK_MOST = 1 << 13  # samples that are looked at in one decide(): 0.1 s of fast readers
+
+
+class Lanes:
+    """Of one mount's jobs; how far each batch was seen to be read is a mark of its `Job`."""
+
+    def __init__(self, files: Files, ram: Ram, wires: Wires) -> None:
+        self._files, self._ram, self._wires = files, ram, wires
+
+    @staticmethod
+    def has(job: Job) -> bool:
+        """Whether its batches, and which of them are read together, are known, and few of an
+        epoch's are.
+        """
+        progress = job.progress
+        return progress.workers > 0 and job.batch_size > 1 and not progress.is_scattered
+
+    @staticmethod
+    def window_end(job: Job) -> int:
+        """Where a window ends that covers all that may be read soon."""
+        return job.sequence.last(job.window.begin + WINDOW_SHARE * job.progress.at_once)
+
+    @staticmethod
+    def see(job: Job, candidates: Positions, placed: Positions) -> None:
+        """What the job's readers were seen to read; as `Progress.place` has it, but what was told
+        late, and is used again soon, is not taken for that use.
+        """
+        low = job.progress.low
+        is_late = ((candidates >= low - job.progress.slack) & (candidates < low)).any(axis=0)
+        placed = placed[(placed >= 0) & ~is_late]
+        job.reached.see(_starts(job, placed), placed)
+
+    def unsent(self, job: Job) -> Inos:
+        """Files to be staged, those that are needed first first."""
+        inos = job.reached.held
+        found: Inos = inos[self._files.flags[inos] & (HELD | SENT | STAGED | FAILED) == HELD]
+        return found
+
+    def hold(
+        self, job: Job, others: list[Job], most_bytes: int, keep_bytes: int, most: int = LOOK_MOST
+    ) -> None:
+        """Keeps what the job's readers have passed (all kept: `keep_bytes` at most), or lets
+        go of it; holds what they need next, `most_bytes` of it at most, of `most` samples (at
+        least one of each lane). `others`: all other jobs that have windows.
+        """
+        files, ram, reached = self._files, self._ram, job.reached
+        reached.forget_before(job.window.begin - job.batch_size * (1 + job.progress.workers))
+        positions = reached.take_passed(job.window.begin, job.window.end)
+        passed = np.unique(job.sequence.inos_at(positions))
+        ram.keep(passed, keep_bytes)
+        positions, lane = _coming(job, most)
+        inos = job.sequence.inos_at(positions)
+        flags, own = files.flags[inos], ram.bytes_of(inos)
+        coming = (flags & (KEPT | GONE) == 0) & (own > 0)
+        chosen = np.flatnonzero(coming & (flags & STORED == 0))
+        reached.note_missing(len(chosen) / max(1, len(inos)))
+        chosen = chosen[np.argsort(_rank(lane[chosen]), kind="stable")]
+        chosen = chosen[first_uses(inos[chosen])]
+        chosen = chosen[: fits(own[chosen], most_bytes)]
+        self._let_go(passed, inos[chosen], others)
+        cost = np.where(files.flags[inos[chosen]] & HELD == 0, own[chosen], 0)
+        chosen = chosen[: fits(cost, ram.room_bytes)]
+        ram.hold(inos[chosen])
+        reached.hold(inos[chosen])
+        will_read = coming & (flags & (STORED | HELD) == STORED)
+        self._wire(
+            inos[chosen], positions[chosen], lane[chosen], positions[will_read], lane[will_read]
+        )
+
+    def _let_go(self, passed: Inos, needed: Inos, others: list[Job]) -> None:
+        """Of what was passed what neither this window needs soon nor another one has."""
+        passed = passed[self._files.flags[passed] & (HELD | KEPT) == HELD]
+        passed = np.setdiff1d(passed, needed)
+        for other in others if len(passed) else []:
+            begin, end = other.window.begin, other.window.end
+            uses = other.sequence.locate(passed, begin)
+            is_there = (uses >= begin) & (uses < end)
+            passed = passed[~is_there.any(axis=0)]
+        self._ram.let_go(passed)
+
+    def _wire(
+        self, inos: Inos, where: Positions, lane: Positions, reads: Positions, of: Positions
+    ) -> None:
+        """Arms a file in the midst of what each lane holds, `inos` at `where`, unless READs, at
+        `reads` in the lanes `of`, will tell before, or one is armed.
+        """
+        for number in np.unique(lane).tolist():
+            ahead = np.flatnonzero(lane == number)
+            ahead = ahead[: len(ahead) // 2 + 1]
+            is_told = (reads[of == number] < where[ahead[-1]]).any()
+            if not is_told and not (self._files.flags[inos[ahead]] & ARMED).any():
+                self._wires.ask(inos[ahead[-1:]])
+
+
+def _starts(job: Job, positions: Positions) -> Positions:
+    """Where the batch of each begins."""
+    starts: Positions = positions - positions % job.sequence.samples_per_epoch % job.batch_size
+    return starts
+
+
+def _coming(job: Job, most: int) -> tuple[Positions, Positions]:
+    """What the job's readers come to next in its window, the same number of positions of each
+    lane, `most` of all; and the lane of each.
+    """
+    n, size, workers = job.sequence.samples_per_epoch, job.batch_size, job.progress.workers
+    begin, end, seen = job.window.begin, job.window.end, job.reached.seen
+    left = [max(1, most // workers)] * workers
+    parts, lanes, start = [NO_POSITIONS], [0], int(_starts(job, np.array(begin)))
+    counts = [0]
+    while start < end and any(left):
+        stop = min(start + size, start - start % n + n)
+        ahead = start + workers * size
+        is_over = ahead in seen and ahead // n == start // n
+        lane = start % n // size % workers
+        first = max(seen.get(start, start - 1) + 1, begin)
+        count = min(stop, end, first + left[lane]) - first
+        if count > 0 and not is_over:
+            left[lane] -= count
+            parts.append(np.arange(first, first + count))
+            lanes.append(lane)
+            counts.append(count)
+        start = stop
+    return np.concatenate(parts), np.repeat(lanes, counts)
+
+
+def _rank(lane: Positions) -> Positions:
+    """How many before it are in its lane."""
+    order = np.argsort(lane, kind="stable")
+    in_turn = lane[order]
+    begins = np.flatnonzero(np.diff(in_turn, prepend=-1))
+    rank = np.empty(len(lane), np.int64)
+    lengths = np.diff(begins, append=len(lane))
+    rank[order] = np.arange(len(lane)) - np.repeat(begins, lengths)
+    return rank

@@ -1,0 +1,262 @@
+"""Which files are to live on SSD, and their fetching ahead of the windows (docs/HINTS.md rule 2;
+pure).
+
+hintsd/policies/residents.py lets files in, those that are used first or, where files are used
+unequally often and not all fit, those that are used most: uses are counted over a horizon of
+epochs. Those let in are RESIDENT (files.py); what is in no window is fetched.
+
+INVARIANT: what is fetched fits into the SSD's room beside all that is being stored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from hintsd.follow.sequence import NO_INOS, Inos
+from hintsd.plan.commands import COMMAND_INOS_MOST, Command, commands_of
+from hintsd.plan.files import (
+    FETCHING,
+    GONE,
+    HELD,
+    KEPT,
+    PAGE_BYTES,
+    PINNED,
+    RESIDENT,
+    SENT,
+    STORED,
+    STORING,
+    Files,
+    Ssd,
+    first_uses,
+)
+from hintsd.plan.job import Job
+from hintsd.policies.residents import fits
+
+FETCH_UNANSWERED_MOST = 1 << 14
+WALK_MOST = 1 << 15  # positions that fetching ahead looks at in one decide()
+HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven,
+HORIZON_EPOCHS_MOST = 1 << 10  # and over so many epochs
+HORIZON_WAIT_S = 60.0
+
+
+class Placement:
+    """Of one mount's files."""
+
+    def __init__(self, files: Files, ssd: Ssd) -> None:
+        self._files, self._ssd = files, ssd
+        self._short_of_bytes: int | None = None  # free room when residents did not fit
+        self._fetching: deque[Inos] = deque()
+        # whether the mount knows pins, and whether no other one's are to be heeded
+        self._knows_pins = self._others_may_go = False
+        self._pins_told = 0  # the list that the mount goes by
+        self._pins = self._pins_awaited = 0  # the last one that was sent; that must be heard of
+        self._pinned_for: tuple[bool, list[Job]] = False, []
+
+    @property
+    def is_short(self) -> bool:
+        """Whether files are to be missing on SSD."""
+        return self._short_of_bytes is not None
+
+    def set_pins(self, is_known: bool, told: int, *, others_may_go: bool) -> None:
+        """Whether the mount's server knows pins, and by which list it goes; whether no other
+        mount's files on its cache directory have to stay.
+        """
+        self._knows_pins, self._pins_told = is_known, told
+        self._others_may_go = others_may_go
+
+    def void(self) -> None:
+        """Nothing is being fetched or pinned any more."""
+        self._fetching.clear()
+        self.unpinned()
+
+    def cancel(self) -> None:
+        """Takes back all fetches that are not answered."""
+        self._ssd.cancel_fetches(np.concatenate([NO_INOS, *self._fetching]))
+
+    @property
+    def is_room_known(self) -> bool:
+        """Whether the mount has said what room there is beside what is pinned."""
+        return self._pins_awaited in (0, self._pins_told)
+
+    def unpinned(self) -> None:
+        """The mount has forgotten its pins, or will before it hears of others."""
+        self._pinned_for, self._pins_awaited = (False, []), 0
+        self._files.unmark_all(PINNED)
+
+    def pin(self, jobs: Iterable[Job]) -> list[Command]:
+        """What is to stay on SSD: the datasets of all live jobs, if they are others than before."""
+        live = [job for job in jobs if job.live]
+        wanted = self._others_may_go, live
+        if not live or not self._knows_pins or wanted == self._pinned_for:
+            return []
+        is_told = self._pinned_for[1] != [] and self._pinned_for[0] == self._others_may_go
+        self._pinned_for = wanted
+        was = self._files.all_with(PINNED)
+        self._files.unmark_all(PINNED)
+        for job in live:
+            self._files.mark(job.dataset, PINNED)
+        inos = self._files.all_with(PINNED)
+        if is_told and np.array_equal(was, inos):
+            return []
+        self._pins += 1
+        self._pins_awaited = self._pins
+        commands = []
+        for start in range(0, max(1, len(inos)), COMMAND_INOS_MOST):
+            part = inos[start : start + COMMAND_INOS_MOST]
+            last = start + COMMAND_INOS_MOST >= len(inos)
+            fields = {"number": self._pins, "others": self._others_may_go, "last": last}
+            commands.append(Command("pin", part, fields={"inos": part, **fields}))
+        return commands
+
+    def set_room(self, room_bytes: int, jobs: Iterable[Job]) -> None:
+        """room_bytes: what SSD can take beyond what is stored. Where residents do not fit any more
+        (a log has its slack now), all are chosen anew that no command has asked for.
+        """
+        ssd = self._ssd
+        ssd.set_room(room_bytes)
+        least = max(room_bytes // 64, PAGE_BYTES)
+        if ssd.surplus_bytes > least:
+            waiting = self._files.all_with(RESIDENT)
+            ssd.unsettle(waiting[self._files.flags[waiting] & STORING == 0])
+        elif self._short_of_bytes is None or ssd.free_bytes - self._short_of_bytes <= least:
+            return
+        self._short_of_bytes = None
+        for job in jobs:
+            job.placed.demand()
+            job.placed.fetch_from(job.window.begin)
+
+    def place(self, jobs: Iterable[Job], now: float) -> None:
+        """Chooses the residents among the files of orders that are new."""
+        for job in jobs:
+            if not (job.live and job.placed.is_due):
+                continue
+            current = job.sequence.epoch_of(job.window.begin)
+            waiting = now - job.opened_at < HORIZON_WAIT_S
+            if waiting and self.horizon_epoch(job, current) is not None:
+                continue
+            job.placed.settle()
+            if self._ssd.uses is not None and len(job.placed.counted) > 1:  # uneven
+                self._place_by_use(job)
+            else:
+                self._place_by_first_use(job)
+
+    def _missing(self, inos: Inos) -> Inos:
+        """Those that could become residents."""
+        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE | KEPT) == 0]
+        found: Inos = inos[(self._files.sizes[inos] > 0) & (inos != 0)]
+        return found
+
+    def _place_by_first_use(self, job: Job) -> None:
+        for inos, repeats in self._known(job):
+            inos = self._missing(inos)
+            if repeats:
+                inos = inos[first_uses(inos)]
+            if not self._ssd.admit(inos, None) and len(inos):
+                self._short_of_bytes = self._ssd.free_bytes
+                break
+
+    def _place_by_use(self, job: Job) -> None:
+        assert self._ssd.uses is not None
+        inos = np.concatenate([NO_INOS, *(self._missing(part) for part, _ in self._known(job))])
+        inos = inos[first_uses(inos)]
+        if not self._ssd.admit(inos, self._ssd.uses[inos]):
+            self._short_of_bytes = self._ssd.free_bytes
+
+    @staticmethod
+    def _known(job: Job) -> Iterator[tuple[Inos, bool]]:
+        """The files of its known orders, from its window's beginning on."""
+        sequence, begin = job.sequence, job.window.begin
+        return sequence.pieces(begin, sequence.last(sequence.known_until(begin)))
+
+    def horizon(self, job: Job, current: int) -> range:
+        """Epochs over which uses are counted."""
+        n, epochs_all = job.sequence.samples_per_epoch, job.sequence.epochs
+        if epochs_all is None:
+            return range(0)
+        epochs = min(max(2, HORIZON_SAMPLES_MOST // n), HORIZON_EPOCHS_MOST)
+        return range(current, min(epochs_all, current + epochs))
+
+    def horizon_epoch(self, job: Job, current: int) -> int | None:
+        """The next epoch whose uses are worth counting: files are read unequally often, and not all
+        of them fit on SSD.
+        """
+        orders = job.sequence.orders
+        if current not in orders or current + 1 not in orders or not job.placed.is_due:
+            return None
+        inos = orders[current + 1].inos
+        sample = inos[:: max(1, len(inos) // 1024)]
+        if orders[current].contains(sample).mean() > 0.99:
+            return None
+        begin, stop = job.window.begin, job.sequence.known_until(job.window.begin)
+        missing_bytes = sum(
+            self._files.total_bytes(self._missing(part))
+            for part, _ in job.sequence.pieces(begin, stop)
+        )
+        if missing_bytes <= self._ssd.free_bytes:
+            return None
+        for epoch, order in orders.items():
+            self.count(job, epoch, order.inos)
+        return next(
+            (
+                epoch
+                for epoch in self.horizon(job, current)
+                if epoch not in job.placed.counted and epoch not in job.sequence.unknown
+            ),
+            None,
+        )
+
+    def count(self, job: Job, epoch: int, inos: Inos) -> None:
+        """Adds the uses of this epoch, whose order is `inos`."""
+        if epoch not in job.placed.counted:
+            job.placed.count(epoch)
+            self._ssd.count(inos)
+
+    def fetch(self, jobs: Iterable[Job]) -> list[Command]:
+        """Residents that are in no window, in the order of their first use."""
+        parts: list[Inos] = []
+        walk = WALK_MOST
+        for job in jobs:
+            if not job.live:
+                continue
+            position = max(job.placed.fetched, job.window.begin)
+            stop = job.sequence.last(job.sequence.known_until(position))
+            while (
+                position < stop
+                and walk > 0
+                and self._ssd.fetch_unanswered < FETCH_UNANSWERED_MOST
+                and self._ssd.has_residents
+            ):
+                most = min(walk, 4096, stop - position)
+                inos, repeats = job.sequence.piece(position, most)
+                walk -= len(inos)
+                chosen, looked_at = self._fetchable(inos, repeats)
+                position += looked_at
+                if len(chosen):
+                    self._ssd.fetch(chosen)
+                    parts.append(chosen)
+                if looked_at < len(inos):
+                    break
+            job.placed.fetch_from(position)
+        self._fetching.extend(parts)
+        if len(self._fetching) > 4096:
+            all_ = np.concatenate(list(self._fetching))
+            self._fetching = deque([self._files.having(all_, FETCHING)])
+        return commands_of("fetch", parts)
+
+    def _fetchable(self, inos: Inos, repeats: bool) -> tuple[Inos, int]:
+        """What of these, in the order of their use, is to be fetched now, and how many of them were
+        looked at: behind that there is no room.
+        """
+        flags = self._files.flags[inos]
+        next_ = np.flatnonzero(
+            flags & (RESIDENT | STORED | HELD | SENT | FETCHING | GONE) == RESIDENT
+        )
+        if repeats:
+            next_ = next_[first_uses(inos[next_])]
+        room_bytes = self._ssd.room_bytes - self._ssd.storing_bytes
+        fitting = fits(self._files.sizes[inos[next_]], room_bytes)
+        looked_at = len(inos) if fitting == len(next_) else int(next_[fitting])
+        return inos[next_[:fitting]], looked_at

@@ -1,0 +1,375 @@
+"""The page cache of one mount, as far as its jobs' windows go: what they use, what is held, what
+was sent to be staged and answered, and the bytes of it all (pure).
+
+windows.py and the modules beside it decide; here are the changes that they make.
+
+INVARIANT: held = Σ RAM bytes of HELD files; wanted = the same over those with refs > 0; SENT and
+STAGED only on HELD files, MOVING on SENT ones, KEPT on HELD and STAGED ones that
+are not RESIDENT; the other counts and sums are those of their flags.
+INVARIANT: a file that is KEPT counts as one use more in `refs`: it is wanted, in a window or not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from fusecache.base.protocol import Result
+from hintsd.follow.sequence import CHUNK, NO_INOS, Inos
+from hintsd.plan.commands import Withdrawn
+from hintsd.plan.files import (
+    FAILED,
+    FETCHING,
+    HELD,
+    KEPT,
+    LISTED,
+    MOVING,
+    PAGE_BYTES,
+    READ,
+    RESIDENT,
+    SENT,
+    STAGED,
+    STORED,
+    Files,
+    Ssd,
+    grown,
+    takes,
+)
+from hintsd.policies import Integers, Mask
+from hintsd.policies.residents import fits
+
+OUTSIDE_SHARE = 10  # a tenth of the budget is left to reads outside any plan
+RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
+_OF_RAM = HELD | SENT | STAGED | FAILED | MOVING | KEPT | READ
+
+Bytes = npt.NDArray[np.int64]
+
+
+class Ram:
+    """What windows hold of it."""
+
+    def __init__(self, files: Files, ssd: Ssd, withdrawn: Withdrawn) -> None:
+        self._files, self._ssd, self._withdrawn = files, ssd, withdrawn
+        self.refs = np.zeros(0, np.uint32)
+        """How often windows use each; and once more if it is KEPT."""
+        self.limit_bytes = 0
+        """The mount's budget of RAM."""
+        self.budget_bytes = 0
+        """The part of it that is for windows."""
+        self.held_bytes = self.wanted_bytes = self.kept_bytes = 0
+        self.stage_unanswered = 0
+        self.moving = 0
+        """Files that are MOVING."""
+        self._again: list[Inos] = []
+        self._retry_at = 0.0
+        self._retry_s = RETRY_FIRST_S
+
+    def set_budget(self, limit_bytes: int, budget_bytes: int) -> None:
+        """`limit_bytes`: the mount's; `budget_bytes`: of it, for windows, which are empty, and keep
+        nothing. Held files that it cannot take go: `bytes_of` counts them no more.
+        """
+        if budget_bytes < self.budget_bytes:
+            held = self._files.all_with(HELD)
+            self.let_go(held[self.bytes_of(held) > budget_bytes])
+        self.limit_bytes, self.budget_bytes = limit_bytes, budget_bytes
+
+    def grow(self, count: int) -> None:
+        """Makes room for inode numbers below `count`."""
+        self.refs = grown(self.refs, count)
+
+    def bytes_of(self, inos: Inos) -> Bytes:
+        """Bytes of page cache of each file; 0 for what is never staged: outside the mount, empty,
+        larger than the budget.
+        """
+        sizes = self._files.sizes[inos].astype(np.int64)
+        pages = (sizes + (PAGE_BYTES - 1)) & ~(PAGE_BYTES - 1)
+        pages[(pages > self.budget_bytes) | (inos == 0)] = 0
+        return pages
+
+    def total_bytes(self, inos: Inos) -> int:
+        """Of page cache, that all these take together."""
+        return int(self.bytes_of(inos).sum())
+
+    @property
+    def room_bytes(self) -> int:
+        """What windows may want more."""
+        return self.budget_bytes - self.wanted_bytes
+
+    def changed(self, inos: Inos, sizes: Integers) -> Mask:
+        """Whether each of these has another size than before, by which it is counted somewhere."""
+        is_counted = self._files.flags[inos] & (HELD | RESIDENT | FETCHING) != 0
+        found: Mask = (self._files.sizes[inos] != sizes) & (is_counted | (self.refs[inos] > 0))
+        return found
+
+    # --- windows
+
+    def enter(self, inos: Inos, bytes_each: Bytes, fresh: Mask, *, repeats: bool) -> None:
+        """A window grows by these, of which the `fresh` ones, each once, are to be held and were
+        wanted by none; there is room for them.
+        """
+        newly = fresh & (self._files.flags[inos] & HELD == 0)
+        self.held_bytes += int(bytes_each[newly].sum())
+        self.wanted_bytes += int(bytes_each[fresh].sum())
+        self._files.mark(inos[newly], HELD)
+        self._use(inos, repeats)
+
+    def cover(self, inos: Inos, *, repeats: bool) -> None:
+        """A window grows by these, and holds none of them by itself."""
+        was_spare = self.still_spare(np.unique(inos) if repeats else inos)
+        self.wanted_bytes += self.total_bytes(was_spare)
+        self._use(inos, repeats)
+
+    def _use(self, inos: Inos, repeats: bool) -> None:
+        if repeats:
+            np.add.at(self.refs, inos, 1)
+        else:
+            self.refs[inos] += 1
+        self.refs[0] = 0  # stands for all samples outside the mount
+        self._files.unmark(inos, READ)
+
+    def leave(self, inos: Inos, *, repeats: bool, keep_bytes: int = 0) -> Inos:
+        """A window loses these; what is spare now. `keep_bytes`: of all files that are missing on
+        SSD as much may stay for good.
+        """
+        if repeats:
+            np.subtract.at(self.refs, inos, 1)
+            inos = np.unique(inos)
+        else:
+            self.refs[inos] -= 1
+        self.refs[0] = 0
+        left = self.still_spare(inos)
+        if keep_bytes:
+            self.keep(left, keep_bytes)
+            left = self.still_spare(left)
+        self.wanted_bytes -= self.total_bytes(left)
+        is_staged = self._files.flags[left] & STAGED != 0
+        self.let_go(left[~is_staged])
+        spare: Inos = left[is_staged]
+        return spare
+
+    def still_spare(self, inos: Inos) -> Inos:
+        """Those that are held, but in no window."""
+        spare: Inos = inos[(self.refs[inos] == 0) & (self._files.flags[inos] & HELD != 0)]
+        return spare
+
+    # --- what is held
+
+    def hold(self, inos: Inos) -> None:
+        """Files that are to be held from now on, each once."""
+        inos = inos[self._files.flags[inos] & HELD == 0]
+        bytes_each = self.bytes_of(inos)
+        self.held_bytes += int(bytes_each.sum())
+        self.wanted_bytes += int(bytes_each[self.refs[inos] > 0].sum())
+        self._files.mark(inos, HELD)
+
+    def let_go(self, inos: Inos) -> None:
+        """Held files that are to be held no more: cancelled if sent, dropped if perhaps staged."""
+        self.unkeep(inos)
+        flags = self._files.flags[inos]
+        held = flags & HELD != 0
+        inos, flags = inos[held], flags[held]
+        if len(inos) == 0:
+            return
+        bytes_each = self.bytes_of(inos)
+        self.held_bytes -= int(bytes_each.sum())
+        self.wanted_bytes -= int(bytes_each[self.refs[inos] > 0].sum())
+        sent = flags & SENT != 0
+        self.stage_unanswered -= int(np.count_nonzero(sent))
+        self._ssd.unstore(inos)
+        self.moving -= int(np.count_nonzero(flags & MOVING))
+        if sent.any():
+            self._withdrawn.cancel(inos[sent])
+        out = inos[flags & (SENT | STAGED) != 0]
+        if len(out):
+            self._withdrawn.drop(out)
+        self._files.unmark(inos, HELD | SENT | STAGED | FAILED | MOVING)
+
+    def read_first(self, inos: Inos) -> None:
+        """A reader has missed these, and no other is to read them now: they are not staged for
+        this use, be they in a window already or not yet.
+        """
+        inos = np.unique(inos)
+        refs, asked = self.refs[inos], self._files.flags[inos] & (HELD | SENT | STAGED)
+        self._files.mark(inos[(refs == 0) & (asked == 0)], READ)
+        self.let_go(inos[(refs == 1) & (asked == HELD)])
+
+    def keep(self, inos: Inos, most_bytes: int) -> None:
+        """Of these the first ones that are missing on SSD are KEPT, as far as there is room."""
+        flags = self._files.flags[inos]
+        missing = inos[flags & (STAGED | STORED | RESIDENT | KEPT) == STAGED]
+        own = self.bytes_of(missing)
+        count = fits(own, most_bytes - self.kept_bytes)
+        if count:
+            self._files.mark(missing[:count], KEPT)
+            self.refs[missing[:count]] += 1
+            self.kept_bytes += int(own[:count].sum())
+
+    def unkeep(self, inos: Inos) -> Inos:
+        """They are kept no more; which of them no window wants either: they are spare."""
+        kept = self._files.having(inos, KEPT)
+        self._files.unmark(kept, KEPT)
+        self.refs[kept] -= 1
+        self.kept_bytes -= self.total_bytes(kept)
+        spare: Inos = kept[self.refs[kept] == 0]
+        self.wanted_bytes -= self.total_bytes(spare)
+        return spare
+
+    def kept(self) -> Inos:
+        """All that are. Costs a pass over all files."""
+        return self._files.all_with(KEPT) if self.kept_bytes else NO_INOS
+
+    # --- staging
+
+    def send(self, inos: Inos) -> npt.NDArray[np.uint8]:
+        """Files that are to be staged by the next command; whether each is to be on SSD."""
+        self._files.mark(inos, SENT)
+        self.stage_unanswered += len(inos)
+        store: npt.NDArray[np.uint8] = self._ssd.store(inos).astype(np.uint8)
+        return store
+
+    def move(self, inos: Inos) -> None:
+        """Of those that were sent, each once: they are on their way to the log."""
+        self._files.mark(inos, MOVING)
+        self.moving += len(inos)
+
+    def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
+        """What the mount has answered: `done` frames (docs/WIRE.md)."""
+        known = (inos > 0) & (inos < len(self._files.flags))
+        inos, first = np.unique(inos[known], return_index=True)
+        results = results[known][first]
+        self._ssd.done(inos, results)
+        flags = self._files.flags[inos]
+        sent = flags & SENT != 0
+        self.stage_unanswered -= int(np.count_nonzero(sent))
+        self.moving -= int(np.count_nonzero(flags & MOVING))
+
+        no_room, gone = results == Result.NO_ROOM, results == Result.GONE
+        staged = (
+            (results == Result.STAGED) | (results == Result.STAGED_AND_STORED) | (no_room & sent)
+        )
+        failed = (
+            (results == Result.ORIGIN_ERROR)
+            | (results == Result.NOT_PUSHED)
+            | (results == Result.STORED)
+        )
+        flags &= ~(SENT | MOVING) & 0xFFFF
+        flags[sent | staged | gone] &= ~FAILED & 0xFFFF  # no answer to a `fetch` ends a retry
+        is_held = flags & HELD != 0
+        flags[staged & is_held] |= STAGED
+        again = failed & sent & is_held
+        flags[again] |= FAILED
+        self._files.put(inos, _OF_RAM, flags)
+        unwanted = inos[staged & ~is_held]
+        if len(unwanted):  # crossed our cancel
+            self._withdrawn.drop(unwanted)
+        self.let_go(inos[gone & is_held])
+        if again.any():
+            self._again.append(inos[again])
+            self._retry_at = max(self._retry_at, now + self._retry_s)
+        elif staged.any():
+            self._retry_s = RETRY_FIRST_S
+
+    def retry(self, now: float, most: int) -> Inos:
+        """Wanted files whose staging has failed, once it is time to try again; the others later."""
+        if not self._again or now < self._retry_at or most <= 0:
+            return NO_INOS
+        inos = np.unique(np.concatenate(self._again))
+        self._again.clear()
+        failed = self._files.flags[inos] & (HELD | FAILED | SENT) == HELD | FAILED
+        wanted: Inos = inos[failed & (self.refs[inos] > 0)]
+        if len(wanted) > most:
+            self._again.append(wanted[most:])
+            wanted = wanted[:most]
+        self._files.unmark(wanted, FAILED)
+        self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)
+        return wanted
+
+    def void(self) -> None:
+        """Nothing is sent or staged any more."""
+        for start in range(0, len(self.refs), CHUNK):
+            part = slice(start, start + CHUNK)
+            self.refs[part] -= self._files.flags[part] & KEPT != 0
+        self._files.unmark_all(_OF_RAM)
+        self.held_bytes = self.wanted_bytes = self.kept_bytes = 0
+        self.stage_unanswered = self.moving = 0
+        self._again.clear()
+
+    def check_invariants(self) -> None:
+        """Costs a pass over all files: for tests."""
+        flags = self._files.flags
+        held = self._files.all_with(HELD)
+        bytes_each = self.bytes_of(held)
+        assert int(bytes_each.sum()) == self.held_bytes
+        assert int(bytes_each[self.refs[held] > 0].sum()) == self.wanted_bytes
+        assert self.wanted_bytes <= self.budget_bytes
+        kept = self._files.all_with(KEPT)
+        assert (flags[kept] & (HELD | STAGED | RESIDENT) == HELD | STAGED).all()
+        assert (self.refs[kept] > 0).all()
+        assert self.total_bytes(kept) == self.kept_bytes
+        assert np.count_nonzero(flags & (SENT | STAGED)) == np.count_nonzero(
+            flags[held] & (SENT | STAGED)
+        )
+        sent = flags & SENT != 0
+        assert np.count_nonzero(sent) == self.stage_unanswered
+        moving = flags & MOVING != 0
+        assert not (moving & ~sent).any()
+        assert np.count_nonzero(moving) == self.moving
+
+
+class Spare:
+    """What has left the last window, or is kept no more: it stays until its room is needed, or no
+    job has it. It is the mount's, whichever job's window it was in.
+
+    INVARIANT: each file that is held and not wanted stands here; what stands here may be wanted
+    again, or gone. A file stands here once, and is LISTED while it does.
+    """
+
+    def __init__(self, files: Files, ram: Ram) -> None:
+        self._files, self._ram = files, ram
+        self._parts: deque[Inos] = deque()  # the oldest first
+
+    def add(self, inos: Inos) -> None:
+        """These are spare now, each once."""
+        inos = inos[self._files.flags[inos] & LISTED == 0]
+        if len(inos):
+            self._files.mark(inos, LISTED)
+            self._parts.append(inos)
+
+    def reclaim(self) -> None:
+        """Drops the oldest until all that is held fits."""
+        ram = self._ram
+        while ram.held_bytes > ram.budget_bytes and self._parts:
+            part = self._parts.popleft()
+            self._files.unmark(part, LISTED)
+            spare = ram.still_spare(part)
+            count = takes(ram.bytes_of(spare), ram.held_bytes - ram.budget_bytes)
+            ram.let_go(spare[:count])
+            if count < len(spare):
+                self._files.mark(spare[count:], LISTED)
+                self._parts.appendleft(spare[count:])
+
+    def let_go_but(self, wanted: Mask) -> None:
+        """Drops those that are not wanted; `wanted`: of each inode number."""
+        spare = self._ram.still_spare(self._take())
+        stays = wanted[spare]
+        self._ram.let_go(spare[~stays])
+        self.add(spare[stays])
+
+    def void(self) -> None:
+        """Nothing is staged any more."""
+        self._take()
+
+    def _take(self) -> Inos:
+        inos = np.concatenate([NO_INOS, *self._parts])
+        self._parts.clear()
+        self._files.unmark(inos, LISTED)
+        return inos
+
+    def check_invariants(self) -> None:
+        """Costs a pass over all files: for tests."""
+        listed = np.sort(np.concatenate([NO_INOS, *self._parts]))
+        assert np.array_equal(listed, self._files.all_with(LISTED))
+        held = self._files.all_with(HELD)
+        assert (self._files.flags[self._ram.still_spare(held)] & LISTED != 0).all()

@@ -1,0 +1,136 @@
+"""The figures of one job, as hintsd knows them now: for `hintsd status` (cli/report.py says how
+they are shown) and the log (pure).
+
+Reads the plan, changes nothing. INVARIANT: plain Python values; the work is bounded by READY_MOST,
+STALL_SAMPLES_MOST and the job's window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any, Final
+
+import numpy as np
+
+from hintsd.plan import stall
+from hintsd.plan.files import STAGED, STORED, Files
+from hintsd.plan.job import Job
+from hintsd.plan.ram import OUTSIDE_SHARE, Ram
+
+READY_MOST = 1 << 14
+STALL_SAMPLES_MOST = 1 << 16
+STALL_S_LEAST = 0.05  # less is shown as none
+
+
+NAMES: Final = (
+    *("name", "path", "mountpoint", "pid", "age_s", "state", "reason"),
+    *("epoch", "epochs", "index", "samples", "window_bytes", "ahead_bytes"),
+    *("not_late", "late", "unplanned", "predicted_stall_s", "samples_per_s"),
+    *("layout", "layout_why", "ram_needed_bytes"),
+)
+"""Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
+
+
+def unknown() -> dict[str, Any]:
+    """A job of which nothing is known."""
+    return dict.fromkeys(NAMES)
+
+
+def status(
+    job: Job, jobs: Collection[Job], files: Files, ram: Ram, origin_bytes_per_s: float
+) -> dict[str, Any]:
+    """Figures of `job`; all but how it lies on SSD (`Layout.status`). `jobs`: all of the mount;
+    `origin_bytes_per_s`: what it reads at most, 0: not known.
+    """
+    progress = job.progress
+    n, total = job.sequence.samples_per_epoch, job.sequence.total
+    epoch, index = divmod(job.sequence.last(progress.high), n)
+    if total is not None and progress.high >= total > 0:
+        epoch, index = epoch - 1, n
+    return {
+        "state": job.state,
+        "reason": job.reason,
+        "epoch": epoch,
+        "epochs": job.sequence.epochs,
+        "index": index,
+        "samples": n,
+        "window_bytes": _distinct_bytes(job, jobs, files, ram),
+        "ahead_bytes": _ahead_bytes(job, files, ram),
+        "not_late": _not_late(job),
+        "late": {reason: count for reason, count in job.tally.late.items() if count},
+        "unplanned": {reason: count for reason, count in job.tally.unplanned.items() if count},
+        "predicted_stall_s": _predicted_stall_s(job, files, origin_bytes_per_s),
+        "samples_per_s": progress.samples_per_s,
+        "ram_needed_bytes": _ram_needed_bytes(jobs, ram) if job.live else None,
+    }
+
+
+def _ram_needed_bytes(jobs: Collection[Job], ram: Ram) -> int | None:
+    """The mount's budget of RAM that would do, where this one does not take what its jobs read
+    at once, twice: windows keep no distance then, and most reads come before their files.
+    """
+    need_bytes = sum(job.at_once_bytes for job in jobs if job.live)
+    if need_bytes <= ram.budget_bytes:
+        return None
+    return math.ceil(need_bytes * OUTSIDE_SHARE / (OUTSIDE_SHARE - 1))
+
+
+def _not_late(job: Job) -> int:
+    """Never more than the job has: a reader that goes back passes samples again."""
+    progress = job.progress
+    count = max(0, progress.passed_samples + progress.high - progress.low - job.tally.misses)
+    return count if job.sequence.total is None else min(count, job.sequence.total)
+
+
+def _distinct_bytes(job: Job, jobs: Collection[Job], files: Files, ram: Ram) -> int:
+    """Bytes of its window, a file of two epochs counted once."""
+    if all(other is job or other.window.begin == other.window.end for other in jobs):
+        return ram.wanted_bytes  # no other job wants any
+    n, window = job.sequence.samples_per_epoch, job.window
+    pieces = list(job.sequence.pieces(window.begin, window.end))
+    is_of_one = window.begin // n == max(window.end - 1, 0) // n
+    if is_of_one and not any(repeats for _, repeats in pieces):
+        return window.size_bytes
+    in_window = np.zeros(len(files.flags), np.bool_)
+    for inos, _ in pieces:
+        in_window[inos] = True
+    return ram.total_bytes(np.flatnonzero(in_window).astype(np.uint32))
+
+
+def _ahead_bytes(job: Job, files: Files, ram: Ram) -> int:
+    """Bytes that the reader finds in RAM before the first that is missing (of the next
+    READY_MOST files).
+    """
+    start = max(job.window.begin, job.progress.high)
+    total = 0
+    stop = min(job.window.end, start + READY_MOST)
+    for inos, _ in job.sequence.pieces(start, max(start, stop)):
+        sizes = ram.bytes_of(inos)
+        missing = np.flatnonzero((files.flags[inos] & STAGED == 0) & (sizes > 0))
+        if len(missing):
+            return total + int(sizes[: missing[0]].sum())
+        total += int(sizes.sum())
+    return total
+
+
+def _predicted_stall_s(job: Job, files: Files, origin_bytes_per_s: float) -> float | None:
+    """Of the rest of this epoch (stall.py); of many samples every m-th stands for m. None:
+    there would be none, but reads were late just now: for reasons that the model does not know (a
+    rate that is not known, processors, hintsd itself).
+    """
+    start = job.progress.high
+    n = job.sequence.samples_per_epoch
+    stop = min((start // n + 1) * n, job.sequence.known_until(start))
+    speed = job.progress.samples_per_s
+    if stop <= start or not job.live or speed <= 0:
+        return 0.0
+    every = -(-(stop - start) // STALL_SAMPLES_MOST)
+    inos = job.sequence.inos_at(np.arange(start, stop, every))
+    sizes = files.sizes[inos].astype(np.float64) * every
+    flags = files.flags[inos]
+    speeds = np.where(flags & STORED != 0, 0.0, origin_bytes_per_s)
+    speeds[flags & STAGED != 0] = np.inf
+    consumer = float(sizes.mean()) / every * speed
+    seconds = float(stall.stall_seconds(sizes, speeds, consumer))
+    return None if job.tally.is_late and seconds < STALL_S_LEAST else seconds

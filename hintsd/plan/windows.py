@@ -1,0 +1,363 @@
+"""What of each job's sequence is to be in RAM (docs/HINTS.md rule 1; pure).
+
+* Each job has a *window* [begin, end) of positions. A file in any window is *wanted*; ram.py counts
+  the windows' uses of each file. Windows grow, the smallest first, as long as the bytes of all
+  wanted files together stay below the budget, and shrink from their far end.
+* A file that has left the last window is *spare*: it stays in RAM until its room is needed, or no
+  job has it any more, then it is dropped (an epoch whose order is not known yet will use the same
+  files). All that is in no window is used later than all that is, so it does not matter which
+  spare goes first.
+* Before that it may be *kept*: a file that the reader has passed, that is in RAM and is to be
+  missing on SSD, stays for good, as long as windows have the room that they need. It counts as one
+  use more, so windows grow in what is left, and come upon it at no cost.
+* A file is *held* from when it is wanted until it is dropped or cancelled; held bytes never exceed
+  the budget, counting from a command's sending, since the mount carries out commands in order.
+* A job that is *packed* (docs/LOG.md, layout.py) has windows of whole chunks.
+
+INVARIANT: held bytes ≤ window budget after `fill`, wanted bytes always; `refs` of a file counts its
+uses in all windows, and that it is kept.
+INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hintsd.follow.sequence import CHUNK
+from hintsd.plan.files import GONE, READ, Files, Ssd, takes
+from hintsd.plan.job import Job
+from hintsd.plan.lanes import LOOK_MOST, Lanes
+from hintsd.plan.layout import Layout
+from hintsd.plan.placement import Placement
+from hintsd.plan.ram import OUTSIDE_SHARE, Ram, Spare
+from hintsd.policies.residents import fits
+
+EXTEND_MOST = 1 << 20  # positions that enter windows in one decide()
+UNEVEN_SHARE = (
+    32  # windows are evened out when they differ by more than a 32nd of the budget, twice
+)
+# What a window needs: a second of reading, but no more than an eighth of the budget for that; room
+# for what is read at once, twice; all windows no more than a half of the budget.
+AHEAD_S, AHEAD_SHARE, NEED_SHARE = 1.0, 8, 2
+LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a half
+PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
+
+
+class Windows:
+    """Of one mount's `jobs`: all of them, as they come and go."""
+
+    def __init__(
+        self,
+        files: Files,
+        ssd: Ssd,
+        ram: Ram,
+        jobs: Mapping[str, Job],
+        placement: Placement,
+        layout: Layout,
+        lanes: Lanes,
+    ) -> None:
+        self._files, self._ssd, self._ram, self._jobs = files, ssd, ram, jobs
+        self._placement, self._layout, self._lanes = placement, layout, lanes
+        self.spare = Spare(files, ram)
+        """What has left them."""
+        self.has_lanes = False
+        """Whether those of all jobs that are planned for are lanes; else none is."""
+
+    @property
+    def _live(self) -> list[Job]:
+        return [job for job in self._jobs.values() if job.live]
+
+    def set_budget(self, ram_bytes: int) -> None:
+        """ram_bytes: of the mount."""
+        budget_bytes = ram_bytes - ram_bytes // OUTSIDE_SHARE
+        if budget_bytes != self._ram.budget_bytes:
+            self.empty_all()
+            if budget_bytes < self._ram.budget_bytes:
+                self._keep_at_most(0)  # what windows want of it they find in RAM
+        self._ram.set_budget(ram_bytes, budget_bytes)
+
+    # --- they begin where the readers are
+
+    def follow(self) -> None:
+        """Each begins at `low`, as far as the readers have come."""
+        for job in self._live:
+            job.window.note_reach()
+            begin = self._begin_of(job)
+            if begin > job.window.begin:
+                self._move_on(job, begin)
+
+    def _begin_of(self, job: Job) -> int:
+        """The window begins at `low`, but always reaches ahead of `high`: where it is small against
+        the disorder, part of what is behind is given up. (How small is known once there was one.)
+        Not where slow workers are waited for, and the origin would be asked for it again.
+        """
+        progress, reach = job.progress, job.window.reach
+        begin = progress.low
+        if reach and not (progress.is_low_known and self._placement.is_short):
+            behind = reach // (2 if progress.workers else 4)
+            begin = max(begin, progress.high - max(1, behind))
+        return min(begin, job.sequence.last(begin))
+
+    def _move_on(self, job: Job, begin: int) -> None:
+        self._note_need(job, begin)
+        keep_bytes = 0 if job.placed.is_due else self._keep_bytes()
+        self._release(job, job.window.begin, min(begin, job.window.end), keep_bytes)
+        job.move_on(begin)
+
+    # --- what is kept
+
+    def _note_need(self, job: Job, begin: int) -> None:
+        """What its window needs, which goes on from `begin`: the most of this epoch and of the one
+        before, for what was kept and is dropped has to be fetched again.
+        """
+        window, epoch_of = job.window, job.sequence.epoch_of
+        window.note_mean()
+        bytes_per_s = job.progress.samples_per_s * window.known_mean_bytes
+        if self.has_lanes:
+            need_bytes = bytes_per_s * LANES_AHEAD_S * job.reached.missing_share
+        else:
+            most_bytes = self._ram.budget_bytes / AHEAD_SHARE
+            need_bytes = max(job.at_once_bytes, min(bytes_per_s * AHEAD_S, most_bytes))
+        window.need(int(need_bytes), is_next_epoch=epoch_of(begin) != epoch_of(window.begin))
+
+    def _keep_bytes(self) -> int:
+        """What windows can spare; nothing where a job may be packed: its chunks need the room."""
+        jobs = self._live
+        if any(self._layout.is_packable(job) for job in jobs):
+            return 0
+        budget_bytes = self._ram.budget_bytes
+        need_bytes = sum(job.window.need_bytes for job in jobs)
+        if self.has_lanes:
+            need_bytes = max(need_bytes, budget_bytes // AHEAD_SHARE)
+        elif need_bytes > 2 * budget_bytes:  # what is read at once does not fit: ahead is in vain
+            return budget_bytes
+        return budget_bytes - min(need_bytes, budget_bytes // NEED_SHARE)
+
+    def keep(self) -> None:
+        """What is kept beyond what windows can spare is spare, too, what is used least first."""
+        self._keep_at_most(self._keep_bytes())
+
+    def _keep_at_most(self, most_bytes: int) -> None:
+        surplus = self._ram.kept_bytes - most_bytes
+        if surplus <= 0:
+            return
+        kept = self._ram.kept()
+        if self._ssd.uses is not None:
+            kept = kept[np.argsort(self._ssd.uses[kept], kind="stable")]
+        count = takes(self._ram.bytes_of(kept), surplus)
+        self.spare.add(self._ram.unkeep(kept[:count]))
+
+    # --- they fill what there is
+
+    def fill(self) -> None:
+        """Windows grow in what room there is, and shrink for each other; what is spare goes."""
+        self._choose_lanes()
+        self._fill_lanes() if self.has_lanes else self._balance()
+        self.spare.reclaim()
+
+    def _choose_lanes(self) -> None:
+        """All jobs' windows become lanes where RAM does not take what they read at once and SSD not
+        all files; they are windows again when there is clearly enough.
+        """
+        jobs = self._live
+        may = self._placement.is_short and all(
+            self._lanes.has(job) and not self._layout.is_packable(job) for job in jobs
+        )
+        share = NEED_SHARE + self.has_lanes
+        need_bytes = sum(job.at_once_bytes for job in jobs)
+        has_lanes = may and need_bytes > self._ram.budget_bytes / share
+        if has_lanes != self.has_lanes:
+            self.has_lanes = has_lanes
+            for job in jobs:
+                self.empty(job)
+                job.window.forget_needs()
+
+    def _fill_lanes(self) -> None:
+        """Windows cover what may be read soon; in what is not kept lies what is needed first."""
+        self.spare.reclaim()  # what is spare, and wanted again, fits
+        jobs = self._live
+        sharing = sum(job.takes_share for job in jobs)
+        for job in jobs:
+            end = self._lanes.window_end(job)
+            while job.window.end < end:
+                inos, repeats = job.sequence.piece(job.window.end, end - job.window.end)
+                if len(inos) == 0:
+                    break
+                self._ram.cover(inos, repeats=repeats)
+                job.window.grow(len(inos), self._ram.total_bytes(inos))
+        keep_bytes = self._keep_bytes()
+        for job in jobs:
+            share_bytes = (self._ram.budget_bytes - self._ram.kept_bytes) // max(1, sharing)
+            others = [other for other in jobs if other is not job]
+            most_bytes = share_bytes if job.takes_share else 0
+            self._lanes.hold(job, others, most_bytes, keep_bytes, LOOK_MOST // len(jobs))
+
+    def _balance(self) -> None:
+        jobs = self._live
+        if not jobs or self._ram.budget_bytes <= 0:
+            return
+        uneven_bytes = self._ram.budget_bytes // UNEVEN_SHARE
+        even_bytes = max([2 * uneven_bytes, *(job.log.largest_bytes for job in jobs)])
+        work = EXTEND_MOST
+        blocked: set[str] = set()
+        turns = 8 * len(jobs) * len(jobs) + 64
+        while work > 0 and turns > 0:
+            turns -= 1
+            growing = [job for job in jobs if job.name not in blocked]
+            if not growing:
+                break
+            small = min(growing, key=_standing)
+            others = [job for job in jobs if job is not small]
+            share = self._ram.budget_bytes
+            if others and not (nearest := min(others, key=_standing)).yields:
+                ahead_bytes = nearest.window.size_bytes - small.window.size_bytes
+                share = max(ahead_bytes, 0) + uneven_bytes
+            taken = self._extend(small, share, min(work, CHUNK))
+            work -= taken
+            if taken:
+                continue
+            large = max(others, key=_standing, default=None)
+            excess = 0 if large is None else _excess_bytes(large, small)
+            if large is None or excess <= even_bytes or not self._shrink(large, excess // 2):
+                blocked.add(small.name)
+
+    def _extend(self, job: Job, most_bytes: int, most: int) -> int:
+        """Lets the window grow by at most so many bytes of its own, or by a chunk; positions
+        taken.
+        """
+        window = job.window
+        most = min(most, job.sequence.last(window.end + most) - window.end)
+        total, step = 0, 1024  # in the steady state there is little room
+        while total < most:
+            chunk_end = job.chunk_end(window.end)
+            if chunk_end is not None:
+                # To look costs a pass over the chunk. What several jobs want may need less by now.
+                is_alone = len(self._jobs) == 1
+                if total == 0 and not (is_alone and window.is_lacking(self._ram.room_bytes)):
+                    total = self._extend_piece(job, None, chunk_end - window.end)[0]
+                break
+            step = min(step, most - total)
+            taken, own_bytes = self._extend_piece(job, most_bytes, step)
+            total += taken
+            most_bytes -= own_bytes
+            if (taken < step and window.end % job.sequence.samples_per_epoch) or taken == 0:
+                break
+            step *= 4
+        return total
+
+    def _extend_piece(self, job: Job, most_bytes: int | None, most: int) -> tuple[int, int]:
+        """Positions taken, and their bytes; None: all that are asked for, or none of them."""
+        inos, repeats = job.sequence.piece(job.window.end, most)
+        if len(inos) == 0:
+            return 0, 0
+        own, flags = self._ram.bytes_of(inos), self._files.flags[inos]
+        fresh = (self._ram.refs[inos] == 0) & (flags & (GONE | READ) == 0) & (own > 0)
+        if repeats:
+            first = np.zeros(len(inos), np.bool_)
+            first[np.unique(inos, return_index=True)[1]] = True
+            fresh &= first
+        cost = np.where(fresh, own, 0)
+        taken = fits(cost, self._ram.room_bytes)
+        if most_bytes is not None:
+            taken = min(taken, fits(own, most_bytes))
+        if taken == 0 or (most_bytes is None and taken < len(inos)):
+            job.window.lack(int(cost.sum()) if most_bytes is None else None)
+            return 0, 0
+        self._ram.enter(inos[:taken], own[:taken], fresh[:taken], repeats=repeats)
+        own_bytes = int(own[:taken].sum())
+        job.window.grow(taken, own_bytes)
+        return taken, own_bytes
+
+    def _shrink(self, job: Job, by_bytes: int) -> bool:
+        """Takes about so many bytes (at least) off the window's far end; False: it is empty."""
+        window, n = job.window, job.sequence.samples_per_epoch
+        end, freed = window.end, 0
+        while freed < by_bytes and end > window.begin:
+            epoch, index = divmod(end - 1, n)
+            chunks = job.log.chunks.get(epoch)
+            first = max(index + 1 - 4096, 0) if chunks is None else chunks.begin_of(index)
+            start = max(window.begin, epoch * n + first)
+            inos, _ = job.sequence.piece(start, end - start)
+            back = self._ram.bytes_of(inos)[::-1]
+            count = takes(back, by_bytes - freed) if chunks is None else len(back)
+            freed += int(back[:count].sum())
+            end -= count
+        if end == window.end:
+            return False
+        self._release(job, end, window.end)
+        window.end_at(end)
+        return True
+
+    # --- what leaves them
+
+    def _release(self, job: Job, start: int, stop: int, keep_bytes: int = 0) -> None:
+        """Positions at one end of the window leave it. `keep_bytes`: of all files that are missing
+        on SSD as much may stay for good.
+        """
+        position, window = start, job.window
+        for inos, repeats in job.sequence.pieces(start, stop):
+            own = self._ram.bytes_of(inos)
+            looked_at = max(min(window.sent - position, len(inos)), 0)
+            window.shed(int(own.sum()), int(own[:looked_at].sum()))
+            position += len(inos)
+            self.spare.add(self._ram.leave(inos, repeats=repeats, keep_bytes=keep_bytes))
+
+    def empty(self, job: Job) -> None:
+        """The window begins anew; what is staged is spare until the next `fill` has looked."""
+        self._release(job, job.window.begin, job.window.end)
+        job.restart()
+
+    def empty_all(self) -> None:
+        for job in self._live:
+            self.empty(job)
+
+    # --- what others ask
+
+    def patience_s(self) -> list[float]:
+        """How long the next decision may wait, for each job that is read: its readers take so long
+        for a small part of a window, or for half of what is staged when there is no more to stage.
+        """
+        return [self._patience_s(job) for job in self._live if job.progress.samples_per_s > 0]
+
+    def _patience_s(self, job: Job) -> float:
+        if self.has_lanes:
+            return 0.0
+        window = job.window
+        if self._ram.stage_unanswered == 0 and window.sent == window.end and not job.can_grow:
+            samples = (window.end - job.progress.high) / 2  # all that is known lies there
+        else:
+            samples = (window.end - window.begin) / PATIENCE_SHARE
+        return max(samples, 0) / job.progress.samples_per_s
+
+    def check_invariants(self) -> None:
+        """Costs a pass over all files: for tests."""
+        self.spare.check_invariants()
+        refs = np.zeros(len(self._ram.refs), np.int64)
+        for job in self._jobs.values():
+            window = job.window
+            assert window.begin <= window.sent <= window.end
+            size_bytes = 0
+            for inos, _ in job.sequence.pieces(window.begin, window.end):
+                np.add.at(refs, inos, 1)
+                size_bytes += self._ram.total_bytes(inos)
+            assert size_bytes == window.size_bytes
+            assert job.live or window.begin == window.end
+        refs[:1] = 0
+        refs[self._ram.kept()] += 1
+        assert (refs == self._ram.refs).all()
+
+
+def _standing(job: Job) -> tuple[bool, int]:
+    """Windows grow in this order, and shrink in the opposite one."""
+    return job.yields, job.window.size_bytes
+
+
+def _excess_bytes(large: Job, small: Job) -> int:
+    """What the larger window may give to the smaller one, and as much again."""
+    if not small.can_grow or (large.yields < small.yields):
+        return 0
+    if large.yields and not small.yields:
+        return 2 * large.window.size_bytes
+    return large.window.size_bytes - small.window.size_bytes

@@ -1,0 +1,189 @@
+"""The wires of one job: armed files, whose look-ups tell where its reader is (docs/HINTS.md rule 4;
+pure).
+
+Here they are laid ahead of the reader, over the rest of its epoch (sentinels) and over whole
+epochs where it is sought, and here it is said which have fired. What that means for its place:
+follow/progress.py. Arming is wires.py's, for all jobs of the mount.
+
+INVARIANT: a wire is laid again once its file is ARMED no more, unless it has fired for its job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+import numpy as np
+
+from hintsd.follow.progress import Progress
+from hintsd.follow.sequence import NO_POSITIONS, Positions, Sequence
+from hintsd.plan.files import ARMED, Files
+from hintsd.policies import Mask
+
+WIRED_AHEAD_S = 0.2
+SENTINELS_EVERY_S = 1.0
+SENTINELS_MOST = 1 << 15
+
+
+class Fired(NamedTuple):
+    """A wire whose file was looked up."""
+
+    is_sure: bool  # for this use of the file, by this job
+    first: int  # the use it was, or may have been: this one or an earlier one
+
+
+class Wiring:
+    """Those that are laid, have fired, or were stolen from `low` on."""
+
+    def __init__(self, sequence: Sequence, progress: Progress, files: Files) -> None:
+        self._sequence, self._progress, self._files = sequence, progress, files
+        self._sentinel_epoch = -1
+        self._fired: dict[int, Fired] = {}  # in order: not laid again
+        # by a stranger: its reader may have passed meanwhile
+        self._stolen: set[int] = set()
+        self.unlay()
+
+    def unlay(self) -> None:
+        """No wires are laid."""
+        self._until = self._progress.high  # they are laid up to here
+        self._wires = NO_POSITIONS  # sorted
+        self.laid_from: int | None = None
+        """Where they begin; from there on there is no gap."""
+        self._sentinels_at = -SENTINELS_EVERY_S
+
+    def restart(self) -> None:
+        """The reader is at another place: none is laid, and none has fired."""
+        self.unlay()
+        self._fired.clear()
+        self._stolen.clear()
+
+    # --- what has become of them
+
+    def first_unfired(self, *, or_stolen: bool = True) -> int | None:
+        """The first wire from `low` on that has not fired; of those that strangers have fired
+        only where `or_stolen`.
+        """
+        progress = self._progress
+        first, last = np.searchsorted(
+            self._wires, [progress.low, progress.high + 2 * progress.spacing]
+        )
+        where = self._wires[first:last]
+        armed = where[self._files.flags[self._sequence.inos_at(where)] & ARMED != 0].tolist()
+        besides: Container[int] = () if or_stolen else self._stolen
+        waits = (wire for wire in armed if wire not in self._fired and wire not in besides)
+        return next(waits, None)
+
+    def count_stolen(self) -> int:
+        """Beyond `high`."""
+        return sum(wire >= self._progress.high for wire in self._stolen)
+
+    def steal(self, candidates: Positions, theirs: Mask) -> Mask:
+        """Which of these look-ups, `theirs` of strangers, have taken a wire away that the reader
+        has not come to.
+        """
+        if not theirs.any() or len(self._wires) == 0:
+            return np.zeros(len(theirs), np.bool_)
+        wire = self._are_wires(candidates) & (candidates >= self._progress.low) & theirs
+        wire &= ~np.isin(candidates, list(self._fired))
+        self._stolen.update(candidates[wire].tolist())
+        stolen: Mask = np.logical_or.reduce(wire, axis=0)
+        return stolen
+
+    def find_fired(self, candidates: Positions, own: Mask, unfired: int | None) -> dict[int, Fired]:
+        """Wires of the zone among these look-ups. A file may be used twice there (at the end of one
+        epoch and the beginning of the next), and by another job (not `own`), but the wire is gone.
+        """
+        if candidates.size == 0 or len(self._wires) == 0:
+            return {}
+        progress = self._progress
+        zone = (candidates >= progress.low) & (candidates < progress.zone_end(unfired))
+        sure = np.broadcast_to((zone.sum(axis=0) == 1) & own, zone.shape)
+        uses = np.where(zone, candidates, np.iinfo(np.int64).max).min(axis=0)
+        first = np.broadcast_to(uses, zone.shape)
+        wire = zone & self._are_wires(candidates)
+        how = map(Fired, sure[wire].tolist(), first[wire].tolist())
+        return dict(zip(candidates[wire].tolist(), how, strict=True))
+
+    def fire(self, fired: dict[int, Fired]) -> int:
+        """They have; the end of the wires from `high` on that have fired without a gap."""
+        self._fired.update(fired)
+        progress = self._progress
+        end = progress.high
+        first, last = np.searchsorted(self._wires, [end, progress.zone_end(None)])
+        where = self._wires[first:last]
+        for position, ino in zip(where.tolist(), self._sequence.inos_at(where), strict=True):
+            if ino and position not in self._fired:
+                break
+            if position in self._fired and self._fired[position].is_sure:
+                end = position + 1
+        return end
+
+    def doubt_fired(self) -> None:
+        """Wires that an earlier use of their file may have fired are laid again once that use is
+        read.
+        """
+        low = self._progress.low
+        for wire, (is_sure, first) in list(self._fired.items()):
+            if not is_sure and first < min(wire, low):
+                del self._fired[wire]
+
+    def _are_wires(self, positions: Positions) -> Mask:
+        """Which of these have a wire; there are some."""
+        place = np.minimum(np.searchsorted(self._wires, positions), len(self._wires) - 1)
+        found: Mask = self._wires[place] == positions
+        return found
+
+    # --- laying
+
+    def without_fired(self, wires: Positions) -> Positions:
+        """Those of them that have not."""
+        return wires[~np.isin(wires, list(self._fired))] if self._fired else wires
+
+    def ahead(self) -> Positions:
+        """The wires from `high` on; new ones once a good part of them has fired."""
+        progress, sequence = self._progress, self._sequence
+        high = progress.high
+        ahead = 2 * (progress.disorder + 8 * progress.spacing)
+        ahead = max(ahead, int(progress.samples_per_s * WIRED_AHEAD_S))
+        stop = min(sequence.last(high + ahead), sequence.known_until(high))
+        if self._until < min(stop, high + ahead - ahead // 4):
+            start = max(self._until, high)
+            kept = self._wires[np.searchsorted(self._wires, progress.low) :]
+            if start > self._until or not len(kept):
+                self.laid_from = start
+            self._wires = np.concatenate([kept, self._grid(start, stop, progress.spacing)])
+            self._until = stop
+            self._fired = {wire: how for wire, how in self._fired.items() if wire >= progress.low}
+            self._stolen = {wire for wire in self._stolen if wire >= progress.low}
+        return self._wires[np.searchsorted(self._wires, high) :]
+
+    def sentinels(self, now: float) -> list[Positions]:
+        """Wires over the rest of the epoch, and, four times as far apart, over what is read."""
+        progress, n = self._progress, self._sequence.samples_per_epoch
+        epoch = self._sequence.epoch_of(progress.high)
+        if epoch == self._sentinel_epoch and now - self._sentinels_at < SENTINELS_EVERY_S:
+            return []
+        self._sentinels_at, self._sentinel_epoch = now, epoch
+        wide = progress.spacing * max(1, -(-n // (progress.spacing * SENTINELS_MOST)))
+        stop = self._sequence.last((epoch + 1) * n)
+        return [
+            self._grid(max(self._until, epoch * n), stop, wide),
+            self._grid(epoch * n, max(progress.low, epoch * n), 4 * wide),
+        ]
+
+    def over_an_epoch(self, spacing: int) -> Positions:
+        """Wires for a search: any files do."""
+        n = self._sequence.samples_per_epoch
+        return np.arange(0, n, spacing) + min(self._sequence.orders) * n
+
+    def _grid(self, start: int, stop: int, spacing: int) -> Positions:
+        """Wires in [start, stop): every `spacing`-th sample and the last one of each epoch."""
+        n = self._sequence.samples_per_epoch
+        parts = []
+        for epoch in range(start // n, -(-stop // n) if stop > start else start // n):
+            base = epoch * n
+            low, high = max(start - base, 0), min(stop - base, n)
+            parts.append(np.arange(-(-low // spacing) * spacing, high, spacing) + base)
+            if low < n <= high and (n - 1) % spacing and n - 1 >= low:
+                parts.append(np.array([base + n - 1]))
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -1,0 +1,1 @@
+"""Policies of the papers, and what they share (docs/POLICIES.md)."""
