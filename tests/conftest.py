@@ -1,4 +1,4 @@
-"""Fixtures of several files of tests. The harness of mounts is `tests/mounted.py`."""
+"""Fixtures of several files of tests. The harness of mounts is `tests/support/mounted.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("tests.mounted", "tests.trees")
+pytest.register_assert_rewrite("tests.support.mounted", "tests.support.trees")
 
-from hintsd import link  # noqa: E402
-from tests import mounted  # noqa: E402  (after its asserts were told to explain themselves)
-from tests.fake_hintsd import FakeHintsd  # noqa: E402
-from tests.faulty_origin import FaultyOrigin  # noqa: E402
-from tests.mounted import Mount  # noqa: E402
+from hintsd.client import link, warning  # noqa: E402
+from tests.support import mounted  # noqa: E402  (after its asserts were told to explain themselves)
+from tests.support.fake_hintsd import FakeHintsd  # noqa: E402
+from tests.support.faulty_origin import FaultyOrigin  # noqa: E402
+from tests.support.mounted import Mount  # noqa: E402
 
 Mounting = Callable[..., Mount]
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of tests that compute, and of tests that wait, are mixed evenly: workers, who take the
     list from several points, would else fight for processors first, and leave them idle at the end.
     """
-    kinds = [item.path.parent.name == "unit" for item in items]
+    kinds = ["unit" in item.path.parts for item in items]
     counts, before, place = Counter(kinds), Counter[bool](), dict[Path, float]()
     for item, kind in zip(items, kinds, strict=True):
         place.setdefault(item.path, before[kind] / counts[kind])
@@ -167,7 +167,7 @@ def quick_collections() -> Iterator[None]:
 @pytest.fixture
 def fake_hintsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
     """A running hintsd, which every path leads to; behind the test no link of it runs on."""
-    monkeypatch.setattr(link, "_warned", set())
+    monkeypatch.setattr(warning, "_warned", set())
     fake = FakeHintsd(tmp_path / "hintsd.sock")
     monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
     fake.start()
@@ -191,7 +191,7 @@ class OrdinaryUser:
         self.prefix = [
             *("setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"),
         ]
-        self.program = [self.python, "-m", "fusecache.cli"]
+        self.program = [self.python, "-m", "fusecache.cli.main"]
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         self.env = {
             **kept,

@@ -9,8 +9,8 @@ import random
 import sys
 from pathlib import Path
 
-from tests.log_support import Mover
-from tests.store_support import MIB, Opened, content
+from tests.support.log_support import Mover
+from tests.support.store_support import MIB, Opened, content
 
 FILES = 24
 CHUNKS = 3
@@ -45,7 +45,7 @@ def main() -> None:
     for number in range(FILES):
         assert store.put(path_of(number), payload_of(number)) is not None
     store.store.flush()
-    store.store._seal()
+    store.seal()
     old = [int(path.stem) for path in store.segments()]
     for _ in range(3):
         mover = rewrite(store, source, old, FILES)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.hintsd_support import Client, DaemonProcess
-from tests.mounted import eventually
-from tests.trees import assert_same, make_files
+from tests.support.hintsd_support import Client, DaemonProcess
+from tests.support.mounted import eventually
+from tests.support.trees import assert_same, make_files
 
 RULE = {"rule": "imagefolder", "extensions": [""], "allow_empty": False}
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 
-from fusecache import control_client
+from fusecache.control import control_client
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import (
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.mounted import (
     Mount,
     alive,
     command,
@@ -35,7 +35,7 @@ from tests.mounted import (
     processes_naming,
     watched,
 )
-from tests.trees import assert_same, make_files, random_bytes
+from tests.support.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
 KILLS = 16

@@ -25,8 +25,8 @@ import pytest
 from fusecache.store import Location, recovery
 from fusecache.store import format as fmt
 from tests.crash.rewriting import FILES, LIMIT_BYTES, path_of, payload_of
-from tests.log_support import Mover
-from tests.store_support import MIB, Opened, check_invariants, opened, version_of
+from tests.support.log_support import Mover
+from tests.support.store_support import MIB, Opened, check_invariants, opened, version_of
 
 CREATE, WRITE, TRUNCATE, RENAME, UNLINK, SYNC, ALLOCATE = range(1, 8)
 SECTOR = 512
@@ -139,11 +139,12 @@ def _check(store: Opened, must_be_there: set[int]) -> None:
         found = store.get(path_of(n), version_of(payload))
         assert found == payload or (found is None and n not in must_be_there), n
     log = None
-    if store.store._index_bad is None:  # else damage was met, and adoption stopped where it was
+    current = store.store._attachment.current
+    if current._why_bad is None:  # else damage was met, and adoption stopped where it was
         try:
             check_invariants(store)
             log = store.store.begin_log(1, MIB)
-            assert log is not None or store.store._index_bad
+            assert log is not None or current._why_bad
         except sqlite3.DatabaseError:
             pass  # no look-up has met it: whoever does has the index built anew
     if log is None:

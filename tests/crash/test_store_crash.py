@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_support import MIB, Opened, check_invariants, content, opened, version_of
+from tests.support.store_support import MIB, Opened, check_invariants, content, opened, version_of
 
 Acknowledged = dict[bytes, int]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.mounted import Mount, errno_of, eventually
-from tests.trees import assert_same
+from tests.support.mounted import Mount, errno_of, eventually
+from tests.support.trees import assert_same
 
 STEPS = 220
 DIRECTORIES = ("a", "b", "c/d")

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fusecache.store import Version
 from fusecache.store.types import Item
-from tests.store_support import DATASET, Opened, check_invariants, content, disk_bytes
+from tests.support.store_support import DATASET, Opened, check_invariants, content, disk_bytes
 
 MIB = 1 << 20
 LIMIT = 22 * MIB
@@ -167,7 +167,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(handle=handles)
     def housekeeping(self, handle: int) -> None:
-        self.stores[handle].store._reconcile_at = 0.0
+        self.stores[handle].suspect()
         self.stores[handle].store.housekeeping()
         self.after_eviction()
 
@@ -188,7 +188,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(handle=handles)
     def crash(self, handle: int) -> None:
         self.after_eviction()
-        self.stores[handle].store._detach()
+        self.stores[handle].kill()
         self.stores[handle] = self.open()
         self.index_is_built_anew()
 
@@ -233,7 +233,7 @@ class StoreMachine(RuleBasedStateMachine):
             path.unlink()
         self.index_was_flipped = False
         for store in (self.stores[handle], self.stores[1 - handle]):
-            store.store._repair_at = 0.0
+            store.repair_now()
             store.store.housekeeping()
         self.after_eviction()
         self.index_is_built_anew()
@@ -249,14 +249,14 @@ class StoreMachine(RuleBasedStateMachine):
     def limit_holds(self) -> None:
         assert disk_bytes(self.directory) <= LIMIT
         for store in self.stores:
-            store.store._paused_until = 0.0
-            store.store._repair_at = 0.0
+            store.end_pause()
+            store.repair_now()
 
     @invariant()
     def sound_after_mending(self) -> None:
         if self.source.randrange(10) == 0 and self.stores:
             for store in (*self.stores, self.stores[0]):
-                store.store._reconcile_at = 0.0
+                store.suspect()
                 store.store.housekeeping()
             self.after_eviction()
             if not self.index_was_flipped:

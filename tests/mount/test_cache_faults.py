@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mounted import Mount, drop_file, eventually
-from tests.trees import assert_same, make_files, random_bytes
+from tests.support.mounted import Mount, drop_file, eventually
+from tests.support.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
 MAGIC = b"FCB1"
@@ -49,7 +49,7 @@ def index_files(cache_dir: Path) -> list[Path]:
 
 def records(segment: Path) -> list[int]:
     content = segment.read_bytes()
-    return [at for at in range(PAGE, len(content), PAGE) if content[at : at + 4] == MAGIC]
+    return [at for at in range(PAGE, len(content), 512) if content[at : at + 4] == MAGIC]
 
 
 def flip(path: Path, offset: int, bit: int = 3) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.mounts import listen
+from fusecache.base.mounts import listen
 from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
-from tests.faulty_origin import Fault, FaultyOrigin
-from tests.hintsd_support import Daemon
-from tests.mounted import (
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.hintsd_support import Daemon
+from tests.support.mounted import (
     Mount,
     alive,
     command,
@@ -31,7 +31,7 @@ from tests.mounted import (
     is_mounted,
     watched,
 )
-from tests.trees import assert_same, make_files, snapshot
+from tests.support.trees import assert_same, make_files, snapshot
 
 OK, FAILED, USAGE, NOT_A_MOUNT, BUSY = 0, 1, 2, 3, 4
 
@@ -88,7 +88,7 @@ def test_a_cache_directory_of_another_format_is_refused(place: Place, mounting: 
 
 
 def mount_processes(mount: Mount) -> list[int]:
-    from tests.mounted import processes_naming
+    from tests.support.mounted import processes_naming
 
     return processes_naming(str(mount.log_file))
 
@@ -246,9 +246,9 @@ def assert_warm_says_which_ssd_holds(
 def test_warm_says_what_does_not_fit_and_with_which_ssd_it_would(
     place: Place, mounting: Mounting
 ) -> None:
-    make_files(place.source, 6000, lambda index: 4000)  # of two pages each, with its header
-    mount = mounting("--ssd", "48M")
-    assert_warm_says_which_ssd_holds(mount, "48", 6000, fitting_least=3000)
+    make_files(place.source, 6000, lambda index: 4000)  # headers are 4 % of them, rows 6 %
+    mount = mounting("--ssd", "24M")
+    assert_warm_says_which_ssd_holds(mount, "24", 6000, fitting_least=3000)
 
 
 @in_one_mode
@@ -256,10 +256,10 @@ def test_warm_counts_the_bytes_of_long_paths(place: Place, mounting: Mounting) -
     """Nearly PATH_MAX of them, of names of 255: with so many a record takes another page."""
     long_name = "ü" * 127 + "x"
     directory = "/".join([long_name] * 14)
-    for number in range(2000):
+    for number in range(4000):
         place.write(f"{directory}/{number:06}{'語' * 83}", os.urandom(1500))
     mount = mounting("--ssd", "16M")
-    assert_warm_says_which_ssd_holds(mount, "16", 2000, fitting_least=500)
+    assert_warm_says_which_ssd_holds(mount, "16", 4000, fitting_least=500)
     before = mount.value("origin", "files")
     assert_same(place.source, mount.path)
     assert mount.value("origin", "files") == before
@@ -488,7 +488,7 @@ def test_foreground(place: Place, zero_open: bool) -> None:
     with watched(place.mountpoint):
         running = subprocess.Popen(
             [
-                *(sys.executable, "-m", "fusecache.cli"),
+                *(sys.executable, "-m", "fusecache.cli.main"),
                 *(str(argument) for argument in arguments),
                 *("--foreground", "--ssd", "64M", *mode),
             ],

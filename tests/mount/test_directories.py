@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mounted import Mount, drop_file, eventually
-from tests.trees import random_bytes
+from tests.support.mounted import Mount, drop_file, eventually
+from tests.support.trees import random_bytes
 
 FILES = 160
 FILE_BYTES = 300_000

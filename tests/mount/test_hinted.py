@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from hintsd.director import JobRefused
-from hintsd.orders import OrderSpec, access_sequence
-from hintsd.progress import SPACING_LEAST as SPACING
+from hintsd.daemon.messages import JobRefused
+from hintsd.follow.progress import SPACING_LEAST as SPACING
+from hintsd.orders.drawing import access_sequence
+from hintsd.orders.spec import OrderSpec
 from tests.conftest import Mounting, Place
-from tests.directed import Directed, request
-from tests.mounted import Mount, eventually
-from tests.trees import random_bytes
+from tests.support.directed import Directed, request
+from tests.support.mounted import Mount, eventually
+from tests.support.trees import random_bytes
 
 FILES = 2000  # many more than there are samples between a few wires
 FILE_BYTES = 6000
@@ -100,7 +101,7 @@ def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
     reader = Reader(mount, names)
     with Directed() as directed:
         info = directed.open("job", request(mount.path, spec, epochs=3))
-        assert info.mountpoint == str(mount.path)
+        assert info.mount.mountpoint == str(mount.path)
         assert info.samples_per_epoch == FILES
         staged(directed, "job", TOTAL_BYTES)
         for epoch in range(3):
@@ -113,7 +114,7 @@ def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
         assert directed.notices == []
         last = directed.close("job")
         assert (last["state"], last["not_late"] >= FILES) == ("done", True)
-        assert directed.close("job") == {}
+        assert directed.status()["jobs"] == []
 
 
 @pytest.mark.claim("P6")
@@ -161,7 +162,8 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 from torch.utils.data import DataLoader
-from hintsd.orders import OrderSpec, access_sequence
+from hintsd.orders.drawing import access_sequence
+from hintsd.orders.spec import OrderSpec
 root, names = Path(sys.argv[1]), sys.argv[2:]
 class Files:
     def __len__(self):

@@ -13,11 +13,10 @@ import pytest
 
 from fusecache.store import format as fmt
 from fusecache.store.segment import walk
-from hintsd import packing, placement
-from hintsd.orders import OrderSpec
-from hintsd.progress import SPACING_LEAST as SPACING
+from hintsd.follow.progress import SPACING_LEAST as SPACING
+from hintsd.orders.spec import OrderSpec
+from hintsd.plan import packing, placement
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.directed import Directed, request
 from tests.mount.test_hinted import (
     FILE_BYTES,
     FILES,
@@ -30,8 +29,9 @@ from tests.mount.test_hinted import (
     shuffled,
     staged,
 )
-from tests.mounted import eventually
-from tests.trees import random_bytes
+from tests.support.directed import Directed, request
+from tests.support.mounted import eventually
+from tests.support.trees import random_bytes
 
 pytestmark = in_one_mode  # how readers open is test_hinted.py's
 
@@ -105,7 +105,8 @@ def expected(name: Path) -> bytes:
 READER = """
 import sys
 from pathlib import Path
-from hintsd.orders import OrderSpec, access_sequence
+from hintsd.orders.drawing import access_sequence
+from hintsd.orders.spec import OrderSpec
 root, source = map(Path, sys.argv[1:3])
 seed, epochs, stride = map(int, sys.argv[3:6])
 names = sys.argv[6:]

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import pytest
 
-from hintsd.orders import OrderSpec
+from hintsd.orders.spec import OrderSpec
 from tests.conftest import Mounting, Place
-from tests.directed import Directed, request
 from tests.mount.test_hinted import idle, order, running, shuffled
-from tests.mounted import Mount, eventually
-from tests.trees import random_bytes
+from tests.support.directed import Directed, request
+from tests.support.mounted import Mount, eventually
+from tests.support.trees import random_bytes
 
 FILES, FILE_BYTES, PAGES_BYTES = 6000, 30_000, 32_768
 EPOCHS, BATCH = 3, 4
@@ -28,7 +28,8 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 from torch.utils.data import DataLoader
-from hintsd.orders import OrderSpec, access_sequence
+from hintsd.orders.drawing import access_sequence
+from hintsd.orders.spec import OrderSpec
 root, batch_size, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 class Files:
     def __len__(self):
@@ -95,7 +96,9 @@ def test_one_reader(place: Place, mounting: Mounting) -> None:
 
 
 @pytest.mark.claim("P6")
-@pytest.mark.parametrize("batch_size", [4, 32])
+@pytest.mark.parametrize(
+    ("zero_open", "batch_size"), [(True, 4), (False, 32)], indirect=["zero_open"]
+)
 def test_a_dataloader(place: Place, mounting: Mounting, batch_size: int) -> None:
     names = make_dataset(place)
     spec = OrderSpec("random", FILES, seed=7, batch_size=batch_size)

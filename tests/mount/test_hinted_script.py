@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import hintsd
-from hintsd import link
-from hintsd.orders import OrderSpec, access_sequence
+from hintsd.client import link, warning
+from hintsd.orders.drawing import access_sequence
+from hintsd.orders.spec import OrderSpec
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.hintsd_support import DaemonProcess
 from tests.mount.test_hinted import make_dataset, running
-from tests.mounted import eventually
+from tests.support.hintsd_support import DaemonProcess
+from tests.support.mounted import eventually
 
 FILES = 2000  # many more than there are samples between a few wires
 BUSY = 4
@@ -34,7 +36,7 @@ def daemon(place: Place) -> Iterator[DaemonProcess]:
 @pytest.fixture(autouse=True)
 def _nothing_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is it because the machine is slow."""
-    monkeypatch.setattr(link, "_warned", set())
+    monkeypatch.setattr(warning, "_warned", set())
     monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
 
 
@@ -270,3 +272,49 @@ def test_a_hint_for_a_reader_that_knows_nothing_of_it(
         eventually(lambda: daemon.jobs() == ["hint-1"])
         assert sum(len(batch) for batch in loader) == FILES
         assert "hint-1: done" in hint.communicate(timeout=60)[0]
+
+
+SHORT_EPOCHS = """
+import sys, time
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+import hintsd
+paths = sys.argv[1:]
+class Files:
+    def __len__(self):
+        return len(paths)
+    def __getitem__(self, index):
+        time.sleep(0.005)  # a slow origin, as all workers see it
+        with open(paths[index], "rb") as file:
+            return len(file.read())
+files = Files()
+sampler = DistributedSampler(files, num_replicas=1, rank=0, seed=3)
+loader = DataLoader(files, batch_size=64, sampler=sampler, num_workers=4, persistent_workers=True)
+job = hintsd.attach(loader, paths=paths, epochs=8)
+deadline = time.monotonic() + 60
+while job.state != "hinted" and time.monotonic() < deadline:
+    time.sleep(0.01)
+for epoch in range(8):
+    sampler.set_epoch(epoch)
+    assert sum(len(batch) for batch in loader) == len(files)
+print(job.state)
+"""
+
+
+@pytest.mark.claim("P9")
+@pytest.mark.parametrize("ram", ["256K", "4M"])
+def test_an_epoch_that_workers_hold_as_a_whole_condemns_no_hint(
+    place: Place, mounting: Mounting, ram: str
+) -> None:
+    names = make_dataset(place, 150)
+    mount = mounting("--hintsd", str(place.base / "sock"), "--ram", "16M")
+    daemon = DaemonProcess(place.base, "--ram", ram)
+    daemon.start()
+    try:
+        paths = [str(mount.path / name) for name in names]
+        command = [sys.executable, "-c", SHORT_EPOCHS, *paths]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, done.stdout) == (0, "hinted\n"), done.stderr
+        assert "wrong hint" not in done.stderr
+    finally:
+        daemon.kill()

@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusecache import wire
+from fusecache.base import wire
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.hintsd_support import ANSWER_TIMEOUT_S, JOB, Client, DaemonProcess, resident_bytes
-from tests.mounted import Mount
+from tests.support.hintsd_support import (
+    ANSWER_TIMEOUT_S,
+    JOB,
+    Client,
+    DaemonProcess,
+    resident_bytes,
+)
+from tests.support.mounted import Mount
 
 SAMPLES = 20
 LARGE_BYTES = 64 << 20

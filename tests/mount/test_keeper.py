@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import (
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.mounted import (
     COMMAND,
     Mount,
     alive,
@@ -30,7 +30,7 @@ from tests.mounted import (
     processes_naming,
     watched,
 )
-from tests.trees import assert_same, make_files
+from tests.support.trees import assert_same, make_files
 
 BUSY = 4
 _STUCK_S = 25.0  # less than the 30 s that a command waits for who does not answer
@@ -232,7 +232,7 @@ def test_a_mount_is_found_with_another_runtime_directory(place: Place, zero_open
     other.mkdir(mode=0o700)
     os.chown(other, 65534, 65534)
     code = (
-        "import os, sys; from fusecache import mounts\n"
+        "import os, sys; from fusecache.base import mounts\n"
         "print(mounts.runtime_directory(mounts.Mount(1, '0:77', '/m', 'fuse.fusecache', '/s',"
         " {'user_id': '65534'})))"
     )

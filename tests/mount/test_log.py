@@ -19,9 +19,9 @@ import pytest
 from fusecache.store import format as fmt
 from fusecache.store.segment import walk
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mounted import Mount, eventually
-from tests.plan_client import PlanClient
-from tests.trees import random_bytes
+from tests.support.mounted import Mount, eventually
+from tests.support.plan_client import PlanClient
+from tests.support.trees import random_bytes
 
 STORE, MOVE, KEEP_ORDER, SORT = 1, 2, 4, 8
 STORED, STORED_BOTH = 2, 3

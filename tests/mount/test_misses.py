@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.origin import NETWORK_TICK_NS
-from fusecache.prefetcher import CHANGED, NOT_PUSHED, STORED
+from fusecache.base.protocol import Result
+from fusecache.read.origin import NETWORK_TICK_NS
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import Mount, errno_of, eventually
-from tests.plan_client import PlanClient
-from tests.trees import random_bytes
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.mounted import Mount, errno_of, eventually
+from tests.support.plan_client import READ_ORIGIN, PlanClient
+from tests.support.trees import random_bytes
 
 pytestmark = in_one_mode  # the front has threads in zero-open mode only
 
@@ -88,7 +88,8 @@ def test_what_was_evicted_is_read_by_the_pool_again(place: Place, mounting: Moun
 
 
 @pytest.mark.parametrize(
-    ("how", "result"), [("changed", NOT_PUSHED), ("gone", CHANGED), ("failed once", STORED)]
+    ("how", "result"),
+    [("changed", Result.NOT_PUSHED), ("gone", Result.GONE), ("failed once", Result.STORED)],
 )
 def test_a_fetch_that_has_joined_a_miss_is_told_what_became_of_the_file(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, how: str, result: int
@@ -116,6 +117,62 @@ def test_a_fetch_that_has_joined_a_miss_is_told_what_became_of_the_file(
             reading.result(40)
             client.until(lambda: ino in client.results)
             assert client.results[ino] == [result]
+
+
+def test_under_a_plan_the_pool_answers_too_and_it_is_told(place: Place, mounting: Mounting) -> None:
+    contents = write(place, 100)
+    mount = mounting()
+    with PlanClient(mount.path) as client:
+        inos = {entry[0] for entry in client.listing(b"d").values()}
+        read_all(mount, contents)
+        client.until(lambda: {ino for ino, _ in client.seen} == inos)
+        assert {kind for _, kind in client.seen} == {READ_ORIGIN}
+        assert {process for askers in client.askers.values() for process, _ in askers} == {
+            os.getpid()
+        }
+    assert mount.value("origin", "files") == len(contents)
+    assert mount.value("reads", "from_pool") == len(contents)
+
+
+def test_who_reads_what_a_plan_is_fetching_is_answered_by_that_fetch(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting
+) -> None:
+    content = place.write("d/file", random_bytes("file", 50_000)).read_bytes()
+    mount = mounting(source=faulty.mountpoint)
+    path = mount.path / "d/file"
+    eventually(lambda: settled(path))
+    faulty.add(Fault("read", "d/file", hang=True))
+    with PlanClient(mount.path) as client, ThreadPoolExecutor(READERS) as pool:
+        ino = client.listing(b"d")[b"file"][0]
+        client.command("fetch", [ino])
+        eventually(lambda: faulty.hanging() == 1)
+        reading = [pool.submit(read_direct, path, len(content)) for _ in range(READERS)]
+        eventually(lambda: mount.value("reads", "requests") == READERS)
+        time.sleep(0.2)  # until they have joined
+        faulty.clear()
+        assert all(read.result(30) == content for read in reading)
+        client.until(lambda: client.results.get(ino) == [Result.STORED])
+    assert mount.value("origin", "files") == 1
+    assert mount.value("reads", "from_pool") == READERS
+
+
+def test_who_has_joined_a_plans_fetch_that_fails_reads_the_file_himself(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting
+) -> None:
+    content = place.write("d/file", random_bytes("file", 50_000)).read_bytes()
+    mount = mounting(source=faulty.mountpoint)
+    path = mount.path / "d/file"
+    eventually(lambda: settled(path))
+    faulty.add(Fault("read", "d/file", hang=True, error="EIO", times=1))
+    with PlanClient(mount.path) as client, ThreadPoolExecutor(1) as pool:
+        ino = client.listing(b"d")[b"file"][0]
+        client.command("fetch", [ino])
+        eventually(lambda: faulty.hanging() == 1)
+        reading = pool.submit(read_direct, path, len(content))
+        eventually(lambda: mount.value("reads", "requests") == 1)
+        faulty.clear()
+        assert reading.result(30) == content
+        client.until(lambda: client.results.get(ino) == [Result.ORIGIN_ERROR])
 
 
 def test_readers_of_one_file_wait_for_one_fetch(

@@ -17,8 +17,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.mounted import Mount, errno_of, eventually
-from tests.trees import DIRECTORY, assert_same, make_everything, make_files, random_bytes, snapshot
+from tests.support.mounted import Mount, errno_of, eventually
+from tests.support.trees import (
+    DIRECTORY,
+    assert_same,
+    make_everything,
+    make_files,
+    random_bytes,
+    snapshot,
+)
 
 WIDE = 6000  # three scans of the origin, many a READDIRPLUS
 

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import errno_of, eventually
-from tests.trees import assert_same, make_files, random_bytes, snapshot
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.mounted import errno_of, eventually
+from tests.support.trees import assert_same, make_files, random_bytes, snapshot
 
 AWAY = "origin (does not answer|is away)"
 

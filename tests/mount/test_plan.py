@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from fusecache import control_client
-from fusecache.errors import UserError
-from hintsd import link
+from fusecache.base.errors import UserError
+from fusecache.control import control_client
+from hintsd.client import finding
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import Mount, errno_of, eventually, open_flags
-from tests.plan_client import (
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.mounted import Mount, errno_of, eventually, open_flags
+from tests.support.plan_client import (
     LOOKUP,
     QUEUED,
     READ_ORIGIN,
@@ -29,8 +29,8 @@ from tests.plan_client import (
     WANTED,
     PlanClient,
 )
-from tests.residency import read_without_requests
-from tests.trees import random_bytes
+from tests.support.residency import read_without_requests
+from tests.support.trees import random_bytes
 
 STAGED_ONLY, STORED, STAGED_AND_STORED, ORIGIN_ERROR, CHANGED, NO_ROOM, NOT_PUSHED = range(1, 8)
 AWAY = "origin (does not answer|is away)"
@@ -174,6 +174,18 @@ def test_staged_files_are_read_without_a_request(place: Place, begin: Begin) -> 
     assert client.stage_all(inos) == {STAGED_AND_STORED: 60}
     check_staged(client, inos, place, mount, names)
     assert mount.value("origin", "files") == 50
+
+
+@in_one_mode
+def test_what_was_read_before_a_plan_is_no_rate_of_its(place: Place, mounting: Mounting) -> None:
+    names = write_files(place, 60)
+    mount = mounting()
+    check(place, mount, names)
+    assert mount.value("reads", "from_pool") > 0
+    with PlanClient(mount.path) as client:
+        while client.states < 3:
+            client.listen(10)
+            assert client.state.get("origin_bytes_per_s", 0) == 0
 
 
 def test_dropped_files_are_read_from_ssd_again(place: Place, begin: Begin) -> None:
@@ -611,15 +623,15 @@ def test_a_mount_says_where_its_hintsd_listens(place: Place, mounting: Mounting)
     bound.mkdir()
     subprocess.run(["mount", "--bind", mount.path, bound], check=True)
     try:
-        assert link.find_socket(str(bound)) == ("/run/some.sock", str(bound))
+        assert finding.find_socket(str(bound)) == ("/run/some.sock", str(bound))
     finally:
         subprocess.run(["umount", bound], check=True)
-    assert link.find_socket(str(mount.path / "d")) == ("/run/some.sock", str(mount.path / "d"))
+    assert finding.find_socket(str(mount.path / "d")) == ("/run/some.sock", str(mount.path / "d"))
     mount.restart("--hintsd", "/run/other.sock")
-    assert link.find_socket(str(mount.path))[0] == "/run/other.sock"
+    assert finding.find_socket(str(mount.path))[0] == "/run/other.sock"
     mount.restart("--hintsd", "none")
-    with pytest.raises(link.Unhinted, match="hints are off"):
-        link.find_socket(str(mount.path))
+    with pytest.raises(finding.Unhinted, match="hints are off"):
+        finding.find_socket(str(mount.path))
 
 
 @in_one_mode

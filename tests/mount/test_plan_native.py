@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from fusecache import _native, control_client
-from fusecache.errors import UserError
+from fusecache import _native
+from fusecache.base.errors import UserError
+from fusecache.control import control_client
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mounted import ROOT, Mount, environment, eventually
-from tests.residency import held, read_without_requests
+from tests.support.mounted import ROOT, Mount, environment, eventually
+from tests.support.residency import held, read_without_requests
 
 DOOR = ROOT / "tests/native_door"
 SIZES = {"empty": 0, "tiny": 1, "page": 4096, "small": 10_000, "photo": 110_000, "d/block": 4 << 20}

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.mounted import ROOT, Mount, digest, drop_file, environment, errno_of, eventually
-from tests.trees import assert_same, make_files, random_bytes
+from tests.support.mounted import ROOT, Mount, digest, drop_file, environment, errno_of, eventually
+from tests.support.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
 BLOCK = 4 * MIB

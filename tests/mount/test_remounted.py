@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.faulty_origin import FaultyOrigin
-from tests.mounted import Mount, errno_of, eventually
-from tests.trees import assert_same, make_files, random_bytes, snapshot
+from tests.support.faulty_origin import FaultyOrigin
+from tests.support.mounted import Mount, errno_of, eventually
+from tests.support.trees import assert_same, make_files, random_bytes, snapshot
 
 AWAY = "origin (does not answer|is away)"
 EMPTY = "was mounted anew: it cannot be used: it is empty"

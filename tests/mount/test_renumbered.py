@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fusecache import control_client
+from fusecache.control import control_client
 from tests.conftest import Mounting, Place
-from tests.faulty_origin import FaultyOrigin
-from tests.mounted import Mount, errno_of, eventually
-from tests.trees import assert_same, make_files, random_bytes
+from tests.support.faulty_origin import FaultyOrigin
+from tests.support.mounted import Mount, errno_of, eventually
+from tests.support.trees import assert_same, make_files, random_bytes
 
 FILES = 40
 DOUBTS = 4  # so many files that differ by their number alone decide

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.faulty_origin import Fault, FaultyOrigin
-from tests.mounted import Mount, errno_of, eventually
-from tests.trees import assert_same, make_files, random_bytes, snapshot
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.mounted import Mount, errno_of, eventually
+from tests.support.trees import assert_same, make_files, random_bytes, snapshot
 
 PERIOD = ("--revalidate", "1")
 VISIBLE_S = 15.0  # the period, a sweep, and a slow machine

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, OrdinaryUser, Place
-from tests.mounted import Mount, alive, children, errno_of, eventually
-from tests.trees import assert_same, make_files, random_bytes
+from tests.support.mounted import Mount, alive, children, errno_of, eventually
+from tests.support.trees import assert_same, make_files, random_bytes
 
 # Prints, for every path given, what reading it as this user gives: content or the errno's name.
 READ = """
@@ -36,8 +36,8 @@ for path in sys.argv[1:]:
 
 FIND_SOCKET = """
 import sys
-from hintsd import link
-print(link.find_socket(sys.argv[1])[0])
+from hintsd.client import finding
+print(finding.find_socket(sys.argv[1])[0])
 """
 
 

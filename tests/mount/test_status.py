@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fusecache import probe
-from fusecache.probe import Probe
+from fusecache.base import probe
+from fusecache.base.probe import Probe
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mounted import eventually
-from tests.plan_client import PlanClient
-from tests.trees import random_bytes
+from tests.support.mounted import eventually
+from tests.support.plan_client import PlanClient
+from tests.support.trees import random_bytes
 
 STORE, MOVE = 1, 2
 FILES, FILE_BYTES = 40, 100_000

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from fusecache import traces
-from fusecache.errors import EXIT_BUSY, EXIT_FAILED, EXIT_NOT_A_MOUNT, EXIT_OK, EXIT_USAGE
-from fusecache.traces import Gap, Trace
+from fusecache.base.errors import EXIT_BUSY, EXIT_FAILED, EXIT_NOT_A_MOUNT, EXIT_OK, EXIT_USAGE
+from fusecache.traces import traces
+from fusecache.traces.traces import Gap, Trace
 from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
-from tests.directed import Directed, request
 from tests.mount.test_hinted import make_dataset, order, shuffled, staged
-from tests.mounted import COMMAND, Mount, command, drop_file, environment, eventually
-from tests.residency import held, missing_pages
-from tests.trees import random_bytes
+from tests.support.directed import Directed, request
+from tests.support.mounted import COMMAND, Mount, command, drop_file, environment, eventually
+from tests.support.residency import held, missing_pages
+from tests.support.trees import random_bytes
 
 FILES = 40
 FILE_BYTES = 10_000

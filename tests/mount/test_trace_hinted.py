@@ -14,17 +14,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import hintsd
-from fusecache import traces
-from fusecache.traces import Gap, Trace
+from fusecache.traces import traces
+from fusecache.traces.traces import Gap, Trace
+from hintsd.follow.progress import SPACING_LEAST
 from hintsd.lab.replay import Workload
 from hintsd.lab.shuffle import shuffled
-from hintsd.progress import SPACING_LEAST
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.hintsd_support import Client, DaemonProcess
 from tests.mount.test_hinted import make_dataset
 from tests.mount.test_trace import Record, Recorder, record, recorded, whole
-from tests.mounted import Mount, eventually
-from tests.residency import locked
+from tests.support.hintsd_support import Client, DaemonProcess
+from tests.support.mounted import Mount, eventually
+from tests.support.residency import locked
 
 pytestmark = pytest.mark.filterwarnings("ignore:hintsd")
 
@@ -45,13 +45,13 @@ def daemon(place: Place) -> Iterator[DaemonProcess]:
     daemon.kill()
 
 
-_locks = contextlib.ExitStack()
+_trainings = contextlib.ExitStack()
 
 
 @pytest.fixture(autouse=True)
-def _unlocked_before_the_mount_ends(mounting: Mounting) -> Iterator[None]:
+def _trainings_end_before_the_mount(mounting: Mounting) -> Iterator[None]:
     yield
-    _locks.close()
+    _trainings.close()
 
 
 class Files(Dataset[int]):
@@ -73,7 +73,7 @@ class Training:
         self._names = make_dataset(place, SAMPLES)
         paths = [mount.path / name for name in self._names]
         # A page that the host takes brings a READ, and hintsd is less sure of the place then.
-        _locks.enter_context(locked(paths))
+        _trainings.enter_context(locked(paths))
         self._loader = DataLoader(
             Files(paths),
             batch_size=BATCH,
@@ -82,6 +82,7 @@ class Training:
             generator=torch.Generator().manual_seed(5),
         )
         self.job = hintsd.attach(self._loader, paths=paths)
+        _trainings.callback(self.job.close)  # its thread looks at the mount, once hintsd is gone
         self.slack = SPACING_LEAST + (2 * workers + 1) * BATCH
         """Samples that hintsd is not sure of, at most."""
         self.epoch()

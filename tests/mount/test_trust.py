@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fusecache import mounts, namespace
+from fusecache.base import mounts
 from fusecache.store import Store, StoreSettings, Version
+from fusecache.table import namespace
 from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
-from tests.mounted import Mount, command, errno_of, eventually, is_mounted, watched
+from tests.support.mounted import Mount, command, errno_of, eventually, is_mounted, watched
 
 STRANGER = 1234
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place
-from tests.mounted import Mount, errno_of, eventually
-from tests.plan_client import PlanClient
-from tests.trees import random_bytes
+from tests.support.mounted import Mount, errno_of, eventually
+from tests.support.plan_client import PlanClient
+from tests.support.trees import random_bytes
 
 FILES, SIZE = 400, 20_000
 TAKEN = FILES // 20  # pages that a host may page out by itself, as cold (DAMON)

@@ -40,8 +40,8 @@ if "fusecache.server" in sys.orig_argv:
 
     import trio
 
-    from fusecache.control import ControlServer, Message, Operation, Send
-    from fusecache.launch import Launch
+    from fusecache.control.control import ControlServer, Message, Operation, Send
+    from fusecache.server.launch import Launch
 
     begin = ControlServer.__init__
     parse = Launch.from_json

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from fusecache import __version__, installed
+from fusecache import __version__
+from fusecache.base import installed
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.hintsd_support import DaemonProcess
 from tests.mount.test_hinted import make_dataset, running
-from tests.mounted import ROOT, eventually
+from tests.support.hintsd_support import DaemonProcess
+from tests.support.mounted import ROOT, eventually
 from tools import packages
 from tools.packages import Wheel
 
@@ -130,7 +131,7 @@ def test_the_wheels_hold_the_checkout(dist: Path) -> None:
         assert headers["License-Expression"] == "Apache-2.0"
         assert headers["Summary"]
         assert len(headers.get_all("Classifier") or []) > 8
-        assert not [n for n in wheel.files if re.search(r"(^|/)(tests|tools|client)/", n)]
+        assert not [n for n in wheel.files if re.search(r"(^|/)(tests|tools)/|^client/", n)]
     links = {str(path.relative_to(ROOT / "client")) for path in links_of_the_client()}
     assert {name for name in client.modules if name.endswith(".py")} == links
     assert server.requires() == sorted(SERVER_NEEDS)
@@ -139,9 +140,9 @@ def test_the_wheels_hold_the_checkout(dist: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("fusecache/native.c", "holds C sources"),
+        ("fusecache/native/base/map64.c", "holds C sources"),
         ("fusecache/_other.so", "extensions are"),
-        ("hintsd/cli.py", "lacks hintsd/cli.py"),
+        ("hintsd/cli/main.py", "lacks hintsd/cli/main.py"),
     ],
 )
 def test_a_wrong_wheel_is_noticed(dist: Path, change: str, problem: str) -> None:
@@ -215,7 +216,7 @@ import sys
 from unittest.mock import MagicMock
 for name in ("msgpack", "numpy", "numpy.typing"):
     sys.modules[name] = MagicMock()
-import hintsd, hintsd.autohint, fusecache.wire, fusecache.mounts
+import hintsd, hintsd.autohint, fusecache.base.wire, fusecache.base.mounts
 print(hintsd.__file__, hintsd.attach.__name__, hintsd.connect("/").__class__.__name__)
 hintsd.Job(None).close()
 hintsd.autohint.install()
@@ -252,8 +253,8 @@ def test_a_script_that_uses_it_passes_strict_mypy(client: Environment, tmp_path:
     command = [*mypy, "--cache-dir", str(tmp_path / "cache"), "--config-file=", "train.py"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     found = done.stdout
-    assert 'train.py:8: note: Revealed type is "hintsd.client.Job"' in found
-    assert re.search(r"train.py:9: note: Revealed type is .*-> hintsd.client.Job", found)
+    assert 'train.py:8: note: Revealed type is "hintsd.client.client.Job"' in found
+    assert re.search(r"train.py:9: note: Revealed type is .*-> hintsd.client.client.Job", found)
     errors = [line.partition(": error")[0] for line in found.splitlines() if ": error" in line]
     assert errors == ["train.py:12", "train.py:13"], found
 

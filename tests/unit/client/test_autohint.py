@@ -1,0 +1,266 @@
+"""`hintsd run` in the trainer: DataLoaders announce their order, and nothing else changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hintsd.autohint import DIRECTORY, environment
+from tests.support.fake_hintsd import FakeHintsd
+from tests.support.mounted import ROOT
+
+pytest.importorskip("torch")
+
+_FIND = """
+import hintsd.client.link
+hintsd.client.link.find_socket = lambda path: ({socket!r}, path)
+"""
+
+_TRAIN = """
+import torch
+from torch.utils.data import DataLoader
+
+from tools.torchvision_cpu import import_torchvision
+import_torchvision()
+from torchvision.datasets import ImageFolder
+
+
+class Indices(ImageFolder):
+    def __getitem__(self, index):
+        return index
+
+
+class Inner(Indices):
+    def __getitem__(self, index):
+        if index == 0:
+            list(DataLoader(Indices(self.root), shuffle=True))  # a loader within a worker
+        return index
+
+
+def main(epochs=2):
+    torch.manual_seed(7)
+    train = DataLoader(Inner({root!r}), batch_size=2, shuffle=True, num_workers=2)
+    check = DataLoader(Indices({root!r}), batch_size=3)
+    for epoch in range(epochs):
+        for loader in (train, check):
+            print(torch.cat(list(loader)).tolist())
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeHintsd]:
+    fake = FakeHintsd(tmp_path / "hintsd.sock")
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("set")
+    for i in range(12):
+        path = root / f"class {i % 3}" / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    return str(root)
+
+
+@pytest.fixture(scope="module")
+def train(root: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script, in a directory of its own."""
+    script = tmp_path_factory.mktemp("script") / "train.py"
+    script.write_text(_TRAIN.format(root=root))
+    return script
+
+
+@pytest.fixture(scope="module")
+def printed(train: Path) -> str:
+    """What it prints without hints."""
+    done = _python(str(train), hinted=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def _python(
+    *arguments: str, hinted: bool = True, path: tuple[str | Path, ...] = (ROOT,)
+) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(environ) if hinted else environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_the_environment() -> None:
+    assert environment({"A": "b"}) == {"A": "b", "PYTHONPATH": DIRECTORY}
+    once = environment({"PYTHONPATH": "/x::/y"})
+    assert once["PYTHONPATH"].split(":") == [DIRECTORY, "/x", "", "/y"]
+    assert environment(once) == once
+    assert sorted(name for name in os.listdir(DIRECTORY) if name.endswith(".py")) == [
+        "__init__.py",  # anything else would hide a script's own module of that name
+        "sitecustomize.py",
+    ]
+
+
+@pytest.mark.claim("P3")
+def test_a_script_is_hinted_and_prints_the_same(
+    daemon: FakeHintsd, root: str, train: Path, printed: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "hinted.py"
+    script.write_text(_FIND.format(socket=str(daemon.path)) + train.read_text())
+    hinted = _python(str(script))
+    assert (hinted.returncode, hinted.stdout, hinted.stderr) == (0, printed, "")
+    daemon.wait(lambda: all(told.is_gone for told in daemon.jobs))
+    assert [told.job["workers"] for told in daemon.jobs] == [2, 0]
+    assert len({told.pid for told in daemon.jobs}) == 1  # none comes from a worker
+    assert all(told.job["path"] == root.encode() for told in daemon.jobs)
+    read = [eval(line) for line in printed.splitlines()]
+    for told, epochs in zip(daemon.jobs, (read[::2], read[1::2]), strict=True):
+        for epoch, sequence in told.sequences():
+            assert sequence.tolist() == epochs[epoch]
+    assert daemon.jobs[0].orders
+
+
+@pytest.mark.claim("P2")
+def test_without_a_mount_a_script_gets_one_warning(train: Path, printed: str) -> None:
+    hinted = _python(str(train))
+    assert (hinted.returncode, hinted.stdout) == (0, printed)
+    assert hinted.stderr.count("RuntimeWarning") == 1
+    assert "not on a fusecache mount" in hinted.stderr
+
+
+def test_a_spawned_trainer_is_hinted(
+    daemon: FakeHintsd, train: Path, printed: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text(
+        _FIND.format(socket=str(daemon.path))
+        + f"""
+import multiprocessing, sys
+sys.path.append({str(train.parent)!r})
+
+def run():
+    import train
+    train.main(epochs=1)  # each of its workers is spawned, too, and imports torch
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=run)
+    child.start(), child.join(), exit(child.exitcode)
+"""
+    )
+    done = _python(str(script))
+    first = "".join(printed.splitlines(keepends=True)[:2])
+    assert (done.returncode, done.stdout, done.stderr) == (0, first, "")
+    assert len(daemon.jobs) == 2
+
+
+def test_the_hidden_sitecustomize_runs(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own = __file__")
+    code = "import sys, sitecustomize; print(sys.own, sitecustomize.__file__, sys.path)"
+    done = _python("-c", code, path=(own, ROOT))
+    plain = _python("-c", code, path=(own, ROOT), hinted=False)
+    assert done.stdout == plain.stdout != ""
+    assert done.stderr == ""
+
+
+def test_an_interpreter_without_hintsd_runs_on(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (broken / "hintsd").mkdir(parents=True)
+    (broken / "hintsd" / "__init__.py").write_text("raise ImportError('not for this Python')")
+    done = _python("-c", "print('ran')", path=(broken,))
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "-m pip install ./client); going on without hints" in done.stderr
+    # It has torch, so it may be meant.
+    assert "has no hintsd (from fusecache's checkout: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_torch_is_not_imported_for_it() -> None:
+    done = _python("-c", "import sys; print('torch' in sys.modules, 'numpy' in sys.modules)")
+    assert done.stdout == "False False\n"
+
+
+def test_the_import_looks_as_ever() -> None:
+    code = (
+        "import torch.utils.data.dataloader as d, inspect, sys\n"
+        "print(type(d.__loader__).__name__, d.__spec__.origin == d.__file__,"
+        " inspect.getsource(d.DataLoader)[:16], d.DataLoader.__iter__.__name__,"
+        " len(sys.meta_path))"
+    )
+    assert _python("-c", code).stdout == _python("-c", code, hinted=False).stdout != ""
+
+
+_STATEFUL = """
+import torch, warnings
+warnings.simplefilter("ignore", UserWarning)
+from torchdata.stateful_dataloader import StatefulDataLoader
+from tools.torchvision_cpu import import_torchvision
+import_torchvision()
+from torchvision.datasets import ImageFolder
+
+class Indices(ImageFolder):
+    def __getitem__(self, index):
+        return index
+
+torch.manual_seed(7)
+loader = StatefulDataLoader(Indices({root!r}), batch_size=5, shuffle=True)
+assert loader.state_dict()["_num_yielded"] == 0
+for epoch in range(2):
+    print(torch.cat(list(loader)).tolist())
+"""
+
+
+def test_a_stateful_loader_is_hinted(daemon: FakeHintsd, root: str, tmp_path: Path) -> None:
+    script = tmp_path / "stateful.py"
+    script.write_text(_FIND.format(socket=str(daemon.path)) + _STATEFUL.format(root=root))
+    hinted = _python(str(script))
+    assert (hinted.returncode, hinted.stderr) == (0, "")
+    assert hinted.stdout == _python(str(script), hinted=False).stdout
+    read = [eval(line) for line in hinted.stdout.splitlines()]
+    (told,) = daemon.jobs
+    assert told.sequences()
+    for epoch, sequence in told.sequences():
+        assert sequence.tolist() == read[epoch]
+
+
+def test_datasets_in_memory_are_no_fault(tmp_path: Path) -> None:
+    script = tmp_path / "memory.py"
+    script.write_text(
+        """
+import numpy, torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+class Digits(Dataset):  # as torchvision's MNIST
+    data = numpy.arange(12, dtype=numpy.uint8).reshape(6, 2)
+    def __len__(self):
+        return len(self.data)
+    def __getitem__(self, index):
+        return self.data[index]
+
+class Paths(Digits):
+    data = numpy.array([["/a"], ["/b"]])
+
+rows = TensorDataset(torch.arange(4))
+for dataset in (rows, Digits(), Subset(ConcatDataset([Digits(), Digits()]), [0, 7])):
+    print(len(list(DataLoader(dataset))))
+iter(DataLoader(Paths()))
+"""
+    )
+    done = _python(str(script))
+    assert (done.returncode, done.stdout) == (0, "4\n6\n2\n")
+    assert done.stderr.count("RuntimeWarning") == 1
+    assert "which files a Paths reads is not known" in done.stderr

@@ -1,0 +1,58 @@
+"""The control socket: what clients may send."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache.control.control import ControlServer, Message, RequestError, Send
+
+
+async def _echo(request: Message, send: Send) -> Message:
+    await send({"progress": {"seen": request["word"]}})
+    return {"word": request["word"]}
+
+
+async def _refuse(request: Message, send: Send) -> Message:
+    del request, send
+    raise RequestError("not today")
+
+
+async def _converse(path: Path, *lines: bytes) -> list[Message]:
+    """What the server says to a client that sends `lines` and then waits."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    received = b""
+    async with trio.open_nursery() as nursery:
+        server = ControlServer(listener.detach(), {"echo": _echo, "refuse": _refuse})
+        nursery.start_soon(server.serve_forever)
+        with trio.fail_after(10):
+            stream = await trio.open_unix_socket(path)
+            for line in lines:
+                await stream.send_all(line)
+            async for data in stream:
+                received += data
+        nursery.cancel_scope.cancel()
+    return [json.loads(line) for line in received.splitlines()]
+
+
+def test_a_request_is_answered_after_its_progress(tmp_path: Path) -> None:
+    answers = trio.run(_converse, tmp_path / "s", b'{"op": "echo",', b' "word": "hm"}\n')
+    assert answers == [{"progress": {"seen": "hm"}}, {"ok": True, "word": "hm"}]
+
+
+@pytest.mark.parametrize("line", [b"garbage\n", b'{"op": "format"}\n', b"[]\n", b"\n", b"\xff\n"])
+def test_what_is_no_request_gets_one_line(tmp_path: Path, line: bytes) -> None:
+    (answer,) = trio.run(_converse, tmp_path / "s", line)
+    assert answer == {"ok": False, "error": "not a request this server knows", "exit": 1}
+
+
+def test_a_refusal_is_one_line(tmp_path: Path) -> None:
+    assert trio.run(_converse, tmp_path / "s", b'{"op": "refuse"}\n') == [
+        {"ok": False, "error": "not today", "exit": 1}
+    ]

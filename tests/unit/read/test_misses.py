@@ -1,0 +1,349 @@
+"""What becomes of a READ that has missed: queues and time-outs. Real ones: mount/test_misses.py."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from fusecache import _native
+from fusecache.base.errors import OriginTimeout
+from fusecache.read import misses
+from fusecache.read.misses import FLYING_MOST, Misses
+from fusecache.read.pool import Fetched, FetchPool
+from fusecache.store.types import Version
+from fusecache.table import namespace
+
+DATA = b"data"
+
+
+class Scene:
+    """The front, the fetch pool, Fetcher and Origin, as far as misses use them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fresh: queue.Queue[int] = queue.Queue()
+        self.kept: set[int] = set()  # whose READs wait
+        self.switched: list[bool] = []
+        self.passed: list[int] = []
+        self.submitted: list[tuple[int, int]] = []  # tag, inode
+        self.finished: list[int] = []
+        self.failed: list[tuple[int, type[Exception]]] = []
+        self.stored: set[int] = set()
+        self.flying: set[int] = set()
+        self.by_pool: dict[int, trio.Event] = {}  # a plan's fetches, and whether they are done
+        self.begun: set[int] = set()  # flights that nobody has ended
+        self.has_room = self.is_ready = self.is_settled = True
+        self.may_answer = threading.Event()  # the index
+        self.may_answer.set()
+        origin: Any = SimpleNamespace(
+            tick_ns=1,
+            timeout_s=0.3,
+            threads=FLYING_MOST,
+            answered_at=0.0,
+            failed=lambda number, message: None,
+        )
+        fetcher: Any = SimpleNamespace(
+            **{"begin": self._begin, "fail": self._fail},
+            **{"finish": self._finish, "land": self._land, "has_room": lambda: self.has_room},
+            flight_of=self._flight_of,
+            is_origin_ready=lambda ino: self.is_ready,
+        )
+        for name, stub in {
+            "missed_fresh": self._fresh,
+            "missed_enable": lambda enabled, tick_ns: self.switched.append(enabled),
+            "missed_pass": self._pass,
+            "missed_waits": lambda ino: ino in self.kept,
+            "fetch_submit": lambda ino, version, tag: self.submitted.append((tag, ino)),
+            "get_location": lambda ino, block: None,
+        }.items():
+            monkeypatch.setattr(_native, name, stub)
+        monkeypatch.setattr(namespace, "version", lambda ino: Version(1, 1, 1, 1))
+        sources: Any = SimpleNamespace(is_near=self._is_near)
+        self.pool = FetchPool(origin)
+        self.misses = Misses(fetcher, origin, sources, self.pool)
+
+    def _fresh(self, wait: bool) -> bytes:
+        inos = []
+        try:
+            inos.append(self.fresh.get(timeout=0.02) if wait else self.fresh.get_nowait())
+            while True:
+                inos.append(self.fresh.get_nowait())
+        except queue.Empty:
+            return np.array(inos, np.uint32).tobytes()
+
+    def read(self, *inos: int) -> None:
+        for ino in inos:
+            self.kept.add(ino)
+            self.fresh.put(ino)
+
+    def land(self, tag: int, data: bytes | None = DATA) -> None:
+        """The pool answers, then Python hears of it."""
+        if data is not None:
+            self.kept.discard(next(ino for other, ino in self.submitted if other == tag))
+        self.misses._fetches.land(tag, Fetched(data, 0 if data else errno.EIO, 1, 2))
+        self.misses._fetches.after_landings()
+
+    def _pass(self, ino: int) -> None:
+        self.passed += sorted(self.kept) if ino == misses.ALL else [ino]
+        self.kept -= self.kept.copy() if ino == misses.ALL else {ino}
+
+    def _is_near(self, ino: int, version: Version, block: int) -> bool:
+        assert self.may_answer.wait(30)
+        return ino in self.stored
+
+    def _flight_of(self, ino: int) -> object:
+        if ino in self.by_pool:
+            return SimpleNamespace(is_by_pool=True, done=self.by_pool[ino])
+        return SimpleNamespace(is_by_pool=False) if ino in self.flying else None
+
+    def _begin(self, ino: int) -> int:
+        self.begun.add(ino)
+        return ino
+
+    def _finish(self, ino: int, *_: object, store: bool, missed: bool) -> bool:
+        assert store
+        assert missed
+        self.finished.append(ino)
+        return self.is_settled
+
+    def _land(self, ino: int, flight: int) -> None:
+        assert flight == ino
+        self.begun.discard(ino)
+
+    def _fail(
+        self, ino: int, flight: object, error: Exception, ended: trio.Event | None = None
+    ) -> None:
+        self.failed.append((ino, type(error)))
+        self.begun.discard(ino)
+
+    def play(self, act: Callable[[], Awaitable[None]]) -> None:
+        async def main() -> None:
+            with trio.fail_after(30):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.misses.run_forever)
+                    await act()
+                    nursery.cancel_scope.cancel()
+
+        try:
+            trio.run(main)
+        finally:
+            self.may_answer.set()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    made = Scene(monkeypatch)
+    yield made
+    assert not made.kept, "READs wait for ever"
+    assert not made.begun, "readers join what is over"
+    if made.misses._thread is not None:
+        made.misses._thread.join(10)
+        assert not made.misses._thread.is_alive()
+
+
+async def becomes(condition: Callable[[], object]) -> None:
+    while not condition():
+        await trio.sleep(0.005)
+
+
+def test_what_is_not_on_ssd_is_fetched_and_what_is_is_passed_on(scene: Scene) -> None:
+    scene.stored.add(2)
+
+    async def act() -> None:
+        scene.read(1, 2, 3)
+        await becomes(lambda: len(scene.submitted) == 2)
+        for tag, _ in scene.submitted:
+            scene.land(tag)
+
+    scene.play(act)
+    assert [ino for _, ino in scene.submitted] == scene.finished == [1, 3]
+    assert scene.passed == [2]
+    assert scene.switched == [True, False]
+
+
+@pytest.mark.parametrize("why", ["flies", "has landed", "origin is away"])
+def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
+    async def act() -> None:
+        if why == "flies":
+            scene.flying.add(1)
+        elif why == "has landed":
+            scene.by_pool[1] = trio.Event()
+            scene.by_pool[1].set()
+        else:
+            scene.is_ready = False
+        scene.read(1)
+        await becomes(lambda: scene.passed == [1])
+
+    scene.play(act)
+    assert scene.submitted == []
+
+
+def test_what_the_pool_fetches_already_is_awaited(scene: Scene) -> None:
+    """Its thread answers 1; 2 was not read, or was asked for behind the answer."""
+    scene.by_pool = {1: trio.Event(), 2: trio.Event()}
+
+    async def act() -> None:
+        scene.read(1, 2)
+        await becomes(lambda: scene.misses._joined == {1, 2})
+        assert scene.passed == []
+        scene.kept.discard(1)
+        scene.misses.let_go(1)
+        scene.misses.let_go(2)
+        assert not scene.kept
+        assert scene.passed == [1, 2]
+        scene.misses.let_go(2)
+        assert scene.passed == [1, 2], "nobody has joined it"
+
+    scene.play(act)
+    assert scene.submitted == []
+
+
+def test_who_joins_a_fetch_that_hangs_is_passed_on_with_it(scene: Scene) -> None:
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.submitted)
+        scene.by_pool[1] = trio.Event()
+        scene.read(1)
+        await becomes(lambda: scene.misses._joined)
+        await becomes(lambda: scene.passed == [1])
+        assert not scene.misses._joined
+
+    scene.play(act)
+
+
+def test_what_was_answered_before_its_turn_is_not_fetched(scene: Scene) -> None:
+    async def act() -> None:
+        scene.may_answer.clear()
+        scene.read(1, 2)
+        scene.kept.discard(1)  # by a thread of the pool
+        scene.may_answer.set()
+        await becomes(lambda: scene.submitted)
+
+    scene.play(act)
+    assert [ino for _, ino in scene.submitted] == [2]
+
+
+def test_it_says_that_some_wait_for_a_place(scene: Scene) -> None:
+    """Then a plan begins no fetches (fetching.py)."""
+
+    async def act() -> None:
+        assert not scene.misses.is_crowded
+        scene.read(*range(1, FLYING_MOST + 2))
+        await becomes(lambda: len(scene.submitted) == FLYING_MOST)
+        assert scene.misses.is_crowded
+
+    scene.play(act)
+
+
+def test_what_has_changed_meanwhile_is_passed_on(scene: Scene) -> None:
+    scene.is_settled = False
+
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.submitted)
+        scene.land(scene.submitted[0][0])
+
+    scene.play(act)
+    assert (scene.passed, scene.finished) == ([1], [1])
+
+
+def test_what_cannot_be_read_is_passed_on(scene: Scene) -> None:
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.submitted)
+        scene.land(scene.submitted[0][0], None)
+
+    scene.play(act)
+    assert (scene.passed, scene.finished) == ([1], [])
+    assert [ino for ino, _ in scene.failed] == [1]
+
+
+def test_what_hangs_is_given_up_and_counts_until_it_ends(scene: Scene) -> None:
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.passed == [1])
+        assert scene.failed == [(1, OriginTimeout)]
+        ((tag, ended),) = scene.misses._fetches._lost.items()
+        assert not ended.is_set()
+        scene.land(tag, None)
+        assert ended.is_set()
+        assert scene.misses._fetches.lost == 0
+
+    scene.play(act)
+    assert scene.finished == []
+
+
+def test_more_than_fly_at_once_wait_and_are_passed_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(misses, "ROOM_WAIT_S", 0.1)
+
+    async def act() -> None:
+        scene.read(*range(1, FLYING_MOST + 3))
+        await becomes(lambda: len(scene.submitted) == FLYING_MOST)
+        scene.land(scene.submitted[0][0])
+        await becomes(lambda: len(scene.submitted) == FLYING_MOST + 1)
+        await becomes(lambda: scene.passed == [FLYING_MOST + 2])
+
+    scene.play(act)
+
+
+def test_the_publisher_is_waited_for(scene: Scene) -> None:
+    async def act() -> None:
+        scene.has_room = False
+        scene.read(1)
+        await trio.sleep(0.2)
+        assert scene.submitted == []
+        scene.has_room = True
+        await becomes(lambda: scene.submitted)
+
+    scene.play(act)
+    assert scene.passed == [1], "at its end, what flies is passed on"
+
+
+def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses, "INDEX_TIMEOUT_S", 0.1)
+
+    async def act() -> None:
+        scene.may_answer.clear()
+        scene.read(1)
+        await becomes(lambda: 1 in scene.passed)
+        assert scene.switched == [True, False]
+        scene.may_answer.set()
+        await becomes(lambda: scene.switched == [True, False, True])
+        scene.read(2)
+        await becomes(lambda: scene.submitted)
+        assert [ino for _, ino in scene.submitted] == [2], "nobody waits for the first any more"
+
+    scene.play(act)
+
+
+def test_after_a_failure_it_begins_anew(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.submitted)
+        await trio.sleep_forever()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(scene.misses._fetches, "give_up_on_hung", fail)
+        with pytest.raises(ExceptionGroup):
+            scene.play(act)
+    assert scene.passed == [1]
+    assert [ino for ino, _ in scene.failed] == [1]
+
+    async def again() -> None:
+        await becomes(lambda: scene.switched == [True, False, True])  # else nothing is kept
+        scene.read(2)
+        await becomes(lambda: len(scene.submitted) == 2)
+
+    scene.play(again)

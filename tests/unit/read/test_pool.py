@@ -1,0 +1,96 @@
+"""Whose each fetch of the pool is, and what becomes of one that hangs."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from fusecache import _native
+from fusecache.base.errors import OriginTimeout
+from fusecache.read.pool import Fetched, Fetches, FetchPool
+from fusecache.store.types import Version
+
+VERSION = Version(1, 4, 1, 1)
+DATA = Fetched(b"data", 0, 1, 2)
+
+
+class User:
+    def __init__(self, pool: FetchPool) -> None:
+        self.landed: list[tuple[str, Fetched]] = []
+        self.hung: list[tuple[str, trio.Event]] = []
+        self.fetches = Fetches[str](pool, self._landed, self._hangs, lambda: None)
+
+    def _landed(self, of: str, fetched: Fetched) -> None:
+        self.landed.append((of, fetched))
+
+    def _hangs(self, of: str, error: OriginTimeout, ended: trio.Event) -> None:
+        self.hung.append((of, ended))
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> FetchPool:
+    monkeypatch.setattr(_native, "fetch_submit", lambda ino, version, tag: None)
+    origin: Any = SimpleNamespace(timeout_s=10.0, failed=lambda number, message: None)
+    return FetchPool(origin)
+
+
+def test_each_fetch_lands_with_its_user(pool: FetchPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trio, "current_time", lambda: 0.0)
+    one, other = User(pool), User(pool)
+    one.fetches.submit("first", 7, VERSION)
+    other.fetches.submit("second", 7, VERSION)
+    assert [one.fetches.land(2, DATA), other.fetches.land(2, DATA)] == [False, True]
+    assert (one.landed, other.landed) == ([], [("second", DATA)])
+    assert (one.fetches.flying, other.fetches.flying) == (1, 0)
+    assert one.fetches.clear() == ["first"]
+    assert not one.fetches.land(1, DATA), "nobody waits for it any more"
+    assert one.landed == []
+
+
+def test_what_hangs_is_lost_until_its_thread_comes_back(
+    pool: FetchPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(trio, "current_time", lambda: now)
+    user = User(pool)
+    user.fetches.submit("first", 7, VERSION)
+    now = 9.0
+    user.fetches.submit("second", 8, VERSION)
+    user.fetches.give_up_on_hung()
+    assert user.hung == []
+    now = 10.0
+    user.fetches.give_up_on_hung()
+    ((of, ended),) = user.hung
+    assert (of, user.fetches.flying, user.fetches.lost, ended.is_set()) == ("first", 1, 1, False)
+    assert user.fetches.land(1, Fetched(None, errno.EIO, 1, 2))
+    assert (user.fetches.lost, ended.is_set(), user.landed) == (0, True, [])
+
+
+def test_a_users_fault_loses_no_other_landing(
+    pool: FetchPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = User(pool), User(pool)
+    taken = [(1, 7, b"data", 0, 1, 2), (2, 8, b"data", 0, 1, 2)]
+    monkeypatch.setattr(_native, "fetch_fd", lambda: 0)
+    monkeypatch.setattr(_native, "fetch_take", lambda most: taken)
+    monkeypatch.setattr(one, "landed", None)  # it cannot note anything
+
+    async def once(fd: int) -> None:
+        if other.landed:
+            raise EOFError
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", once)
+
+    async def run() -> None:
+        one.fetches.submit("first", 7, VERSION)
+        other.fetches.submit("second", 8, VERSION)
+        await pool.land_forever()
+
+    with pytest.raises(EOFError):
+        trio.run(run)
+    assert [of for of, _ in other.landed] == ["second"]
+    assert "a landed fetch" in caplog.text

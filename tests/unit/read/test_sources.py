@@ -1,0 +1,119 @@
+"""Which source of several answers, and what of that is counted and stored."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from fusecache.base.errors import OriginChanged
+from fusecache.base.faults import FaultLog
+from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES
+from fusecache.read import sources as sources_module
+from fusecache.read.origin import Tick
+from fusecache.read.sources import Counts, Loaded, Source, Sources
+from fusecache.store.types import Version
+
+VERSION = Version(1, 10, 4, 1)
+COUNTS = Counts(ORIGIN_FILES, BYTES_FROM_ORIGIN)
+
+
+@dataclass
+class Fake:
+    content: dict[int, bytes]
+    counts: Counts | None = None
+    asked: list[int] = field(default_factory=list)
+
+    def has(self, ino: int, version: Version, block: int) -> bool:
+        return ino in self.content
+
+    def read(
+        self, ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> bytes | None:
+        self.asked.append(ino)
+        data = self.content.get(ino)
+        return None if data is None else data[offset : offset + length]
+
+
+@dataclass
+class Failing(Fake):
+    error: Exception = field(default_factory=OriginChanged)
+
+    def read(
+        self, ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> bytes | None:
+        raise self.error
+
+
+@dataclass
+class Hanging(Fake):
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    def read(
+        self, ino: int, version: Version, offset: int, length: int, tick: Tick
+    ) -> bytes | None:
+        assert self.may_end.wait(30)
+        return super().read(ino, version, offset, length, tick)
+
+
+def sources_of(near: list[Source], far: list[Source]) -> tuple[Sources, FaultLog]:
+    faults = FaultLog()
+    return Sources(near, far, faults), faults
+
+
+async def ask(sources: Sources, ino: int) -> Loaded:
+    """As Fetcher does."""
+    near = await sources.load_near(ino, VERSION, 2, 4)
+    return near or sources.load_far(ino, VERSION, 2, 4, lambda: None)
+
+
+def load(sources: Sources, ino: int) -> Loaded:
+    return trio.run(ask, sources, ino)
+
+
+def test_the_nearest_answers() -> None:
+    near, peer = Fake({1: b"0123456789"}), Fake({1: b"peer......", 2: b"abcdefghij"}, COUNTS)
+    origin = Fake(dict.fromkeys((1, 2, 3), b"origin....."), COUNTS)
+    sources, faults = sources_of([near], [peer, origin])
+    assert load(sources, 1) == (b"2345", None)
+    assert load(sources, 2) == (b"cdef", COUNTS)
+    assert load(sources, 3) == (b"igin", COUNTS)
+    assert (near.asked, peer.asked, origin.asked) == ([1, 2, 3], [2, 3], [3])
+    assert [sources.is_near(ino, VERSION, 0) for ino in (1, 2, 3)] == [True, False, False]
+    assert faults.counts() == {}
+
+
+def test_who_has_less_than_was_asked_for_has_nothing() -> None:
+    sources, _ = sources_of([Fake({1: b"0123"})], [Fake({1: b"abcdefghij"}, COUNTS)])
+    assert load(sources, 1) == (b"cdef", COUNTS)
+
+
+def test_a_cache_that_hangs_is_a_miss_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources_module, "STORE_TIMEOUT_S", 0.02)
+    near = Hanging({1: b"0123456789"})
+    sources, faults = sources_of([near], [Fake({1: b"abcdefghij"}, COUNTS)])
+
+    async def twice() -> list[Loaded]:
+        try:
+            return [await ask(sources, 1), await ask(sources, 1)]
+        finally:
+            near.may_end.set()
+
+    assert trio.run(twice) == [(b"cdef", COUNTS)] * 2
+    assert faults.counts() == {"slow": 1}
+
+
+def test_a_cache_that_cannot_be_read_is_a_miss() -> None:
+    near = Failing({}, error=OSError(errno.EMFILE, "too many files"))
+    sources, faults = sources_of([near], [Fake({1: b"abcdefghij"}, COUNTS)])
+    assert load(sources, 1) == (b"cdef", COUNTS)
+    assert faults.counts() == {"io": 1}
+
+
+def test_a_change_that_a_source_sees_is_raised() -> None:
+    sources, _ = sources_of([], [Failing({})])
+    with pytest.raises(OriginChanged):
+        load(sources, 1)
