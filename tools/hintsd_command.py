@@ -10,10 +10,21 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import hintsd
 
 _START_TIMEOUT_S = 30.0
 _STATUS_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 30.0
+
+
+def await_answer(job: "hintsd.Job") -> None:
+    """Until hintsd has taken the order (it imports torch first), or 30 s have passed."""
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+    while job.state == "waiting" and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 class HintsdCommand:

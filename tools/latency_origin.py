@@ -55,9 +55,16 @@ class LatencyOrigin:
     ) -> None:
         self.close()
 
+    @property
+    def io_path(self) -> Path:
+        """The kernel's counters of the server: "rchar" has what it has read for its clients."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/io")
+
     def close(self) -> None:
         if os.path.ismount(self.directory):
-            subprocess.run(["umount", "-l", str(self.directory)], check=False)
+            lazy = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-uz"]
+            subprocess.run([*lazy, str(self.directory)], check=False)
         process, self._process = self._process, None
         if process is not None:
             try:

@@ -37,12 +37,17 @@ def forget_pages(directories: Iterable[Path]) -> None:
     """Drop the pages of all files below, that nobody has written or mapped."""
     for directory in directories:
         for folder, _, names in os.walk(directory):
-            for name in names:
-                fd = os.open(os.path.join(folder, name), os.O_RDONLY)
-                try:
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(fd)
+            forget_files(Path(folder, name) for name in names)
+
+
+def forget_files(files: Iterable[Path]) -> None:
+    """Drop the pages of these files, that nobody has written or mapped."""
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
 
 
 def drops_seen() -> int:

@@ -19,7 +19,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from tools.bench import budgets, hints, log, peers, policies, recording, rows
+from tools.bench import budgets, gpu, hints, log, peers, policies, recording, rows
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 
@@ -33,10 +33,12 @@ ROWS = (
     "origin",
     *hints.ROWS,
     *budgets.ROWS,
+    *gpu.ROWS,
     *recording.ROWS,
     *log.ROWS,
     "policies",
 )
+PEERS = (*peers.ALL, *budgets.LOADERS)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -60,13 +62,13 @@ def _counts(asked: tuple[str, ...]) -> dict[int, int]:
 
 @click.command(help="Measure fusecache and its peers side by side (docs/BENCHMARKS.md).")
 @click.option("--rows", "row_list", default="all", show_default=True, help=",".join(ROWS))
-@click.option("--peers", "peer_list", default="all", show_default=True, help=",".join(peers.ALL))
+@click.option("--peers", "peer_list", default="all", show_default=True, help=",".join(PEERS))
 @click.option("--rounds", type=click.IntRange(1), help="Of each row, instead of its own number.")
 @click.option(
     "--files",
     multiple=True,
     metavar="SIZE=COUNT",
-    help="log-…: so many samples of that size in bytes; again for another size.",
+    help="log-…, budgets…: so many samples of that size in bytes; again for another size.",
 )
 @click.option(
     "--epochs", type=click.IntRange(1), help="log-…: so many of a mount count, behind its first."
@@ -100,7 +102,8 @@ def main(
 ) -> None:
     console = Console()
     chosen_rows = _chosen("row", row_list, ROWS)
-    names = _chosen("peer", peer_list, peers.ALL)
+    chosen_peers = _chosen("peer", peer_list, PEERS)
+    names = tuple(name for name in chosen_peers if name in peers.ALL)
     only = () if layouts == "all" else _chosen("layout", layouts, log.LAYOUTS)
     counts = _counts(files)
     if os.geteuid() != 0:
@@ -121,6 +124,7 @@ def main(
         files=counts,
         epochs=epochs,
         layouts=only,
+        loaders=tuple(name for name in chosen_peers if name in budgets.LOADERS),
     )
     failed = 0
     try:
@@ -137,7 +141,7 @@ def main(
         failed += 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        columns = (*names, *hints.COLUMNS, *budgets.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
+        columns = _columns(names)
         results.save(out, columns)
     console.print(
         results.markdown(columns),
@@ -147,6 +151,12 @@ def main(
     )
     console.print(f"saved {out / 'bench.md'}, {out / 'bench.json'}")
     sys.exit(1 if failed else 0)
+
+
+def _columns(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Rows of their own readers have figures of fusecache whichever peers are chosen."""
+    own = (*hints.COLUMNS, *budgets.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
+    return tuple(dict.fromkeys((*names, "fusecache", *own)))
 
 
 def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callable[[], None]]]:
@@ -163,6 +173,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         "origin": rows.origin,
         **hints.ROWS,
         **budgets.ROWS,
+        **gpu.ROWS,
         "policies": policies.policies,
         **recording.ROWS,
         **log.ROWS,

@@ -8,8 +8,10 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import hintsd
-from hintsd import orders
+from hintsd.orders.drawing import access_sequence
+from hintsd.orders.spec import OrderSpec
 from tools.bench.readers import PREFETCH_FACTOR
 from tools.bench.rows import FILE_BYTES, READER_COUNTS, Bench, Figure
 from tools.fusecache_command import FusecacheMount
@@ -78,8 +81,8 @@ def _warm_mount(
         yield daemon, mount
 
 
-def _spec(count: int, seed: int) -> orders.OrderSpec:
-    return orders.OrderSpec(
+def _spec(count: int, seed: int) -> OrderSpec:
+    return OrderSpec(
         sampler="distributed", length=count, seed=seed, world_size=1, rank=0, batch_size=BATCH
     )
 
@@ -108,7 +111,7 @@ def announced(root: Path, names: Sequence[str], seed: int, epochs: int) -> Itera
 
 
 def in_order(root: Path, names: Sequence[str], seed: int, epoch: int) -> list[str]:
-    sequence = orders.access_sequence(_spec(len(names), seed), epoch)
+    sequence = access_sequence(_spec(len(names), seed), epoch)
     return [f"{root}/{names[index]}" for index in sequence]
 
 
@@ -300,28 +303,55 @@ def limited(bench: Bench) -> None:
             bench.say(f"limited: round {number + 1} done")
 
 
-def run_module(module: str, *arguments: str, told: str = "") -> subprocess.CompletedProcess[str]:
-    """In a process of its own; `told` on its stdin. RuntimeError: it failed."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        input=told,
-        capture_output=True,
+def run_module(
+    module: str,
+    *arguments: str,
+    told: str = "",
+    python: str = sys.executable,
+    timeout_s: float = _MODULE_TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """In a process of its own; `told` on its stdin. RuntimeError: it failed.
+
+    What it has started ends with it.
+    """
+    with subprocess.Popen(
+        [python, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=_MODULE_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{module}: {done.stderr.strip().splitlines()[-1:]}")
-    return done
+        start_new_session=True,
+    ) as process:
+        try:
+            said, errors = process.communicate(told, timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise RuntimeError(f"{module}: {errors.strip().splitlines()[-1:]}")
+    return subprocess.CompletedProcess(process.args, 0, said, errors)
 
 
 class HintDoubted(RuntimeError):
     """hintsd took a right hint for a wrong one: what was measured is not what was meant."""
 
 
-def load_epochs(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]:
-    """A stock DataLoader in a process of its own (loader_reader.py). HintDoubted."""
-    request = {
+def run_reader(
+    module: str, request: dict[str, Any], timeout_s: float = _MODULE_TIMEOUT_S
+) -> list[dict[str, Any]]:
+    """A reader in a process of its own: JSON goes there, and comes back. HintDoubted."""
+    done = run_module(module, told=json.dumps(request), timeout_s=timeout_s)
+    said = [line for line in done.stderr.splitlines() if "RuntimeWarning: hintsd" in line]
+    if said:
+        raise HintDoubted(said[0].partition("RuntimeWarning: ")[2])
+    results = json.loads(done.stdout)
+    assert isinstance(results, list)
+    return results
+
+
+def loader_work(root: Path, names: Sequence[str], **work: Any) -> dict[str, Any]:
+    """What loader_reader.py is told: `work`, and else one epoch as fast as it goes."""
+    return {
         "root": str(root),
         "paths": list(names),
         "seed": 0,
@@ -336,13 +366,11 @@ def load_epochs(root: Path, names: Sequence[str], **work: Any) -> list[dict[str,
         "device": "",
         "while_there": "",
     } | work
-    done = run_module("tools.bench.loader_reader", told=json.dumps(request))
-    said = [line for line in done.stderr.splitlines() if "RuntimeWarning" in line]
-    if said:
-        raise HintDoubted(said[0].partition("RuntimeWarning: ")[2])
-    results = json.loads(done.stdout)
-    assert isinstance(results, list)
-    return results
+
+
+def load_epochs(root: Path, names: Sequence[str], **work: Any) -> list[dict[str, Any]]:
+    """A stock DataLoader in a process of its own (loader_reader.py). HintDoubted."""
+    return run_reader("tools.bench.loader_reader", loader_work(root, names, **work))
 
 
 def latency(bench: Bench) -> None:

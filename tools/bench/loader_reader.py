@@ -7,10 +7,10 @@ asks for the next, but no further ahead. stall_s: the seconds in which it had no
 Run as a process with a JSON object on standard input: root, paths (relative to the root, in the
 order of their indices), seed, epochs, batch, workers, pace_bytes_per_s (0: as fast as it goes),
 hints (true: `hintsd.attach`), ahead (epochs that hints foretell beyond those read), drop (true:
-the kernel's caches are dropped before each epoch), forget (a directory: the pages of its files are,
-""), device (a file of /sys/block/*/stat: what each
-epoch read from it; "": from none), while_there (a file: when it has gone, the epoch
-that is being read is left and not told of; "": all are read).
+the kernel's caches are dropped before each epoch; "pages": all pages, but no names), forget (a
+directory: the pages of its files are, ""), device (a file of /sys/block/*/stat, or /proc/*/io of an
+origin's server: what each epoch read from it; "": from none), while_there (a file: when it has
+gone, the epoch that is being read is left and not told of; "": all are read).
 Prints a JSON list, one object an epoch: seconds, stall_s, first_s (until the first batch), samples,
 bytes, order (a digest of the indices as they came), cpu_s (processor time of the whole machine),
 device_bytes.
@@ -21,6 +21,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,15 @@ def processor_s() -> float:
 
 
 def bytes_read(device: str) -> int:
+    """By everybody from a block device, or by a process: its "rchar". 0 of no device."""
     if not device:
         return 0
     with open(device, encoding="ascii") as file:
-        return int(file.read().split()[2]) * SECTOR_BYTES
+        words = file.read().split()
+    return int(words[1]) if words[0] == "rchar:" else int(words[2]) * SECTOR_BYTES
 
 
-def _epoch(
-    loader: DataLoader[tuple[int, int]], pace: float, while_there: str
-) -> dict[str, Any] | None:
+def _epoch(loader: Iterable[Any], pace: float, while_there: str) -> dict[str, Any] | None:
     order = hashlib.blake2b(digest_size=8)
     samples = total = 0
     stall_s = first_s = 0.0
@@ -101,11 +102,37 @@ def _epoch(
     }
 
 
-def _clean(work: dict[str, Any]) -> None:
-    if work["drop"]:
+def clean(work: dict[str, Any]) -> None:
+    """Empty the kernel's caches as `work` wants it."""
+    if work["drop"] == "pages":
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    elif work["drop"]:
         drop_caches()
     if work["forget"]:
         forget_pages([Path(work["forget"])])
+
+
+def measured(
+    loader: Iterable[Any], work: dict[str, Any], begin: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """What is to be printed, of a loader whose batches are tensors: indices, sizes in bytes.
+
+    `begin` is told the number of each epoch before it.
+    """
+    results = []
+    for epoch in range(work["epochs"]):
+        begin(epoch)
+        if epoch:
+            clean(work)
+        cpu_s, device_bytes = processor_s(), bytes_read(work["device"])
+        done = _epoch(loader, work["pace_bytes_per_s"], work["while_there"])
+        if done is None:
+            break
+        done["cpu_s"] = processor_s() - cpu_s
+        done["device_bytes"] = bytes_read(work["device"]) - device_bytes
+        results.append(done)
+    return results
 
 
 def main() -> None:
@@ -122,23 +149,11 @@ def main() -> None:
         num_workers=work["workers"],
         persistent_workers=True,
     )
-    _clean(work)  # before hints may fetch anything
+    clean(work)  # before hints may fetch anything
     if work["hints"]:
         paths = [os.path.join(work["root"], path) for path in work["paths"]]
         hintsd.attach(loader, paths=paths, epochs=work["epochs"] + work["ahead"])
-    results = []
-    for epoch in range(work["epochs"]):
-        sampler.set_epoch(epoch)
-        if epoch:
-            _clean(work)
-        cpu_s, device_bytes = processor_s(), bytes_read(work["device"])
-        done = _epoch(loader, work["pace_bytes_per_s"], work["while_there"])
-        if done is None:
-            break
-        done["cpu_s"] = processor_s() - cpu_s
-        done["device_bytes"] = bytes_read(work["device"]) - device_bytes
-        results.append(done)
-    json.dump(results, sys.stdout)
+    json.dump(measured(loader, work, sampler.set_epoch), sys.stdout)
 
 
 if __name__ == "__main__":

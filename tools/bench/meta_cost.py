@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from fusecache import _native
-from fusecache.wire import Decoder, encode
-from hintsd.layout import HOLD_S
-from hintsd.planner import MountPlanner
+from fusecache.base.wire import Decoder, encode
+from hintsd.plan.layout import HOLD_S
+from hintsd.plan.planner import MountPlanner
 from tools.bench.planned import RAM_BYTES, mount_played, open_job, order_of
 
 FILE_BYTES = 70_000
 ALGORITHM = 1
 _FIRST = 2  # inode 1 is the root
-_COUNT_AT = 32  # of the highest inode number, in the header of the inode table (native_table.c)
+_COUNT_AT = 32  # of the highest inode number, in the header of the inode table (table/table.h)
 _NODE_BYTES = 96
 _NODES_AT = 4096
 _MODE_AT = 56  # in a node

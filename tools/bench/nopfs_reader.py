@@ -7,7 +7,8 @@ None of it is in this repository: `tools/bench/nopfs` builds it elsewhere.
 Run as a process with a JSON object on standard input: built (what `tools/bench/nopfs` printed),
 root (its folders are the classes), seed, epochs, batch, config (see `configuration`), storage (the
 directory of its SSD class), device (as loader_reader.py has it). Prints a JSON list, one object an
-epoch: seconds, setup_s (within the first epoch's seconds), samples, bytes, cpu_s, device_bytes.
+epoch: seconds, setup_s (within the first epoch's seconds), stall_s (setup_s, and what the
+loop waited for batches), samples, bytes, cpu_s, device_bytes.
 
 INVARIANT: its setting up, in which it already fetches, belongs to the first epoch.
 INVARIANT: no page of the origin stays (it drops those that it has read itself), none of its SSD
@@ -41,7 +42,8 @@ _MPI = {"ess_singleton_isolated": "1", "btl": "self", "pml": "ob1"}  # no daemon
 
 
 def configuration(staging: float, ram: float, ssd: float, storage: Path) -> str:
-    """Its configuration file, of budgets in bytes: it counts whole MiB, so the nearest.
+    """Its configuration file, of budgets in bytes: it counts whole MiB, so the nearest; `ssd` 0:
+    no such class.
 
     With one rank there is nobody to serve (no thread that would poll for it), and of bandwidths
     only their order counts: RAM before SSD before the origin.
@@ -54,11 +56,12 @@ def configuration(staging: float, ram: float, ssd: float, storage: Path) -> str:
 
     ram_mib, ssd_mib = (max(1, round(size / _MIB)) for size in (ram, ssd))
     where = f'backend: "filesystem"; backend_options: {{ path = "{storage}"; }}; '
-    classes = (
+    classes = [
         storage_class("staging", math.ceil(staging / _MIB), 20_000),
         storage_class("ram", ram_mib, 20_000, 'backend: "memory"; '),
-        storage_class("ssd", ssd_mib, 1000, where),
-    )
+    ]
+    if ssd:
+        classes.append(storage_class("ssd", ssd_mib, 1000, where))
     return (
         "b_c = 1000;\nb_fs = 100;\ndistributed_threads = 0;\ncheckpoint = false;\n"
         f"storage_classes: ( {', '.join(classes)} );\n"
@@ -131,13 +134,20 @@ def main() -> None:
             loader = _loader(work, hdmlp, its_torch)
         setup_s = time.perf_counter() - begin
         samples = size_bytes = 0
-        for batch in loader:
+        stall_s, batches = setup_s, iter(loader)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            stall_s += time.perf_counter() - asked
+            if batch is None:
+                break
             samples += len(batch)
             size_bytes += sum(size for size, _ in batch)
         results.append(
             {
                 "seconds": time.perf_counter() - begin,
                 "setup_s": setup_s,
+                "stall_s": stall_s,
                 "samples": samples,
                 "bytes": size_bytes,
                 "cpu_s": processor_s() - cpu_s,

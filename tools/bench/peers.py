@@ -1,12 +1,14 @@
 """The peers: each shows the same files below a mount point, until its context is left.
 
-INVARIANT: a peer's processes are our children in the foreground (fusecache's are known by its
-status), so leaving the context ends exactly them, and unmounts, whatever happened before.
+INVARIANT: a peer's processes are our children in the foreground, in a session of their own
+(fusecache's are known by its status), so leaving the context ends exactly them, and unmounts,
+whatever happened before.
 
 Every peer gets the options that its manual names for read-only data that does not change;
 docs/BENCHMARKS.md says what is unfair all the same.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -84,7 +86,11 @@ class _Foreground(Peer):
         self.root.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         deadline = time.monotonic() + _MOUNT_TIMEOUT_S
         try:
@@ -110,11 +116,19 @@ class _Foreground(Peer):
                 break
             time.sleep(0.2)
         if process is not None:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait(10)
+            with contextlib.suppress(ProcessLookupError):  # JuiceFS has children of its own
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def program(name: str) -> str:
+    """The peer's program. RuntimeError: it is not installed."""
+    found = _tool(name)
+    if found is None:
+        raise RuntimeError(f"{name} is not installed")
+    return found
 
 
 def _tool(name: str) -> str | None:
@@ -128,48 +142,82 @@ def missing(name: str) -> bool:
     return name != "native" and _tool(name) is None
 
 
-def _juicefs(source: Path, root: Path, work: Path, program: str) -> Peer:
-    """A JuiceFS volume, SQLite metadata and file storage; the files are copied into it first."""
-    meta, log = f"sqlite3://{work}/juicefs.db", work / "juicefs.log"
-    quiet = ["--no-usage-report", "--backup-meta", "0", "--no-syslog"]
-    subprocess.run(
-        [program, "format", meta, "bench", "--storage", "file", "--bucket", f"{work}/juicefs/"],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    mount = [program, "mount", *quiet, "--cache-dir", str(work / "juicefs-cache")]
-    mount += ["--cache-size", "30G", "--free-space-ratio", "0.02"]
-    with _Foreground("juicefs", root, [*mount, meta, str(root)], log):
-        subprocess.run(["cp", "-r", f"{source}/.", str(root)], check=True, timeout=900)
-    trust = [w for k in ("attr", "entry", "dir-entry", "open") for w in (f"--{k}-cache", _NOTED_S)]
-    return _Foreground("juicefs", root, [*mount, "--read-only", *trust, meta, str(root)], log)
+class JuicefsVolume:
+    """Its metadata (SQLite) and log in `work`, its objects in the directory `bucket`."""
+
+    def __init__(self, work: Path, bucket: Path) -> None:
+        self._program = program("juicefs")
+        self._meta, self._log = f"sqlite3://{work}/juicefs.db", work / "juicefs.log"
+        self._bucket, self._filling = bucket, work / "juicefs-filling"
+
+    def fill(self, source: Path, cache: Path) -> None:
+        """Make it, and copy the files into it."""
+        storage = ["--storage", "file", "--bucket", f"{self._bucket}/"]
+        subprocess.run(
+            [self._program, "format", self._meta, "bench", *storage],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        with self._mount(self._filling, cache, "30G", self._bucket):
+            subprocess.run(["cp", "-r", f"{source}/.", str(self._filling)], check=True, timeout=900)
+        self._filling.rmdir()
+
+    def mount(
+        self,
+        root: Path,
+        cache: Path | str,
+        cache_size: str = "30G",
+        bucket: Path | None = None,
+        options: tuple[str, ...] = (),
+    ) -> Peer:
+        """Read-only, not yet entered; `bucket`: where the objects are seen now."""
+        names = ("attr", "entry", "dir-entry", "open")
+        trust = (w for name in names for w in (f"--{name}-cache", _NOTED_S))
+        options = ("--read-only", *trust, *options)
+        return self._mount(root, cache, cache_size, bucket or self._bucket, options)
+
+    def _mount(
+        self,
+        root: Path,
+        cache: Path | str,
+        cache_size: str,
+        bucket: Path,
+        options: tuple[str, ...] = (),
+    ) -> Peer:
+        command = [self._program, "mount", "--no-usage-report", "--backup-meta", "0", "--no-syslog"]
+        command += ["--bucket", f"{bucket}/", "--cache-dir", str(cache), "--cache-size", cache_size]
+        command += ["--free-space-ratio", "0.02", *options, self._meta, str(root)]
+        return _Foreground("juicefs", root, command, self._log)
 
 
-def make(name: str, source: Path, work: Path) -> Peer:
-    """The peer `name` over `source`, not yet mounted (JuiceFS: with the files already in it)."""
+def make(name: str, source: Path, work: Path, more: Sequence[str] = ()) -> Peer:
+    """The peer `name` over `source`, not yet mounted (JuiceFS: with the files already in it).
+
+    `more`: further options, of rclone.
+    """
     root, log = work / f"mnt-{name}", work / f"{name}.log"
     if name == "native":
         return Peer(name, source)
     if name == "fusecache":
         return Fusecache(source, root, work / "fusecache-cache")
-    program = _tool(name)
-    if program is None:
-        raise RuntimeError(f"{name} is not installed")
+    tool = program(name)
     if name == "bindfs":
         options = f"ro,kernel_cache,attr_timeout={_NOTED_S},entry_timeout={_NOTED_S}"
-        command = [program, "-f", "-o", options, str(source), str(root)]
+        command = [tool, "-f", "-o", options, str(source), str(root)]
     elif name == "mergerfs":
         options = f"ro,cache.files=full,cache.readdir=true,cache.attr={_NOTED_S}"
         options += f",cache.entry={_NOTED_S},fsname=bench"
-        command = [program, "-f", "-o", options, str(source), str(root)]
+        command = [tool, "-f", "-o", options, str(source), str(root)]
     elif name == "rclone":
-        command = [program, "mount", str(source), str(root), "--read-only"]
+        command = [tool, "mount", str(source), str(root), "--read-only"]
         command += ["--vfs-cache-mode", "full", "--cache-dir", str(work / "rclone-cache")]
         command += ["--attr-timeout", "1h", "--dir-cache-time", "1h", "--vfs-cache-max-age", "24h"]
-        command += ["--config", str(work / "rclone.conf")]
+        command += ["--config", str(work / "rclone.conf"), *more]
     elif name == "juicefs":
-        return _juicefs(source, root, work, program)
+        volume = JuicefsVolume(work, work / "juicefs")
+        volume.fill(source, work / "juicefs-cache")
+        return volume.mount(root, work / "juicefs-cache")
     else:
         raise RuntimeError(f"no peer {name}")
     return _Foreground(name, root, command, log)
@@ -179,11 +227,11 @@ def versions(names: Sequence[str]) -> dict[str, str]:
     """First line that each program says about its version."""
     found: dict[str, str] = {}
     for name in names:
-        program = None if name == "native" else _tool(name)
-        if program is None:
+        tool = None if name == "native" else _tool(name)
+        if tool is None:
             continue
         argument = "version" if name == "rclone" else "--version"
-        done = subprocess.run([program, argument], capture_output=True, text=True, check=False)
+        done = subprocess.run([tool, argument], capture_output=True, text=True, check=False)
         lines = (done.stdout + done.stderr).strip().splitlines()
         found[name] = lines[0] if lines else "?"
     return found

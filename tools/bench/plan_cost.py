@@ -4,7 +4,7 @@ Run as a process: `python -m tools.bench.plan_cost DIRECTORIES FILES`; prints "S
 the first commands were decided, and the most memory that was resident meanwhile, in this process
 and in torch's, which begins with the clock. The listings come
 as frames over a Unix socket, as a mount's server sends them, from a forked process that invents
-them; all else is hintsd's own code in the order in which director.py calls it.
+them; all else is hintsd's own code in the order in which mount.py calls it.
 """
 
 import errno
@@ -16,11 +16,11 @@ import time
 import numpy as np
 import trio
 
-from fusecache.wire import Decoder, Fields, encode
-from hintsd.folders import DIRECTORY, FILE, sample_files
-from hintsd.mount_link import LinkTree, MountLink
-from hintsd.planner import MountPlanner
-from hintsd.torch_process import TorchProcess
+from fusecache.base.wire import Decoder, Fields, encode
+from hintsd.daemon.mount_link import LinkTree, MountLink
+from hintsd.orders.folders import DIRECTORY, FILE, sample_files
+from hintsd.orders.torch_process import TorchProcess
+from hintsd.plan.planner import MountPlanner
 from tools.bench.planned import RAM_BYTES, mount_played, open_job, order_of
 
 PAGE = 8192

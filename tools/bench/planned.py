@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hintsd.orders import Drawing, Order, OrderSpec
-from hintsd.planner import MountPlanner
+from hintsd.orders.drawing import Drawing, Order
+from hintsd.orders.spec import OrderSpec
+from hintsd.plan.planner import MountPlanner
 
 RAM_BYTES = 64 << 30
 _BATCH_SIZE = 256

@@ -85,6 +85,10 @@ TARGETS = (
     Target("limited", "first epoch", "limit", 0.95),
     Target("latency", "first epoch", "stock", 10),
     Target("stall", "later epochs", "stock", 0.02, at_most=True),
+    *(
+        Target("gpu", f"decode in {decode}, later epochs: busy", None, 0.98)
+        for decode in ("workers", "device")
+    ),
     Target("trace", "110 KB, hot, 1 reader", "fusecache", 0.98, peer="recorded"),
     Target("trace", "110 KB, hot, 4 readers", "fusecache", 0.98, peer="recorded"),
     Target("trace", "110 KB, cold, 1 reader", "fusecache", 0.98, peer="recorded"),

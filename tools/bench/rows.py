@@ -47,9 +47,10 @@ class Bench:
     results: Results
     say: Callable[[str], None]
     asked_rounds: int | None = None  # instead of each row's own number
-    files: Mapping[int, int] = field(default_factory=dict)  # of the log rows: size -> samples
+    files: Mapping[int, int] = field(default_factory=dict)  # log and budgets: size -> samples
     epochs: int | None = None  # of the log rows: those of a mount that count
     layouts: tuple[str, ...] = ()  # of the log rows, instead of each row's own
+    loaders: tuple[str, ...] = ()  # of the budgets rows: peers that are no mounts
     own_drops: int = 0
 
     def rounds(self, full: int) -> int:

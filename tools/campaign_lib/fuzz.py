@@ -18,8 +18,8 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from fusecache import mounts, wire
-from hintsd import arrays, messages
+from fusecache.base import mounts, wire
+from hintsd.daemon import arrays, messages
 from tools.campaign_lib.ground import Count, Ground
 from tools.hintsd_command import HintsdCommand
 
@@ -125,8 +125,7 @@ def _decode_many(rng: random.Random, path: Path, count: Count) -> None:
         try:
             for frame in wire.Decoder().feed(data):
                 if frame.type == "job":
-                    message = messages.job_message(frame.fields, arrays.Arrays())
-                    messages.job_request(message, 0, 1)
+                    messages.hint(frame.fields, arrays.Arrays())
                 elif frame.type == "array":
                     arrays.Arrays().add(frame.fields)
         except (wire.WireError, ValueError):

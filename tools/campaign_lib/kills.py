@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from fusecache import control_client
-from fusecache.errors import UserError
+from fusecache.base.errors import UserError
+from fusecache.control import control_client
 from tools.campaign_lib import reader
 from tools.campaign_lib.ground import Count, Ground
 

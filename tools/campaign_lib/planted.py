@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fusecache.namespace import dataset_id
 from fusecache.store import Store, StoreSettings, Version
+from fusecache.table.namespace import dataset_id
 from tools.campaign_lib.ground import OTHER_UID, Count, Ground
 
 SECRET = b"a victim's letters\n"

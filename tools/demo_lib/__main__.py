@@ -1,23 +1,24 @@
 """The demo's main program: dataset, slow origin, three trainings, comparison, PASS or FAIL.
 
 All trainings run the same three epochs: directly from the origin, through a mount, and through a
-mount that is told the order by one line, `hintsd.attach(loader)`, and lays out its SSD by it (the
-log, docs/LOG.md). No memory helps the direct one (the kernel's caches are dropped before each
-epoch: a dataset larger than memory), and a mount may use RAM for a third of the dataset.
+mount that is told the order by one line, `hintsd.attach(loader)`. The dataset is larger than
+memory: of the origin's pages none are left between epochs, a mount may use RAM for an eighth of the
+dataset, and SSD for half of it. The origin takes its time for each request, and has a limit.
 
 INVARIANT: mounts, daemon, loop device, read limit and temporary files are gone at the end, also
 after a failure, Ctrl-C or SIGTERM.
 """
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,16 +26,17 @@ from typing import Any
 import click
 from rich.console import Console
 
+from fusecache.config.settings import RAM_BYTES_MIN, SSD_BYTES_MIN
 from tools.demo_lib import dataset, report, training
 from tools.fusecache_command import FusecacheMount, default_executable
 from tools.hintsd_command import HintsdCommand
-from tools.slow_origin import LoopOrigin, can_throttle, drop_caches
+from tools.latency_origin import LatencyOrigin
+from tools.slow_origin import LoopOrigin, can_throttle, forget_files
 
 EPOCHS = 3
-READ_BPS = 8_000_000
-READ_IOPS = 400
-RAM_SHARE = 1 / 3  # of the dataset: what a mount may hold in RAM
-LAYOUT = "reorder"  # of the hinted mount's SSD: written anew for each epoch
+LATENCY_S = 0.004  # of each request to the origin
+READ_BPS, READ_IOPS = 40_000_000, 1000  # what it gives at most
+RAM_SHARE, SSD_SHARE = 1 / 8, 1 / 2  # of the dataset: what a mount may hold
 SPARE_BYTES = 64 << 20  # of the origin's file system, for its own tables
 
 
@@ -48,7 +50,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Your images, a folder for each class, read where they lie at their own speed.",
 )
-@click.option("--images", default=1000, show_default=True, help="Train on so many images.")
+@click.option("--images", default=2000, show_default=True, help="Train on so many images.")
 @click.option("--seed", default=0, show_default=True, help="Of dataset, network and order.")
 @click.option(
     "--out",
@@ -75,7 +77,20 @@ def main(
     signal.signal(signal.SIGTERM, _terminated)
     started = time.monotonic()
     try:
-        checks = _demo(console, data, images, seed, out, work_dir, fusecache)
+        out.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as cleanup:
+            work = Path(tempfile.mkdtemp(prefix="fusecache-demo-", dir=work_dir))
+            cleanup.callback(shutil.rmtree, work, ignore_errors=True)
+            say = _sayer(console)
+            if data is not None:
+                origin = Origin(data.resolve(), data.resolve(), f"{data}, at its own speed")
+            else:
+                origin = cleanup.enter_context(slow_origin(work, images, seed, say))
+            say(f"origin: {origin.kind}")
+            demo = _Demo(work, origin, images, seed, fusecache, say)
+            demo.run()
+            checks = _compare(demo, is_slow=data is None)
+            _show(console, out, demo, checks)
     except KeyboardInterrupt:
         console.print("[bold red]FAIL[/]: interrupted; everything was cleaned up")
         sys.exit(130)
@@ -90,235 +105,154 @@ def main(
     console.print(f"[bold green]PASS[/]: {len(checks)} of {len(checks)} checks ({seconds:.0f} s)")
 
 
-def _demo(
-    console: Console,
-    data: Path | None,
-    images: int,
-    seed: int,
-    out: Path,
-    work_dir: Path | None,
-    fusecache: Path,
-) -> list[report.Check]:
-    say = _sayer(console)
-    out.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as cleanup:
-        work = Path(tempfile.mkdtemp(prefix="fusecache-demo-", dir=work_dir))
-        cleanup.callback(shutil.rmtree, work, ignore_errors=True)
+@dataclass(frozen=True)
+class Origin:
+    directory: Path  # where it is read
+    behind: Path  # where its files lie
+    kind: str
+    device: LoopOrigin | None = None  # that counts what is read
+
+
+@contextlib.contextmanager
+def slow_origin(work: Path, images: int, seed: int, say: Callable[[str], None]) -> Iterator[Origin]:
+    """New images, on a limited device if there can be one here, behind a latency."""
+    kind = f"{LATENCY_S * 1e3:g} ms a request"
+    with contextlib.ExitStack() as stack:
         device: LoopOrigin | None = None
-        throttled = False
-        if data is not None:
-            origin, kind = data.resolve(), f"{data}, at its own speed"
-        elif can_throttle():
+        behind = work / "behind"
+        if can_throttle():
             size_bytes = images * dataset.MEDIAN_BYTES * 3 // 2 + SPARE_BYTES
-            device = cleanup.enter_context(LoopOrigin(work, size_bytes))
-            origin, kind = device.directory / "train", "ext4 on a loop device, not throttled"
+            device = stack.enter_context(LoopOrigin(work, size_bytes))
+            behind = device.directory / "train"
+        say(f"making {images} JPEG files")
+        dataset.make(behind, images, seed)
+        os.sync()  # pages that are not written yet could not be forgotten
+        if device is None:
+            kind += ", no limit (that needs root)"
         else:
-            origin, kind = work / "train", "a plain directory, not throttled (that needs root)"
-        if data is None:
-            say(f"making {images} JPEG files")
-            dataset.make(origin, images, seed)
-        if device is not None:
             try:
                 device.throttle(READ_BPS, READ_IOPS)
-                throttled = True
-                kind = f"ext4 on a loop device, {READ_BPS / 1e6:.0f} MB/s, {READ_IOPS} requests/s"
+                kind += f", {READ_BPS / 1e6:.0f} MB/s, {READ_IOPS} requests/s"
             except OSError as error:
-                say(f"this machine cannot limit a device: {error}")
-        say(f"origin: {kind}")
+                kind += f", no limit ({error})"
+        front = stack.enter_context(LatencyOrigin(behind, work, LATENCY_S))
+        yield Origin(front.directory, behind, kind, device)
 
-        rows: list[report.Row] = []
-        trained: dict[str, list[training.Epoch]] = {}
-        hashed: dict[str, training.Files] = {}
-        statuses: dict[str, dict[str, Any]] = {}
-        layouts: list[report.Layout] = []
 
-        def run(source: str, root: Path, mount: FusecacheMount | None) -> None:
-            before: _Counted = _Counted()
-            epochs: list[tuple[training.Epoch, _Counted]] = []
+@dataclass
+class _Demo:
+    """The three readers, and what they found."""
 
-            def count() -> _Counted:
-                fetched = device.bytes_read() if device is not None else None
-                if mount is None:
-                    return _Counted(fetched)
-                status = mount.status()
-                if fetched is None:
-                    fetched = int(status["origin"]["bytes"])
-                late = _late(daemon.status()) if source == "hinted" else None
-                return _Counted(fetched, int(status["reads"]["from_ssd"]), late)
+    work: Path
+    origin: Origin
+    images: int
+    seed: int
+    fusecache: Path
+    say: Callable[[str], None]
+    rows: list[report.Row] = field(default_factory=list)
+    trained: dict[str, list[training.Epoch]] = field(default_factory=dict)
+    statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
+    about: str = ""
 
-            def before_epoch(number: int) -> None:
-                nonlocal before
-                if mount is None or number == 0:
-                    drop_caches([root, origin])
-                before = count()
+    def run(self) -> None:
+        self._files = training.files(self.origin.behind, self.images)
+        size_bytes = sum(file.stat().st_size for file in self._files)
+        self.about = f"{len(self._files)} JPEG files, {size_bytes / 1e6:.0f} MB"
+        self._train("direct", self.origin.directory)
+        ram = max(RAM_BYTES_MIN, int(size_bytes * RAM_SHARE))
+        ssd = max(SSD_BYTES_MIN, int(size_bytes * SSD_SHARE))
+        budget = ("--ram", str(ram), "--ssd", str(ssd))
+        self.about += f"; a mount has {ram / 1e6:.0f} MB of RAM, {ssd / 1e6:.0f} MB of SSD"
+        self._mounted("mount", *budget, "--hintsd", "none")
+        with HintsdCommand(self.work) as daemon:
+            self._mounted("hinted", *budget, "--hintsd", str(daemon.socket))
 
-            def after_epoch(number: int, epoch: training.Epoch) -> None:
-                epochs.append((epoch, count().since(before)))
-                if source == "hinted":
-                    layouts.append(_layout(daemon.status()))
-                say(
-                    f"{source}, epoch {number + 1}: {epoch.samples_per_s:.0f} samples/s,"
-                    f" {epoch.waiting_s:.1f} of {epoch.seconds:.1f} s waiting for data"
-                )
+    def _mounted(self, reader: str, *options: str) -> None:
+        mount = FusecacheMount(
+            self.origin.directory,
+            self.work / f"mnt-{reader}",
+            self.work / f"cache-{reader}",
+            options,
+            executable=self.fusecache,
+        )
+        with mount:
+            self.say(f"fusecache mount {' '.join(options)}")
+            self._train(reader, mount.mountpoint, mount)
+            self.statuses[reader] = mount.status()
 
-            trained[source] = training.train(
-                root,
-                most=images,
-                epochs=EPOCHS,
-                seed=seed,
-                hints=source == "hinted",
-                before_epoch=before_epoch,
-                after_epoch=after_epoch,
+    def _train(self, reader: str, root: Path, mount: FusecacheMount | None = None) -> None:
+        fetched: int | None = None
+
+        def count() -> int | None:
+            if self.origin.device is not None:
+                return self.origin.device.bytes_read()
+            return None if mount is None else int(mount.status()["origin"]["bytes"])
+
+        def before_epoch(number: int) -> None:
+            nonlocal fetched
+            forget_files(self._files)
+            fetched = count()
+
+        def after_epoch(number: int, epoch: training.Epoch) -> None:
+            now = count()
+            more = None if now is None or fetched is None else now - fetched
+            self.rows.append(report.Row(reader, number + 1, epoch, more))
+            busy = report.percent(epoch.busy)
+            self.say(
+                f"{reader}, epoch {number + 1}: {epoch.seconds:.1f} s, accelerator busy {busy}"
             )
-            hashed[source] = training.hash_files(root, images)
-            for number, (epoch, counted) in enumerate(epochs, start=1):
-                served = _served_from(counted.fetched, counted.from_ssd, hashed[source])
-                rows.append(
-                    report.Row(source, number, served, epoch, counted.fetched, counted.late)
-                )
 
-        run("direct", origin, None)
-        ram = int(hashed["direct"].size_bytes * RAM_SHARE)
-        daemon = cleanup.enter_context(HintsdCommand(work))
-        for source, hints in (
-            ("mount", ("--hintsd", "none")),
-            ("hinted", ("--hintsd", str(daemon.socket), "--layout", LAYOUT)),
-        ):
-            options = ("--ram", str(ram), *hints)
-            mount = FusecacheMount(
-                origin,
-                work / f"mnt-{source}",
-                work / f"cache-{source}",
-                options,
-                executable=fusecache,
-            )
-            with mount:
-                say(f"fusecache mount {origin} {mount.mountpoint} {' '.join(options)}")
-                run(source, mount.mountpoint, mount)
-                statuses[source] = mount.status()
-
-        checks = _compare(rows, trained, hashed, statuses, throttled)
-        files = hashed["direct"]
-        about = f"{files.count} JPEG files, {files.size_bytes / 1e6:.0f} MB; origin: {kind}"
-        console.print()
-        written = int(statuses["hinted"]["layout"]["log_written_bytes"])
-        served = files.size_bytes * EPOCHS
-        log = report.Log(LAYOUT, layouts, written / max(1, served))
-        report.print_table(console, rows, log, checks)
-        with (out / "table.txt").open("w") as table:
-            report.print_table(Console(file=table, width=report.WIDTH), rows, log, checks)
-        notes: dict[str, object] = {"dataset": about, "layout": asdict(log), "status": statuses}
-        report.save_json(out / "demo.json", rows, checks, notes)
-        report.save_plot(out / "demo.png", rows, about)
-        say(f"saved {out / 'demo.png'}, table.txt, demo.json")
-    return checks
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Bytes from the origin (None: cannot be counted), READs answered from SSD, late reads."""
-
-    fetched: int | None = None
-    from_ssd: int = 0
-    late: int | None = None
-
-    def since(self, before: "_Counted") -> "_Counted":
-        return _Counted(
-            None if self.fetched is None else self.fetched - (before.fetched or 0),
-            self.from_ssd - before.from_ssd,
-            None if self.late is None else self.late - (before.late or 0),
+        self.trained[reader] = training.train(
+            root,
+            most=self.images,
+            epochs=EPOCHS,
+            seed=self.seed,
+            hints=reader == "hinted",
+            before_epoch=before_epoch,
+            after_epoch=after_epoch,
         )
 
 
-def _layout(status: dict[str, Any]) -> report.Layout:
-    """Of the job that reads, or has just ended."""
-    job: dict[str, str] = [*status["ended"], *status["jobs"]][-1]
-    return report.Layout(job.get("layout", "static"), job.get("layout_why", "not packed"))
-
-
-def _late(status: dict[str, Any]) -> int:
-    """Late reads of all jobs, by what `hintsd status --json` says."""
-    return sum(sum((job["late"] or {}).values()) for job in status["jobs"])
-
-
-def _served_from(fetched: int | None, ssd_requests: int, files: training.Files) -> str:
-    """Like "SSD" or "RAM 30 %, origin 70 %". Bytes of the origin are counted; of the SSD only
-    requests are, and each stands for a file; what is left the kernel had in its page cache.
-    """
-    if fetched is None:
-        return "not measured"
-    origin = min(1.0, fetched / max(1, files.size_bytes))
-    ssd = min(1.0 - origin, ssd_requests / max(1, files.count))
-    shares = {"RAM": 1.0 - origin - ssd, "SSD": ssd, "origin": origin}
-    seen = {name: share for name, share in shares.items() if share >= 0.05}
-    if len(seen) == 1:
-        return next(iter(seen))
-    return ", ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in seen.items())
-
-
-def _compare(
-    rows: list[report.Row],
-    trained: dict[str, list[training.Epoch]],
-    hashed: dict[str, training.Files],
-    statuses: dict[str, dict[str, Any]],
-    throttled: bool,
-) -> list[report.Check]:
-    direct, hinted = trained["direct"], trained["hinted"]
-    files = hashed["direct"]
-    mismatches = sum(int(status["integrity"]["mismatches"]) for status in statuses.values())
-    digests = {tuple(e.batches_digest for e in epochs) for epochs in trained.values()}
-    courses = {tuple((e.losses, e.accuracy) for e in epochs) for epochs in trained.values()}
-    accuracy = ", ".join(f"{epochs[-1].accuracy:.1%}" for epochs in trained.values())
+def _compare(demo: _Demo, is_slow: bool) -> list[report.Check]:
+    direct = demo.trained["direct"]
+    mismatches = sum(int(s["integrity"]["mismatches"]) for s in demo.statuses.values())
+    delivered = {tuple(e.delivered for e in epochs) for epochs in demo.trained.values()}
+    courses = {tuple((e.losses, e.accuracy) for e in epochs) for epochs in demo.trained.values()}
+    accuracy = " → ".join(report.percent(epoch.accuracy) for epoch in direct)
     checks = [
         report.Check(
-            "every file has the same bytes",
-            len(set(hashed.values())) == 1,
-            f"{files.count} files, {files.digest}",
+            "every reader got the same bytes in the same order",
+            len(delivered) == 1,
+            f"{direct[0].samples} images, {len(direct)} epochs, {direct[0].delivered}",
         ),
         report.Check(
-            "the order is the same: every batch had the same pixels and labels",
-            len(digests) == 1,
-            f"{sum(len(e.losses) for e in direct)} batches of {len(direct)} epochs",
-        ),
-        report.Check(
-            "loss and accuracy have the same course, to the last bit",
+            "every network learned the same, to the last bit",
             len(courses) == 1,
-            f"accuracy {accuracy} in the last epoch",
+            f"accuracy {accuracy}",
         ),
         report.Check(
             "no cached block failed its checksum", mismatches == 0, f"{mismatches} mismatches"
         ),
     ]
-    later = [row.origin_bytes for row in rows if row.source != "direct" and row.epoch > 1]
-    if None not in later:
-        fetched = sum(count or 0 for count in later)
-        checks.append(
-            report.Check(
-                "later epochs read (almost) nothing from the origin",
-                fetched < 0.05 * files.size_bytes,
-                f"{fetched / 1e6:.1f} MB of {files.size_bytes * len(later) / 1e6:.0f} MB",
-            )
-        )
-    late = sum(row.late or 0 for row in rows if row.source == "hinted" and row.epoch > 1)
-    read = sum(e.samples for e in hinted[1:])
-    checks.append(
-        report.Check(
-            "with hints, later epochs find their bytes in place",
-            late < 0.05 * read,
-            f"{late} of {read} reads were late",
-        )
-    )
-    if throttled:
-        for source in ("mount", "hinted"):
-            ratio = direct[1].seconds / trained[source][1].seconds
-            checks.append(
-                report.Check(
-                    f"{source}: the second epoch is faster than from the origin",
-                    ratio > 1,
-                    f"{ratio:.1f}x",
-                )
-            )
+    if is_slow:
+        hinted = report.busy(demo.rows, "hinted")
+        for other in ("direct", "mount"):
+            ratio = hinted / report.busy(demo.rows, other)
+            claim = f"hinted keeps the accelerator busier than {other}"
+            checks.append(report.Check(claim, ratio > 1, f"{ratio:.2f} times"))
     return checks
+
+
+def _show(console: Console, out: Path, demo: _Demo, checks: list[report.Check]) -> None:
+    console.print()
+    report.print_table(console, demo.rows, checks)
+    with (out / "table.txt").open("w") as table:
+        report.print_table(Console(file=table, width=report.WIDTH), demo.rows, checks)
+    about = f"{demo.about}; origin: {demo.origin.kind}"
+    notes: dict[str, object] = {"dataset": about, "status": demo.statuses}
+    report.save_json(out / "demo.json", demo.rows, checks, notes)
+    report.save_plot(out / "demo.png", demo.rows, about)
+    demo.say(f"saved {out / 'demo.png'}, table.txt, demo.json")
 
 
 def _sayer(console: Console) -> Callable[[str], None]:

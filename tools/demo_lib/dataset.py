@@ -8,6 +8,7 @@ INVARIANT: the same count and seed give the same pixels; files are complete when
 """
 
 import io
+import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ _LEAST_BYTES, _MOST_BYTES = 15_000, 450_000
 _BYTES_PER_PIXEL = 0.44  # what the noise below costs at _QUALITY; photographs are near it
 _QUALITY = 90
 _NOISE_SIGMA = 13.0
-_JOBS = 2
+_JOBS = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def _render(digit: NDArray[np.float64], seed: int) -> bytes:
     mask = Image.fromarray((digit * (255 / 16)).astype(np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
-    ink, paper = random.uniform(0, 255, 3), random.uniform(0, 255, 3)
+    ink, paper = random.uniform(0, 255, (2, 3)).astype(np.float32)
     if abs(ink.mean() - paper.mean()) < 60:
         ink = 255 - paper
     share = np.asarray(mask, dtype=np.float32)[..., None] / 255

@@ -1,11 +1,16 @@
-"""A small network trained with stock ImageFolder and DataLoader; only the files' place varies, and
-whether one line tells hintsd about the loader.
+"""A small network trained with stock ImageFolder and DataLoader at the rhythm of an accelerator;
+only the files' place varies, and whether one line tells hintsd about the loader.
+
+The step of each batch takes as long as an accelerator's would (STEP_S): the network is small
+enough to learn within that time on a CPU, and the rest is slept. As with CUDA, the loop asks for
+the next batch while the accelerator is at one, and no further ahead.
 
 INVARIANT: the same files, seed and count give the same batches, losses and accuracies, to the last
 bit: every source of chance is seeded, and the arithmetic runs in one thread.
 """
 
 import hashlib
+import io
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 import hintsd
+from tools.hintsd_command import await_answer
 from tools.torchvision_cpu import import_torchvision
 
 import_torchvision()
@@ -25,30 +32,30 @@ from torchvision import (  # type: ignore[import-untyped]  # noqa: E402  # has n
     transforms,
 )
 
-BATCH = 32
+BATCH = 8
 WORKERS = 2
-_PIXELS = 48
+IMAGES_PER_S = 300  # what the accelerator takes
+STEP_S = BATCH / IMAGES_PER_S
+_PIXELS = 32
 
 
 @dataclass(frozen=True)
 class Epoch:
     samples: int
     seconds: float
-    waiting_s: float  # the trainer had nothing to do: no batch was ready
+    waiting_s: float  # the accelerator had nothing to do: no batch was there
     losses: tuple[float, ...]  # of each step
     accuracy: float
-    batches_digest: str  # of every tensor the loader delivered, in order
+    delivered: str  # digest of each file's bytes, pixels and label, in the order of the loader
 
     @property
     def samples_per_s(self) -> float:
         return self.samples / self.seconds
 
-
-@dataclass(frozen=True)
-class Files:
-    count: int
-    size_bytes: int
-    digest: str  # of the names and the contents of all files, in the loader's order
+    @property
+    def busy(self) -> float:
+        """Of the time: compute / (compute + waiting), as MLPerf Storage counts it."""
+        return 1 - self.waiting_s / self.seconds
 
 
 def _network(classes: int) -> nn.Module:
@@ -56,24 +63,49 @@ def _network(classes: int) -> nn.Module:
         convolution = nn.Conv2d(width_in, width_out, 3, padding=1, bias=False)
         return [convolution, nn.BatchNorm2d(width_out), nn.ReLU(), nn.MaxPool2d(2)]
 
-    layers = [*stage(3, 16), *stage(16, 32), *stage(32, 64), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(64 * (_PIXELS // 8) ** 2, classes))
+    layers = [*stage(3, 8), *stage(8, 16), *stage(16, 32), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(32 * (_PIXELS // 8) ** 2, classes))
 
 
-def _dataset(root: Path, most: int) -> tuple[Any, list[int], int]:
-    """ImageFolder over root, evenly spread indices of at most `most` samples, number of classes."""
-    transform = transforms.Compose(
-        [
-            transforms.Resize((_PIXELS + 6, _PIXELS + 6)),
-            transforms.RandomCrop(_PIXELS),
-            transforms.Grayscale(3),
-            transforms.ToTensor(),
-            transforms.Normalize([0.5] * 3, [0.25] * 3),
-        ]
-    )
-    folder = datasets.ImageFolder(str(root), transform=transform)
+def _read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def _decode(data: bytes) -> tuple[Image.Image, torch.Tensor]:
+    """The image, scaled down while it is decoded, and a digest of the file."""
+    image = Image.open(io.BytesIO(data))
+    image.draft("RGB", (_PIXELS + 4, _PIXELS + 4))
+    digest = hashlib.blake2b(data, digest_size=16).digest()
+    return image.convert("RGB"), torch.tensor(list(digest), dtype=torch.uint8)
+
+
+_crop = transforms.Compose(
+    [
+        transforms.Resize((_PIXELS + 4, _PIXELS + 4)),
+        transforms.RandomCrop(_PIXELS),
+        transforms.Grayscale(3),
+        transforms.ToTensor(),
+        transforms.Normalize([0.5] * 3, [0.25] * 3),
+    ]
+)
+
+
+def _prepare(data: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    image, digest = _decode(data)
+    return _crop(image), digest
+
+
+def _dataset(root: Path, most: int) -> tuple[Any, list[int]]:
+    """ImageFolder over root, and evenly spread indices of at most `most` samples."""
+    folder = datasets.ImageFolder(str(root), transform=_prepare, loader=_read)
     count = min(most, len(folder))
-    return folder, [i * len(folder) // count for i in range(count)], len(folder.classes)
+    return folder, [i * len(folder) // count for i in range(count)]
+
+
+def files(root: Path, most: int) -> list[Path]:
+    """What `train` reads below root. FileNotFoundError: root has no folders of images."""
+    folder, indices = _dataset(root, most)
+    return [Path(folder.samples[index][0]) for index in indices]
 
 
 def train(
@@ -87,14 +119,16 @@ def train(
     after_epoch: Callable[[int, Epoch], None],
 ) -> list[Epoch]:
     """Train `epochs` epochs on at most `most` images below root; callbacks are not timed.
-    `hints`: the loader's order is announced to the hintsd of the mount that root lies in.
+    `hints`: the loader's order is announced to the hintsd of the mount that root lies in. Its
+    answer (seconds, while it imports torch) comes before the first epoch: a large model is built
+    meanwhile, this one is there at once.
 
     FileNotFoundError: root has no folders of images.
     """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    folder, indices, classes = _dataset(root, most)
+    folder, indices = _dataset(root, most)
     order = torch.Generator().manual_seed(seed)
     loader: DataLoader[Any] = DataLoader(
         Subset(folder, indices),
@@ -105,8 +139,10 @@ def train(
         persistent_workers=True,
     )
     job = hintsd.attach(loader, epochs=epochs) if hints else None
-    network = _network(classes)
+    network = _network(len(folder.classes))
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+    if job is not None:
+        await_answer(job)
     results: list[Epoch] = []
     for number in range(epochs):
         before_epoch(number)
@@ -119,20 +155,16 @@ def train(
 
 
 def _epoch(network: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> Epoch:
-    digest = hashlib.blake2b(digest_size=16)
+    delivered = hashlib.blake2b(digest_size=16)
     losses: list[float] = []
     samples, correct, waiting_s = 0, 0, 0.0
-    start = time.perf_counter()
-    batches = iter(loader)
-    while True:
-        asked = time.perf_counter()
-        batch = next(batches, None)
-        waiting_s += time.perf_counter() - asked
-        if batch is None:
-            break
-        images, labels = batch
-        digest.update(images.numpy().tobytes())
-        digest.update(labels.numpy().tobytes())
+    begin = busy_until = time.perf_counter()
+    for (images, digests), labels in loader:
+        starts = max(time.perf_counter(), busy_until)
+        waiting_s += starts - busy_until
+        time.sleep(max(0.0, starts - time.perf_counter()))
+        for tensor in (digests, images, labels):
+            delivered.update(tensor.numpy().tobytes())
         optimizer.zero_grad()
         scores = network(images)
         loss = nn.functional.cross_entropy(scores, labels)
@@ -141,19 +173,9 @@ def _epoch(network: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoa
         losses.append(loss.item())
         correct += int((scores.argmax(1) == labels).sum())
         samples += len(labels)
-    seconds = time.perf_counter() - start
-    return Epoch(samples, seconds, waiting_s, tuple(losses), correct / samples, digest.hexdigest())
-
-
-def hash_files(root: Path, most: int) -> Files:
-    """Digest of all the files that `train` reads, whole, in ImageFolder's order."""
-    folder, indices, _ = _dataset(root, most)
-    digest, size_bytes = hashlib.blake2b(digest_size=16), 0
-    for index in indices:
-        path, label = folder.samples[index]
-        data = Path(path).read_bytes()
-        size_bytes += len(data)
-        head = f"{Path(path).relative_to(root)} {label} {len(data)}\n"
-        digest.update(head.encode("utf-8", "surrogateescape"))
-        digest.update(data)
-    return Files(len(indices), size_bytes, digest.hexdigest())
+        busy_until = max(starts + len(labels) / IMAGES_PER_S, time.perf_counter())
+    time.sleep(max(0.0, busy_until - time.perf_counter()))
+    seconds = busy_until - begin
+    return Epoch(
+        samples, seconds, waiting_s, tuple(losses), correct / samples, delivered.hexdigest()
+    )

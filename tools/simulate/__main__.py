@@ -19,12 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from fusecache import command
-from fusecache.errors import EXIT_FAILED, EXIT_USAGE, UserError
-from fusecache.memory import usable_memory_bytes
-from hintsd import plot_file
-from hintsd.simulator import catalogue, grid, plots, report, scenario
+from fusecache.base import command
+from fusecache.base.errors import EXIT_FAILED, EXIT_USAGE, UserError
+from fusecache.base.memory import usable_memory_bytes
+from hintsd.simulator import catalogue, scenario
 from hintsd.simulator.accesses import analyse
+from hintsd.simulator.figures import grid, plot_file, plots, report
 from hintsd.simulator.orders import Orders
 from tools.simulate import verdict
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hintsd.simulator import catalogue
 from hintsd.simulator.accesses import Accesses
-from hintsd.simulator.grid import GB, Grid
+from hintsd.simulator.figures.grid import GB, Grid
 from hintsd.simulator.run import Result
 from tools.simulate.stated import Stated
 
