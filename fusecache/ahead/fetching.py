@@ -22,7 +22,7 @@ from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.stored import Stored
 from fusecache.base.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
-from fusecache.base.protocol import Result, Standing, Wish
+from fusecache.base.wire import Result, Standing, Wish
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.misses import Misses
 from fusecache.read.origin import AWAY_ERRNOS, Origin

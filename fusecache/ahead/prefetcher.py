@@ -33,7 +33,7 @@ from fusecache.ahead.staging import Staging
 from fusecache.ahead.stored import Stored
 from fusecache.ahead.window import Window
 from fusecache.base.metrics import DEPTH, IN_FLIGHT, QUEUED_FETCH, QUEUED_STAGE, Metrics
-from fusecache.base.protocol import Result, Standing, Wish
+from fusecache.base.wire import Result, Standing, Wish
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses

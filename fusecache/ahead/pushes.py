@@ -12,7 +12,7 @@ from fusecache import _native
 from fusecache.ahead.jobs import Job
 from fusecache.ahead.marks import Answers, flags
 from fusecache.ahead.pages import PUSH_THREADS, File, Pages
-from fusecache.base.protocol import Standing
+from fusecache.base.wire import Standing
 
 BATCH = 32  # files pushed in one visit to a thread
 BATCH_BYTES = 8 << 20

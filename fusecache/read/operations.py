@@ -26,7 +26,7 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginError, UnknownInode
-from fusecache.base.protocol import Observed, Standing
+from fusecache.base.wire import Observed, Standing
 from fusecache.read.access_lists import AccessLists
 from fusecache.read.listing_ahead import ListingAhead
 from fusecache.read.origin import AWAY_ERRNOS, Origin

@@ -25,8 +25,7 @@ from fusecache.ahead.pool import threads_most
 from fusecache.ahead.prefetcher import Prefetcher
 from fusecache.ahead.preloading import Preloading
 from fusecache.base import metrics, mounts, processes, wire
-from fusecache.base.errors import UserError
-from fusecache.base.faults import FaultLog
+from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metric, Metrics
 from fusecache.base.probe import Device
 from fusecache.config.settings import Config
