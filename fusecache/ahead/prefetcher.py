@@ -22,13 +22,12 @@ import numpy as np
 import trio
 
 from fusecache import _native
-from fusecache.ahead.fetching import Fetching
+from fusecache.ahead.fetching import Fetching, Sorting
 from fusecache.ahead.large import LargeFiles
 from fusecache.ahead.marks import Answers, Inos, Report, Wishes, flags_of
 from fusecache.ahead.pages import Pages
 from fusecache.ahead.pool import Pool
 from fusecache.ahead.queues import FetchQueue, StageQueue
-from fusecache.ahead.sorting import Sorting
 from fusecache.ahead.staging import Staging
 from fusecache.ahead.stored import Stored
 from fusecache.ahead.window import Window
