@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = {"fusecache": "docs/ARCHITECTURE.md", "hintsd": "docs/HINTS.md"}
-MODULES_MOST = 17
+MODULES_MOST = {"fusecache": 12, "hintsd": 17}
 LINES_MOST, CLASS_LINES_MOST, METHODS_MOST = 600, 400, 25
 HANDLERS = "Operations"  # one for each request of the kernel
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -72,8 +72,8 @@ def test_the_table_of_rooms_names_their_modules(package: str) -> None:
 
 @pytest.mark.parametrize("package", TABLES)
 def test_no_room_is_too_full(package: str) -> None:
-    for room in rooms(package):
-        assert len(modules(room)) <= MODULES_MOST, room
+    for path in (ROOT / package).rglob("__init__.py"):
+        assert len(modules(path.parent)) <= MODULES_MOST[package], path.parent
 
 
 @pytest.mark.parametrize("package", TABLES)

@@ -14,15 +14,15 @@ import trio
 
 from fusecache import _native
 from fusecache.ahead.jobs import Job, Jobs
+from fusecache.ahead.large import POLL_S, LargeFiles
 from fusecache.ahead.marks import Answers, Inos, flags, flags_of, mark, refusal
-from fusecache.ahead.pages import Pages
+from fusecache.ahead.pages import Pages, Pushes
 from fusecache.ahead.pool import Pool
-from fusecache.ahead.pushes import Pushes
 from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.stored import Stored
 from fusecache.base.errors import OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
-from fusecache.base.protocol import Result, Standing, Wish
+from fusecache.base.wire import Result, Standing, Wish
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.misses import Misses
 from fusecache.read.origin import AWAY_ERRNOS, Origin
@@ -33,10 +33,10 @@ from fusecache.table import namespace
 log = logging.getLogger(__name__)
 
 FLYING_BYTES_MOST = 64 << 20  # read or being read, and not pushed yet
+SORT_BATCH = 256
 SORTED_MOST = 16_384  # known to be only at the origin, waiting for it
 ATTEMPTS_MOST = 3  # times a file may change under its fetch
 CAME_MOST = 256  # looked at in one go
-POLL_S = 0.02  # what holds prefetching back ends without a sign
 
 
 class Line:
@@ -364,3 +364,51 @@ def _has_brought(job: Job, flight: Flight) -> bool:
         and flight.is_settled
         and flight.version == job.version == namespace.version(job.ino)
     )
+
+
+class Sorting:
+    """Of what is to be fetched: what is on SSD already, what is large, what waits for the origin?
+    For the one plan there is.
+    """
+
+    def __init__(
+        self,
+        queue: FetchQueue,
+        stored: Stored,
+        fetching: Fetching,
+        large: LargeFiles,
+        answers: Answers,
+    ) -> None:
+        self._queue = queue
+        self._stored = stored
+        self._fetching = fetching
+        self._large = large
+        self._answers = answers
+        self._threads = trio.CapacityLimiter(1)
+
+    async def run_forever(self) -> None:
+        while True:
+            if not self._queue.count or self._fetching.line.count_to_fetch >= SORTED_MOST:
+                await self._queue.work.park()
+                continue
+            plan, (inos, _) = self._answers.plan, self._queue.take(SORT_BATCH)
+            unsorted = self._fetching.only_fetched(inos)
+            if not unsorted:
+                await trio.sleep(0)
+                continue
+            are_stored = await trio.to_thread.run_sync(
+                self._stored.are_stored, unsorted, limiter=self._threads, abandon_on_cancel=True
+            )
+            if plan == self._answers.plan:
+                stored = {ino for ino, yes in zip(unsorted, are_stored, strict=True) if yes}
+                self._sorted(unsorted, stored)
+
+    def _sorted(self, inos: list[int], stored: set[int]) -> None:
+        left = self._fetching.only_fetched(np.array(inos, np.uint32))
+        self._fetching.answer_stored([ino for ino in left if ino in stored])
+        for ino in (ino for ino in left if ino not in stored):
+            if namespace.version(ino).size > BLOCK_BYTES:
+                self._large.put(ino, store=True)
+            else:
+                self._fetching.line.fetch(ino)
+        self._fetching.feed_soon()

@@ -10,7 +10,7 @@ import trio
 
 from fusecache import _native
 from fusecache.ahead.marks import Answers, mark, refusal
-from fusecache.base.protocol import Result, Standing
+from fusecache.base.wire import Result, Standing
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.store.types import Version
 from fusecache.table import namespace

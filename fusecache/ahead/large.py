@@ -11,7 +11,7 @@ from fusecache.ahead.pages import Pages
 from fusecache.ahead.pool import Pool
 from fusecache.base.errors import OriginChanged, OriginError
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
-from fusecache.base.protocol import Result, Standing
+from fusecache.base.wire import Result, Standing
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.reader import Reader
 from fusecache.reorder.packer import Packer

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusecache import _native
-from fusecache.base.protocol import Result
+from fusecache.base.wire import Result
 
 Inos = NDArray[np.uint32]
 Wishes = NDArray[np.uint8]  # how each of them is to be staged (queues.py)

@@ -37,8 +37,7 @@ from fusecache.base.metrics import (
     Metrics,
 )  # fmt: skip
 from fusecache.base.probe import Device, Probe
-from fusecache.base.protocol import Observed, Standing
-from fusecache.base.wire import CHUNKS_MOST, VERSION, Fields, WireError
+from fusecache.base.wire import CHUNKS_MOST, VERSION, Fields, Observed, Standing, WireError
 from fusecache.base.wire_trio import FrameStream
 from fusecache.control.control import Message, Send
 from fusecache.read.fetcher import read_so_far

@@ -22,18 +22,17 @@ import numpy as np
 import trio
 
 from fusecache import _native
-from fusecache.ahead.fetching import Fetching
+from fusecache.ahead.fetching import Fetching, Sorting
 from fusecache.ahead.large import LargeFiles
 from fusecache.ahead.marks import Answers, Inos, Report, Wishes, flags_of
 from fusecache.ahead.pages import Pages
 from fusecache.ahead.pool import Pool
 from fusecache.ahead.queues import FetchQueue, StageQueue
-from fusecache.ahead.sorting import Sorting
 from fusecache.ahead.staging import Staging
 from fusecache.ahead.stored import Stored
 from fusecache.ahead.window import Window
 from fusecache.base.metrics import DEPTH, IN_FLIGHT, QUEUED_FETCH, QUEUED_STAGE, Metrics
-from fusecache.base.protocol import Result, Standing, Wish
+from fusecache.base.wire import Result, Standing, Wish
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses

@@ -9,7 +9,7 @@ import trio
 
 from fusecache import _native
 from fusecache.ahead.marks import Inos, Wishes, flags_of
-from fusecache.base.protocol import Standing, Wish
+from fusecache.base.wire import Standing, Wish
 
 CHUNK_MARKS = (64, 128)  # added to wishes, in turn: which frame a file came in
 

@@ -16,7 +16,7 @@ from fusecache.ahead.marks import Answers, Inos, Wishes, mark, refusal
 from fusecache.ahead.pages import PUSH_THREADS, Pages
 from fusecache.ahead.queues import MOVE_BATCH_BYTES, StageQueue
 from fusecache.ahead.stored import Stored, in_log
-from fusecache.base.protocol import Result, Standing, Wish
+from fusecache.base.wire import Result, Standing, Wish
 from fusecache.reorder.packer import Packer
 
 READ_LATELY_S = 0.1  # a hintsd that has not heard of a READ may want the file staged for it

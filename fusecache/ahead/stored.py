@@ -1,16 +1,25 @@
-"""Whether a file of one block is on SSD: by its location, the log, and the index."""
+"""Whether a file of one block is on SSD: by its location, the log, and the index; and where the
+files of a listing lie, told to the front before anybody reads them.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container
+import itertools
+from collections.abc import Container, Iterator
+
+import trio
 
 from fusecache import _native
 from fusecache.base.errors import UnknownInode
 from fusecache.read.sources import Segments
 from fusecache.reorder.packer import Packer
-from fusecache.store.types import BLOCK_BYTES, Version
+from fusecache.store import Store
+from fusecache.store.types import BLOCK_BYTES, Location, Version
 from fusecache.table import namespace
+from fusecache.table.locations import use
+
+PRELOAD_BATCH = 256
 
 
 def in_log(ino: int, size_bytes: int | None = None) -> tuple[Version, bytes] | None:
@@ -70,3 +79,47 @@ class Stored:
         """To SSD, or to the log, since it was looked for there: a reader was faster, say."""
         # In this order: what leaves the log is located before.
         return (self._packer.has_logs and in_log(ino, 0) is not None) or namespace.is_located(ino)
+
+
+class Preloading:
+    """Of one mount: the directories (`in`) of whose files the front knows what the index knew."""
+
+    def __init__(self, store: Store, dataset: bytes) -> None:
+        self._store = store
+        self._dataset = dataset
+        self._done: set[int] = set()
+        self._running: dict[int, trio.Event] = {}
+
+    def __contains__(self, directory: object) -> bool:
+        """Any thread."""
+        return directory in self._done
+
+    async def preload(self, directory: int) -> None:
+        """Ask the index for a whole directory that is listed; once."""
+        while directory not in self._done:
+            running = self._running.get(directory)
+            if running is not None:
+                await running.wait()
+                continue
+            event = self._running[directory] = trio.Event()
+            try:
+                rows = self._store.lookup_directory(self._dataset, _native.path(directory))
+                limiter = trio.CapacityLimiter(1)
+                while await trio.to_thread.run_sync(
+                    self._preload_some, directory, rows, limiter=limiter
+                ):
+                    pass
+                self._done.add(directory)
+            finally:
+                del self._running[directory]
+                event.set()
+
+    def _preload_some(
+        self, directory: int, rows: Iterator[tuple[bytes, Version, Location]]
+    ) -> bool:
+        batch = list(itertools.islice(rows, PRELOAD_BATCH))
+        for name, version, location in batch:
+            ino = _native.lookup(directory, name)
+            if ino > 0:
+                use(self._store, ino, 0, location, version)
+        return bool(batch)

@@ -23,7 +23,7 @@ import trio
 from fusecache import _native
 from fusecache.ahead.marks import Inos, flags_of
 from fusecache.base.metrics import RESTORED_FILES, WINDOW_LOOKS, Metrics
-from fusecache.base.protocol import Standing
+from fusecache.base.wire import Standing
 from fusecache.read.kernel import Kernel
 
 LOOK_S, PAUSE_S_MOST = 1.0, 64.0

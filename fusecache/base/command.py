@@ -1,7 +1,8 @@
 """What the commands `fusecache` and `hintsd` share: how one begins and ends, and what it prints on.
 
 A mistake is one line on stderr ("fusecache: …") and an exit code of errors.EXIT_*, never a
-traceback. What a command does is its own module's.
+traceback. What a command does is its own module's. None runs where files of
+another version's hintsd were installed over fusecache's (docs/PACKAGES.md).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import click
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
-from fusecache.base import installed, processes
+from fusecache import __version__
+from fusecache.base import processes
 from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 
 WIDTH_MOST: Final = 10_000
@@ -40,7 +42,7 @@ def run(program: str, command: Callable[[], object]) -> NoReturn:
     """Ends the process: with the number that `command` gives, if any, else as the module says."""
     _open_standard_streams()
     try:
-        if line := installed.mixture():
+        if line := mixture():
             raise UserError(line)
         code = command()
     except UserError as error:
@@ -115,3 +117,28 @@ def show(*parts: RenderableType) -> None:
     needed = max(Measurement.get(target, options, part).minimum for part in parts)
     target.width = max(target.width, needed)
     target.print(*parts, sep="\n")
+
+
+def mixture(directory: str | None = None) -> str:
+    """A line for the user; "": there is none. `directory`: where the packages lie. What pip names
+    beside them tells: a checkout or a link to one has nothing there, and is whole.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    directory = directory or root
+    prefix, suffix = "fusecache-", ".dist-info"
+    try:
+        names = os.listdir(directory)
+    except OSError:  # it may be searched, not listed; or is none
+        return ""
+    versions = [
+        name[len(prefix) : -len(suffix)]
+        for name in names
+        if name.startswith(prefix) and name.endswith(suffix)
+    ]
+    if not versions or __version__ in versions:
+        return ""
+    return (
+        f"this is fusecache {versions[0]}, with files of hintsd {__version__}: install the same "
+        f"version of both (pip install --force-reinstall --no-deps fusecache=={versions[0]} brings "
+        "this one back)"
+    )

@@ -137,7 +137,7 @@ def _is_cache(path: Path) -> bool:
 
 def _refuse_some(directories: Sequence[Path]) -> None:
     """Opened without the others, a directory would leave its set."""
-    from fusecache.store import format as fmt
+    from fusecache.store.segment import format as fmt
 
     for directory in directories:
         with contextlib.suppress(OSError):
@@ -169,7 +169,7 @@ def _refuse_shared(directory: Path) -> None:
 
 def _open(directories: Sequence[Path], limit_bytes: int) -> Store:
     from fusecache.store import Store, StoreSettings
-    from fusecache.store import format as fmt
+    from fusecache.store.segment import format as fmt
 
     found = fmt.parse_format_line((directories[0] / "format").read_bytes())
     settings = StoreSettings(limit_bytes, 0, "keep", found[1] if found else "xxh3-128")

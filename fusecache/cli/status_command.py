@@ -10,8 +10,8 @@ from rich.table import Table
 
 from fusecache.base import command, mounts
 from fusecache.base.command import console, printable
-from fusecache.base.protocol import Packing
 from fusecache.base.units import format_bytes, format_count, format_duration
+from fusecache.base.wire import Packing
 from fusecache.control import control_client, hintsd_client
 
 # What `packing` in a mount's state means (docs/LOG.md); 0 is nothing.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusecache.base.errors import ConfigError
-from fusecache.base.memory import total_memory_bytes, usable_memory_bytes
+from fusecache.base.processes import total_memory_bytes, usable_memory_bytes
 from fusecache.base.units import format_bytes
 from fusecache.config.settings import KEEP_FREE, RAM_BYTES_MIN, RAM_SHARE, SSD_BYTES_MIN, Config
 

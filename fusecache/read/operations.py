@@ -26,12 +26,11 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginError, UnknownInode
-from fusecache.base.protocol import Observed, Standing
+from fusecache.base.wire import Observed, Standing
 from fusecache.read.access_lists import AccessLists
-from fusecache.read.listing_ahead import ListingAhead
+from fusecache.read.directories import ListingAhead, Revalidation
 from fusecache.read.origin import AWAY_ERRNOS, Origin
 from fusecache.read.reader import Reader
-from fusecache.read.revalidate import Revalidation
 
 log = logging.getLogger(__name__)
 

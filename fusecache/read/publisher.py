@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import trio
 
 from fusecache import _native
-from fusecache.read.locations import use
 from fusecache.reorder.packer import Packer
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
+from fusecache.table.locations import use
 from fusecache.table.pins import Pins
 
 PUBLISH_BYTES = 64 << 20

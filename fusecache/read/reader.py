@@ -14,7 +14,7 @@ from collections import OrderedDict
 from fusecache import _native
 from fusecache.base.errors import OriginChanged
 from fusecache.base.metrics import BYTES_REPLIED, FROM_ORIGIN, FROM_SSD, REQUESTS, Metrics
-from fusecache.base.protocol import Observed
+from fusecache.base.wire import Observed
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.sources import Segments, Sources
 from fusecache.read.stager import Stager

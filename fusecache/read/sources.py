@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import trio
 
 from fusecache import _native
-from fusecache.base.faults import FaultLog
+from fusecache.base.errors import FaultLog
 from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES, Counter
-from fusecache.read.locations import open_segment, use
 from fusecache.read.origin import Tick, read_range
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
+from fusecache.table.locations import open_segment, use
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fusecache import _native
 from fusecache.base import digest
-from fusecache.base.protocol import Packing
+from fusecache.base.wire import Packing
 from fusecache.reorder.choosing import Use, choose
 from fusecache.reorder.room import LOOK_SHARE, Room, Sizes
 from fusecache.reorder.segments import Segments, survey

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fusecache import _native
 from fusecache.base import digest
-from fusecache.base.protocol import Packing
+from fusecache.base.wire import Packing
 from fusecache.reorder.open_log import (
     TICK_S,
     OpenLog,

@@ -19,8 +19,8 @@ from fusecache.read.operations import Operations
 from fusecache.read.reader import Reader
 from fusecache.server.globs import Globs
 from fusecache.store import Store
-from fusecache.store.format import header_length, record_length, segment_bytes
 from fusecache.store.index import growth_bytes
+from fusecache.store.segment.format import header_length, record_length, segment_bytes
 from fusecache.store.types import BLOCK_BYTES, Location, RecordFault
 from fusecache.table import namespace
 

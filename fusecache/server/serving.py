@@ -23,14 +23,14 @@ from fusecache import __version__, _native
 from fusecache.ahead.plan import Plan
 from fusecache.ahead.pool import threads_most
 from fusecache.ahead.prefetcher import Prefetcher
-from fusecache.ahead.preloading import Preloading
+from fusecache.ahead.stored import Preloading
 from fusecache.base import metrics, mounts, processes, wire
-from fusecache.base.errors import UserError
-from fusecache.base.faults import FaultLog
+from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metric, Metrics
 from fusecache.base.probe import Device
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Send
+from fusecache.read.directories import Revalidation
 from fusecache.read.fetcher import Fetcher, read_so_far
 from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses
@@ -38,8 +38,6 @@ from fusecache.read.operations import FOREVER_S, Operations
 from fusecache.read.origin import Origin, file_system_of
 from fusecache.read.pool import FetchPool
 from fusecache.read.reader import Reader
-from fusecache.read.remount import Remount
-from fusecache.read.revalidate import Revalidation
 from fusecache.read.sources import LogBuffers, Segments, SourceFiles, Sources
 from fusecache.read.stager import Stager
 from fusecache.recording.passings import Passings
@@ -47,6 +45,7 @@ from fusecache.recording.recording import Recording
 from fusecache.reorder.packer import Packer
 from fusecache.server.launch import Launch
 from fusecache.server.maintenance import Maintenance
+from fusecache.server.remount import Remount
 from fusecache.store import Store
 from fusecache.store.reuse import Reuse
 from fusecache.store.types import RecordFault, StoreSettings

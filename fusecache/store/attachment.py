@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeGuard
 
 from fusecache.base.errors import UserError
-from fusecache.store import format as fmt
 from fusecache.store import index as idx
-from fusecache.store import recovery
 from fusecache.store.capacity import Place, log_bytes
 from fusecache.store.directory import Directory
 from fusecache.store.directory.given import Faults, Given
+from fusecache.store.index import recovery
 from fusecache.store.reuse import Reuse
+from fusecache.store.segment import format as fmt
 from fusecache.store.types import StoreSettings
 
 _REPAIR_SECONDS_MIN: Final = 1.0

@@ -20,11 +20,11 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.directory import Directory, Member
 from fusecache.store.reuse import Reuse
-from fusecache.store.segment import SegmentWriter, discard
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import SegmentWriter, discard
 from fusecache.store.types import ALIGNMENT, StoreSettings
 
 # Of the index, by one record: what a log reserves for rows to come.

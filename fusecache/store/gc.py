@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fusecache.base.errors import CacheFault
-from fusecache.store import format as fmt
 from fusecache.store.capacity import Place
-from fusecache.store.segment import RecordReader, walk
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import RecordReader, walk
 from fusecache.store.store import Store
 from fusecache.store.types import Item, Location
 

@@ -1,21 +1,35 @@
 """What the store does by itself, once a second: keep limits, follow what other processes did to the
-directory, and mend.
+directory, and mend. Index and files are made to agree: what dead writers left is adopted, what is
+missing forgotten.
+
+That runs at open, now and then, and when something was found out of place. Other processes may do
+the same at the same time: every decision is taken again in the transaction that carries it out.
+Files that look like segments and hold no record of this cache are removed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
+import os
 import time
+from pathlib import Path
 from typing import Final
 
+from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
-from fusecache.store.capacity import Place
+from fusecache.store.capacity import ROW_BYTES, Place
 from fusecache.store.directory import Directory
+from fusecache.store.index import recovery
 from fusecache.store.log import Logs
 from fusecache.store.reading import Quarantine, Reads
-from fusecache.store.reconcile import adopt, tidy, unsealed
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import SegmentWriter, cut, discard, is_segment, trim
 from fusecache.store.writing import OpenSegment
 
+# Gone in between; or a directory or a link that somebody put there.
+_NOT_A_SEGMENT: Final = (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _RECONCILE_SECONDS: Final = 30.0
 _USES_SECONDS: Final = 5.0  # after so long others know which segments we read
 # A process that was killed before we began lets go of its segments so soon, or it lives.
@@ -24,6 +38,180 @@ _DYING_PAUSE_SECONDS: Final = 1.0
 _ADOPTED_WITHIN_SECONDS: Final = 1.0
 _ADOPTION_PAUSE_SECONDS: Final = 0.001
 _ADOPTION_SECONDS: Final = 0.5  # of each second of housekeeping: readers want the processors, too
+
+
+def unsealed(place: Place, own: SegmentWriter | None) -> list[int]:
+    """Segments to `adopt`, unless their writers live. sqlite3.Error."""
+    sealed = {row.segno for row in place.index.segments.all() if row.sealed}
+    if own is not None:
+        sealed.add(own.segno)
+    return [segno for segno in place.directory.segment_numbers() if segno not in sealed]
+
+
+def tidy(place: Place, own: SegmentWriter | None) -> None:
+    """What is left to do after adoption.
+
+    sqlite3.Error, OSError: not finished; nothing is worse than before.
+    """
+    directory, index = place.directory, place.index
+    own_segno = -1 if own is None else own.segno
+    for row in index.segments.all():
+        if row.segno != own_segno:
+            _check(place, row)
+    with index.database.transaction():
+        # In this transaction no other process is half-way through creating a segment.
+        dangling = index.referenced_segments() - {row.segno for row in index.segments.all()}
+        directory.remove_unborn_segments()
+    for segno in dangling:
+        index.sweep(segno)
+
+
+def insert(index: idx.Index, found: recovery.Scan) -> None:
+    """Rows for all records of a segment; entries only where their block is known."""
+    index.adopt(found.files, found.blocks)
+    rows = []
+    places = index.lookup_blocks([record.digest for record in found.entries])
+    for record in found.entries:
+        location = places.get(record.digest)
+        if location is not None:
+            rows.append(
+                idx.file_row(record.dataset, record.path, record.version, record.block, location)
+            )
+    index.adopt(rows, [])
+
+
+def reindex_own(place: Place, writer: SegmentWriter) -> None:
+    """Rows of the segment we write: whoever built this index read it before its end."""
+    with recovery.claimed(writer.path) as (fd, _):
+        found = recovery.scan(fd, writer.segno, place.directory.uuid, live=True)
+    with place.index.database.transaction():
+        row = idx.SegmentRow(writer.segno, False, writer.size, found.fetched_ns)
+        place.index.segments.put([row])
+    insert(place.index, found)
+
+
+def _check(place: Place, row: idx.SegmentRow) -> None:
+    index, path = place.index, place.directory.segment_path(row.segno)
+    size = _segment_size(place, row.segno)
+    if size is None:
+        return
+    if size <= fmt.SEGMENT_HEADER_BYTES:
+        _forget(place, row.segno)
+    elif row.sealed and size < row.reserved:
+        place.fault("missing", f"segment {row.segno} of {place.directory.path} was cut")
+        index.sweep(row.segno, size)
+        with index.database.transaction():
+            if row in index.segments.all():
+                index.segments.put([row._replace(reserved=fmt.align(size))])
+    elif row.sealed and size > row.reserved:
+        with contextlib.suppress(OSError):
+            cut(path, row.reserved)
+
+
+def _segment_size(place: Place, segno: int) -> int | None:
+    """0: no file, or another one under this name. None: cannot be said now (I/O error)."""
+    path = place.directory.segment_path(segno)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            is_ours = is_segment(fd, segno, place.directory.uuid)
+            return os.fstat(fd).st_size if is_ours else 0
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in _NOT_A_SEGMENT:
+            return 0
+        place.count_error(place.directory.member_of(segno), error)
+        return None
+
+
+def _forget(place: Place, segno: int) -> None:
+    """A segment without a file, or with a useless one: it was not evicted, it was lost."""
+    directory, index = place.directory, place.index
+    with index.database.transaction():
+        row = {row.segno: row for row in index.segments.all()}.get(segno)
+        if row is None:
+            return  # evicted in between, as it should be
+        size = _segment_size(place, segno)
+        if size is None or size > fmt.SEGMENT_HEADER_BYTES:
+            return
+        if size > 0 and not row.sealed and _is_locked(directory.segment_path(segno)):
+            return  # a log has just begun it
+        place.gone(segno)
+        discard(directory.segment_path(segno))
+        index.segments.delete(segno)
+    index.sweep(segno)
+    if not directory.is_short():
+        place.fault("missing", f"segment {segno} of {directory.path} is missing or another file")
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with recovery.claimed(path) as (_, live):
+            return live
+    except OSError:
+        return False
+
+
+def adopt(place: Place, segno: int) -> bool:
+    """Take over a segment whose writer died, or that the index does not know. False: its writer
+    lives, or is dying.
+
+    sqlite3.Error, OSError: not done; nothing is worse than before.
+    """
+    directory, index = place.directory, place.index
+    try:
+        with recovery.claimed(directory.segment_path(segno)) as (fd, live):
+            if live:
+                return False
+            found = recovery.scan(fd, segno, directory.uuid, live=False)
+            if found.log is not None:
+                os.fsync(fd)  # before rows that lead to intact copies give way
+            if not found.empty:
+                insert(index, found)
+            with index.database.transaction():
+                rows = {row.segno: row for row in index.segments.all()}
+                row = rows.get(segno)
+                if os.fstat(fd).st_nlink == 0 or (row is not None and row.sealed):
+                    return True  # another process was faster
+                if row is not None and row.log is not None:
+                    _settle(index, rows, row, 0 if found.empty else _taken_bytes(found))
+                if found.empty:
+                    place.gone(segno)
+                    discard(directory.segment_path(segno))
+                    index.segments.delete(segno)
+                else:
+                    used = trim(fd, found.used)
+                    fetched_ns = max(found.fetched_ns, row.fetched_ns if row else 0)
+                    index.segments.put([idx.SegmentRow(segno, True, used, fetched_ns)])
+    except OSError as error:
+        if error.errno in _NOT_A_SEGMENT:
+            return True
+        place.count_error(directory.member_of(segno), error)
+        if len(directory.members) == 1:
+            raise  # the other segments are on the same disk
+    return True
+
+
+def _taken_bytes(found: recovery.Scan) -> int:
+    """Of what a log has reserved: the segment, and the rows that are in the index now."""
+    return found.used + ROW_BYTES * (len(found.files) + len(found.entries))
+
+
+def _settle(
+    index: idx.Index, rows: dict[int, idx.SegmentRow], adopted: idx.SegmentRow, taken: int
+) -> None:
+    """What a dead log had reserved for all its segments may lie in one row: whichever is adopted
+    first, the others keep what it does not take. Within a transaction.
+    """
+    rest = adopted.reserved - taken
+    others = [row for row in rows.values() if row.log == adopted.log and row != adopted]
+    for row in sorted(others, key=lambda row: row.reserved, reverse=True):
+        changed = row._replace(reserved=max(0, row.reserved + rest))
+        index.segments.put([changed])
+        rest += row.reserved - changed.reserved
+        if rest >= 0:
+            break
 
 
 class Reconciler:

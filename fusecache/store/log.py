@@ -23,13 +23,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
 from fusecache.store.capacity import ROW_BYTES, Place, evict, log_members, log_room_bytes
 from fusecache.store.directory import Directory, Member
-from fusecache.store.recovery import boot_id
-from fusecache.store.segment import discard, try_direct
+from fusecache.store.index.recovery import boot_id
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import discard, try_direct
 from fusecache.store.types import ALIGNMENT
 from fusecache.store.writing import OpenSegment
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from fusecache.base import digest
-from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
 from fusecache.store.reading import Quarantine
-from fusecache.store.segment import SegmentWriter, read_header
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import SegmentWriter, read_header
 from fusecache.store.types import BLOCK_BYTES, Item, Location, Version
 from fusecache.store.writing import OpenSegment
 

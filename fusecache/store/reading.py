@@ -16,7 +16,7 @@ from fusecache.base.errors import CacheFault
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
 from fusecache.store.directory import Directory
-from fusecache.store.segment import RecordReader, is_segment, try_direct
+from fusecache.store.segment.files import RecordReader, is_segment, try_direct
 from fusecache.store.types import Location, RecordFault, Version
 
 

@@ -16,11 +16,10 @@ from fusecache.base.errors import UserError
 from fusecache.store.attachment import Attachment, Hooks
 from fusecache.store.capacity import Place
 from fusecache.store.directory.given import Faults, Given
-from fusecache.store.housekeeping import Housekeeping, Reconciler
+from fusecache.store.housekeeping import Housekeeping, Reconciler, reindex_own
 from fusecache.store.log import Logs
 from fusecache.store.publisher import Publisher
 from fusecache.store.reading import Quarantine, Reads
-from fusecache.store.reconcile import reindex_own
 from fusecache.store.reuse import Reuse
 from fusecache.store.types import Location, RecordFault, StoreSettings
 from fusecache.store.usage import Accounts

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
 from fusecache.store.capacity import full_disk_bytes, records_within
+from fusecache.store.segment import format as fmt
 from fusecache.store.types import DirectoryState, Usage
 from fusecache.store.writing import OpenSegment
 

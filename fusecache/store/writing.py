@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
 from fusecache.store.capacity import (
@@ -27,7 +26,8 @@ from fusecache.store.capacity import (
     segment_within,
 )
 from fusecache.store.directory.given import PAUSE_SECONDS
-from fusecache.store.segment import SegmentWriter
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import SegmentWriter
 from fusecache.store.types import ALIGNMENT
 
 # While none was written: a low guess.

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 import numpy as np
 
 from fusecache.base.digest import checksum
-from fusecache.base.memory import usable_memory_bytes
+from fusecache.base.processes import usable_memory_bytes
 from fusecache.base.units import format_bytes
 from fusecache.traces import blocks
 from fusecache.traces.blocks import Columns

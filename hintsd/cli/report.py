@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from fusecache.base import memory
+from fusecache.base import processes
 from fusecache.base.command import printable
 from fusecache.base.units import format_bytes, format_duration
 from hintsd.daemon.figures import NONE, Values, count, epoch, layout, reads, reasons, total
@@ -102,7 +102,7 @@ def _evicted(mounts: list[Values]) -> str:
     """The page cache counts as available, what it holds of the mounts, too: while they hold less
     than that, the kernel needs nothing of theirs.
     """
-    available = memory.available_memory_bytes()
+    available = processes.available_memory_bytes()
     ram = sum(mount.get("ram_bytes", 0) for mount in mounts)
     line = _SHORT if available < ram else _NOT_SHORT
     return _EVICTED + line.format(available=format_bytes(available), ram=format_bytes(ram))

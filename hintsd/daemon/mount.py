@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from fusecache.base.protocol import Packing
+from fusecache.base.wire import Packing
 from hintsd.daemon import datasets
 from hintsd.daemon.datasets import Resolved
 from hintsd.daemon.hinted_job import HintedJob

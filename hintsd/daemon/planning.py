@@ -21,7 +21,7 @@ import numpy.typing as npt
 import trio
 
 from fusecache.base import wire
-from fusecache.base.protocol import Observed
+from fusecache.base.wire import Observed
 from hintsd.daemon.hinted_job import SHORT_EPOCH, HintedJob
 from hintsd.daemon.mount_link import Bytes, Done, Inos, MountFacts, Seen
 from hintsd.follow.readers import OWN, Hinted, Readers, Standings

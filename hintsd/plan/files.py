@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.protocol import Result
+from fusecache.base.wire import Result
 from hintsd.follow.sequence import CHUNK, Inos
 from hintsd.plan.commands import Withdrawn
 from hintsd.policies import Integers, Mask

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.protocol import Observed, Standing
+from fusecache.base.wire import Observed, Standing
 from hintsd.follow.readers import ANOTHERS, OWN, STRANGER, Pids, Standings
 from hintsd.follow.search import (
     ENOUGH,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.protocol import Result
+from fusecache.base.wire import Result
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
 from hintsd.follow.sequence import CHUNK, NO_INOS, Inos, Sequence
 from hintsd.follow.trail import Trails

@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.protocol import Result
+from fusecache.base.wire import Result
 from hintsd.follow.sequence import CHUNK, NO_INOS, Inos
 from hintsd.plan.commands import Withdrawn
 from hintsd.plan.files import (

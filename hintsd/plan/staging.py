@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.protocol import Wish
+from fusecache.base.wire import Wish
 from hintsd.follow.sequence import CHUNK, Inos
 from hintsd.plan import packing
 from hintsd.plan.commands import Command, commands_of

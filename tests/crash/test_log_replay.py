@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import pytest
 
-from fusecache.store import Location, recovery
-from fusecache.store import format as fmt
+from fusecache.store import Location
+from fusecache.store.index import recovery
+from fusecache.store.segment import format as fmt
 from tests.crash.rewriting import FILES, LIMIT_BYTES, path_of, payload_of
 from tests.support.log_support import Mover
 from tests.support.store_support import MIB, Opened, check_invariants, opened, version_of

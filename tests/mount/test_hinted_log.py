@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.store import format as fmt
-from fusecache.store.segment import walk
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import walk
 from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.spec import OrderSpec
 from hintsd.plan import packing, placement

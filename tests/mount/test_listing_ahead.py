@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fusecache.read.listing_ahead import AT_ONCE
+from fusecache.read.directories import AT_ONCE
 from tests.conftest import Mounting, Place
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import Mount, errno_of, eventually

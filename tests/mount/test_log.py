@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fusecache.store import format as fmt
-from fusecache.store.segment import walk
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import walk
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.mounted import Mount, eventually
 from tests.support.plan_client import PlanClient

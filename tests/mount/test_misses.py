@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.base.protocol import Result
+from fusecache.base.wire import Result
 from fusecache.read.origin import NETWORK_TICK_NS
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.faulty_origin import Fault, FaultyOrigin

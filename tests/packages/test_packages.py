@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fusecache import __version__
-from fusecache.base import installed
+from fusecache.base import command
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import make_dataset, running
 from tests.support.hintsd_support import DaemonProcess
@@ -360,5 +360,5 @@ def test_files_of_another_version_are_one_line(server: Environment) -> None:
 
 
 def test_what_has_no_version_beside_it_is_whole(tmp_path: Path) -> None:
-    assert installed.mixture() == ""  # a checkout
-    assert installed.mixture(str(tmp_path / "that cannot be listed")) == ""
+    assert command.mixture() == ""  # a checkout
+    assert command.mixture(str(tmp_path / "that cannot be listed")) == ""

@@ -7,7 +7,7 @@ import os
 
 from fusecache.base import digest
 from fusecache.store import Location, Log, Version
-from fusecache.store import format as fmt
+from fusecache.store.segment import format as fmt
 from tests.support.store_support import DATASET, version_of
 
 _BUFFER_BYTES = 1 << 20

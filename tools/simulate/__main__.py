@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from fusecache.base import command
 from fusecache.base.errors import EXIT_FAILED, EXIT_USAGE, UserError
-from fusecache.base.memory import usable_memory_bytes
+from fusecache.base.processes import usable_memory_bytes
 from hintsd.simulator import catalogue, scenario
 from hintsd.simulator.accesses import analyse
 from hintsd.simulator.figures import grid, plot_file, plots, report

@@ -19,11 +19,11 @@ from typing import Final
 
 from fusecache.base import digest
 from fusecache.base.errors import UserError
-from fusecache.store import format as fmt
 from fusecache.store.directory.generations import Generations
 from fusecache.store.directory.joining import UNKNOWN_HIGH_STEP, Joining
 from fusecache.store.directory.member import Member
-from fusecache.store.segment import discard
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import discard
 
 FIRST_SEGNO_MOST = 1 << 30
 # After so many errors of its disk a directory of several is not used any more.

@@ -13,7 +13,7 @@ from typing import Final
 from fusecache.base import digest, trust
 from fusecache.base.errors import UserError
 from fusecache.store.directory.directory import Directory
-from fusecache.store.segment import read_through
+from fusecache.store.segment.files import read_through
 from fusecache.store.types import DirectoryState
 
 # After a full cache or a failed write, how long nothing is stored.

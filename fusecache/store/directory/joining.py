@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from fusecache.base.errors import UserError
-from fusecache.store import format as fmt
 from fusecache.store.directory.member import Member
 from fusecache.store.directory.membership import Membership, decide
+from fusecache.store.segment import format as fmt
 
 # How far numbering jumps when it is not known what was given out.
 UNKNOWN_HIGH_STEP: Final = 1_000_000

@@ -14,9 +14,9 @@ from typing import Final
 
 from fusecache.base import cache_names, digest
 from fusecache.base.errors import UserError
-from fusecache.store import format as fmt
 from fusecache.store.directory.membership import Said
-from fusecache.store.segment import discard
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import discard
 
 READ_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _ERRORS_SECONDS: Final = 60.0  # a longer pause between two, and counting begins anew

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.base.errors import UserError
-from fusecache.store.format import SetLine
+from fusecache.store.segment.format import SetLine
 
 _NO_LINEAGE = bytes(8)
 

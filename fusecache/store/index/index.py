@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fusecache.store.format import align, record_length, wrap_version
 from fusecache.store.index.database import ERRORS, Database, IndexDamaged
 from fusecache.store.index.pending import ROWS_MOST, Pending
 from fusecache.store.index.rows import (
@@ -29,6 +28,7 @@ from fusecache.store.index.rows import (
     parse_file,
 )
 from fusecache.store.index.segments import Segments
+from fusecache.store.segment.format import align, record_length, wrap_version
 from fusecache.store.types import BLOCK_BYTES, Location, Version
 
 _PAGE_ROWS: Final = 1000

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import xxhash
 
 from fusecache.base import digest
-from fusecache.store.format import signed, unsigned, wrap_version
 from fusecache.store.index.database import IndexDamaged
+from fusecache.store.segment.format import signed, unsigned, wrap_version
 from fusecache.store.types import ALIGNMENT, Location, Version
 
 INSERT_BLOCK: Final = "INSERT OR REPLACE INTO blocks VALUES (?,?,?,?,?,?)"

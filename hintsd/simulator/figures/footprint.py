@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from fusecache.base.errors import UserError
-from fusecache.base.memory import usable_memory_bytes
+from fusecache.base.processes import usable_memory_bytes
 from fusecache.base.units import format_bytes
 from hintsd.simulator.catalogue import POLICIES
 from hintsd.simulator.orders import KEPT_BYTES_MOST

@@ -18,7 +18,7 @@ from fusecache.ahead.prefetcher import Prefetcher
 from fusecache.ahead.queues import LEFT_FILES, ArrayQueue
 from fusecache.ahead.staging import READ_LATELY_S
 from fusecache.base.metrics import Metrics
-from fusecache.base.protocol import Result, Wish
+from fusecache.base.wire import Result, Wish
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin

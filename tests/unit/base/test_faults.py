@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from fusecache.base.faults import FaultLog
+from fusecache.base.errors import FaultLog
 
 
 def test_a_kind_of_fault_is_logged_once_and_counted_always(

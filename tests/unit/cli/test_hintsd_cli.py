@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fusecache.base import command, memory, mounts
+from fusecache.base import command, mounts, processes
 from hintsd import autohint
 from hintsd.cli import main as cli
 from hintsd.cli import report
@@ -191,7 +191,7 @@ def test_what_the_kernel_took_away_is_explained(
     is_short: bool,
 ) -> None:
     left_bytes = (1 << 30) - 1 if is_short else 1 << 30
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: left_bytes)
+    monkeypatch.setattr(processes, "available_memory_bytes", lambda: left_bytes)
     job = FULL["jobs"][0] | {"late": {"evicted": evicted}}
     command.show(report.tables(FULL | {"jobs": [job]}))
     said = " ".join(capfd.readouterr().out.split())

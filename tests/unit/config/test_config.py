@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.base import errors, memory, mounts
+from fusecache.base import errors, mounts, processes
 from fusecache.base.errors import ConfigError, UserError
 from fusecache.config import building, options
 from fusecache.config import places as places_module
@@ -49,7 +49,7 @@ def test_defaults_need_no_thought(places: dict[str, Any]) -> None:
     disk = os.statvfs(places["source"])
     assert made.keep_free_bytes == int(disk.f_blocks * disk.f_frsize * 0.05)
     assert made.ssd_bytes <= disk.f_blocks * disk.f_frsize - made.keep_free_bytes
-    assert RAM_BYTES_MIN <= made.ram_bytes <= memory.total_memory_bytes() // 4
+    assert RAM_BYTES_MIN <= made.ram_bytes <= processes.total_memory_bytes() // 4
     assert (made.policy, made.digest, made.revalidate_s) == ("reuse", "xxh3-128", 60.0)
     assert made.layout == "static"
     assert made.zero_open
@@ -97,7 +97,7 @@ def test_memory_limits_of_cgroups(
     path = tmp_path / "root" / limit_file
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    assert memory._cgroup_limits(str(tmp_path / "listing"), str(tmp_path / "root")) == limits
+    assert processes._cgroup_limits(str(tmp_path / "listing"), str(tmp_path / "root")) == limits
 
 
 # ---- where settings come from -------------------------------------------------------------------

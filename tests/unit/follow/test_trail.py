@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fusecache.base.protocol import Observed, Result
-from fusecache.base.wire import Fields, WireError
+from fusecache.base.wire import Fields, Observed, Result, WireError
 from fusecache.recording.passings import WAITING_MOST, Passings
 from hintsd.follow.progress import AT_END_S, Progress
 from hintsd.follow.sequence import Inos, Sequence

@@ -19,8 +19,8 @@ import pytest
 
 from fusecache import _native
 from fusecache.base import digest
-from fusecache.store import format as fmt
-from fusecache.store import segment
+from fusecache.store.segment import files as segment
+from fusecache.store.segment import format as fmt
 from fusecache.store.types import BLOCK_BYTES, Location, Version
 from tests.support.log_support import block_record
 

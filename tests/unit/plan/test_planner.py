@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusecache.base.protocol import Observed, Result
+from fusecache.base.wire import Observed, Result
 from hintsd.follow import search
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
 from hintsd.follow.sequence import Inos

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from fusecache.base.errors import OriginChanged
-from fusecache.base.faults import FaultLog
+from fusecache.base.errors import FaultLog, OriginChanged
 from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES
 from fusecache.read import sources as sources_module
 from fusecache.read.origin import Tick

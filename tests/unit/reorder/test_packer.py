@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from fusecache import _native
-from fusecache.base.protocol import Packing
+from fusecache.base.wire import Packing
 from fusecache.reorder.choosing import Candidates, Use, choose
 from fusecache.reorder.open_log import (
     APPENDERS_MOST,

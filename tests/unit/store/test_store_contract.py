@@ -14,8 +14,8 @@ import pytest
 
 from fusecache.base.errors import UserError
 from fusecache.store import Location, Version
-from fusecache.store import format as fmt
 from fusecache.store.index.pending import Batch, Pending
+from fusecache.store.segment import format as fmt
 from fusecache.store.types import BLOCK_BYTES, Item
 from tests.support.store_support import (
     DATASET,

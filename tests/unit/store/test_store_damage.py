@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from fusecache.store import format as fmt
+from fusecache.store.segment import format as fmt
 from tests.support.store_support import MIB, Opened, check_invariants, content, opened, version_of
 
 Files = dict[bytes, bytes]

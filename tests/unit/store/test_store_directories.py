@@ -15,9 +15,9 @@ import pytest
 
 from fusecache.base.errors import UserError
 from fusecache.store import Store, StoreSettings
-from fusecache.store import format as fmt
 from fusecache.store import log as log_module
 from fusecache.store.directory.membership import Said, decide
+from fusecache.store.segment import format as fmt
 from tests.support.log_support import Mover
 from tests.support.store_support import DATASET, MIB, Opened, content, opened, version_of
 

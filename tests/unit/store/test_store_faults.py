@@ -256,7 +256,7 @@ def test_no_direct_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert store.put(b"f%d" % n, content(n, 10_000)) is not None
         assert store.faults == []
         assert store.bad_after_verify() == (20, 0)
-    monkeypatch.setattr("fusecache.store.segment.try_direct", lambda _: False)
+    monkeypatch.setattr("fusecache.store.segment.files.try_direct", lambda _: False)
     with opened(tmp_path / "cache") as store:
         assert store.put(b"g", content(30, 10_000)) is not None
         assert store.bad_after_verify() == (21, 0)
@@ -269,7 +269,7 @@ def test_an_index_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr("fusecache.store.recovery.rebuild", broken)
+        patch.setattr("fusecache.store.index.recovery.rebuild", broken)
         store = Opened(tmp_path / "cache")
     assert store.put(b"a", b"a") is None
     assert store.find(b"a", version_of(b"a")) is None

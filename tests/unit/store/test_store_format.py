@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.store import format as fmt
+from fusecache.store.segment import format as fmt
 from fusecache.store.types import Version
 from tests.support.store_support import DATASET, MIB
 

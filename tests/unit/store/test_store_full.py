@@ -12,8 +12,8 @@ import pytest
 
 from fusecache.base import digest
 from fusecache.store import Location, Version
-from fusecache.store import format as fmt
 from fusecache.store.index import rows
+from fusecache.store.segment import format as fmt
 from tests.support.store_support import (
     DATASET,
     MIB,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
-from fusecache.store import Log, housekeeping, reconcile
-from fusecache.store import format as fmt
+from fusecache.store import Log, housekeeping
 from fusecache.store.capacity import Place
+from fusecache.store.segment import format as fmt
 from tests.support.log_support import Mover
 from tests.support.store_support import (
     MIB,
@@ -425,7 +425,7 @@ def killed(store: Opened) -> None:
 def after_each_adoption(
     monkeypatch: pytest.MonkeyPatch, then: Callable[[Place, int], None]
 ) -> None:
-    adopt = reconcile.adopt
+    adopt = housekeeping.adopt
 
     def watched(place: Place, segno: int) -> None:
         adopt(place, segno)
@@ -455,7 +455,7 @@ def test_a_killed_log_never_counts_less_than_it_takes(
         seen.append(segno)
 
     after_each_adoption(monkeypatch, look)
-    unsealed = reconcile.unsealed
+    unsealed = housekeeping.unsealed
     monkeypatch.setattr(housekeeping, "unsealed", lambda *args: unsealed(*args)[::order])
     with opened(tmp_path / "cache") as after:
         assert seen == mover.log.segnos[::order]
@@ -524,7 +524,7 @@ def test_the_order_of_adoption_does_not_matter(
     store = Opened(tmp_path / "cache")
     one, two = filled(store, range(30)), filled(store, range(20))
     killed(store)
-    unsealed = reconcile.unsealed
+    unsealed = housekeeping.unsealed
     monkeypatch.setattr(housekeeping, "unsealed", lambda *args: unsealed(*args)[::order])
     with opened(tmp_path / "cache") as after:
         for n in range(30):

@@ -17,7 +17,7 @@ import trio.testing
 from fusecache import _native
 from fusecache.base.errors import UnknownInode
 from fusecache.base.metrics import Metrics
-from fusecache.read.listing_ahead import AHEAD_MOST, AT_ONCE, RUNS_MOST, ListingAhead
+from fusecache.read.directories import AHEAD_MOST, AT_ONCE, RUNS_MOST, ListingAhead
 from fusecache.read.origin import Origin, Tick
 from tests.support.native_table import ROOT, attach
 

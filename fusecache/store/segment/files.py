@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fusecache.base import digest
 from fusecache.base.errors import CacheFault
-from fusecache.store import format as fmt
+from fusecache.store.segment import format as fmt
 from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Location
 
 # Largest record: 4 MiB of payload, 64 chunk sums, the longest path; and room to align both ends.

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fusecache import _native
-from fusecache.base import protocol
+from fusecache.base import wire
 
 WIRE = (Path(__file__).resolve().parents[3] / "docs/WIRE.md").read_text()
 ALL = (
-    protocol.Result, protocol.Observed, protocol.Standing, protocol.Wish, protocol.Packing,
+    wire.Result, wire.Observed, wire.Standing, wire.Wish, wire.Packing,
 )  # fmt: skip
 
 
@@ -38,9 +38,9 @@ def table(title: str) -> dict[int, str]:
 
 
 def test_the_c_part_has_the_same() -> None:
-    assert in_c("PLAN_") == numbers(protocol.Standing)
+    assert in_c("PLAN_") == numbers(wire.Standing)
     assert in_c("SEEN_") == {
-        name: number for name, number in numbers(protocol.Observed).items() if name != "MASK"
+        name: number for name, number in numbers(wire.Observed).items() if name != "MASK"
     }
 
 
@@ -48,20 +48,18 @@ def test_the_page_of_the_wire_has_the_same() -> None:
     results = {
         number: what.replace(" ", "_").upper() for number, what in table("`done` results:").items()
     }
-    assert results == {number: name for name, number in numbers(protocol.Result).items()}
+    assert results == {number: name for name, number in numbers(wire.Result).items()}
     packing = table("`packing` of a state:")
     assert packing.pop(3) == "not used"
-    assert sorted(packing) == sorted(numbers(protocol.Packing).values())
+    assert sorted(packing) == sorted(numbers(wire.Packing).values())
     said = re.search(r"The upper bits say how the inode stood: (.*?)\. ", WIRE, re.DOTALL)
     assert said is not None
-    carried = [
-        number for number in numbers(protocol.Standing).values() if number > protocol.Observed.MASK
-    ]
+    carried = [number for number in numbers(wire.Standing).values() if number > wire.Observed.MASK]
     assert [int(number) for number in re.findall(r"\b\d+\b", said[1])] == carried
     wishes = re.search(r"`store` is a sum:\n\n((?:\*.*\n|  .*\n)+)", WIRE)
     assert wishes is not None
     found = re.findall(r"^\* (\d+):", wishes[1], re.MULTILINE)
-    assert sorted(map(int, found)) == sorted(numbers(protocol.Wish).values())
+    assert sorted(map(int, found)) == sorted(numbers(wire.Wish).values())
 
 
 @pytest.mark.parametrize("of", ALL)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from fusecache.base.errors import CacheFault
-from fusecache.store import format as fmt
 from fusecache.store import index as idx
 from fusecache.store.directory import Directory
-from fusecache.store.segment import RecordReader, trim, try_direct, walk
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import RecordReader, trim, try_direct, walk
 from fusecache.store.types import Location, Version
 
 _THREADS: Final = 8

@@ -1,0 +1,1 @@
+"""Segments: append-only files of records, and their bytes (docs/FORMAT.md)."""
