@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = {"fusecache": "docs/ARCHITECTURE.md", "hintsd": "docs/HINTS.md"}
-MODULES_MOST = 17
+MODULES_MOST = {"fusecache": 17, "hintsd": 12}
 LINES_MOST, CLASS_LINES_MOST, METHODS_MOST = 600, 400, 25
 HANDLERS = "Operations"  # one for each request of the kernel
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -73,7 +73,7 @@ def test_the_table_of_rooms_names_their_modules(package: str) -> None:
 @pytest.mark.parametrize("package", TABLES)
 def test_no_room_is_too_full(package: str) -> None:
     for room in rooms(package):
-        assert len(modules(room)) <= MODULES_MOST, room
+        assert len(modules(room)) <= MODULES_MOST[package], room
 
 
 @pytest.mark.parametrize("package", TABLES)

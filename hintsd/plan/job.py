@@ -3,7 +3,7 @@ it (pure).
 
 The marks of each part are an object, and change by its methods alone. windows.py calls those of
 `Window` (staging.py: what is sent of it), lanes.py of `Reached`, placement.py of `Placed`
-(followers.py and planner.py: an order is new, fetches were taken back), layout.py and logs.py of
+(followers.py and planner.py: an order is new, fetches were taken back), layout.py of
 `Log` (staging.py: what has moved), followers.py of `Wiring`, followers.py of `Tally`
 (planner.py: time passes). `Job` says what becomes of the job, and changes what several parts go by.
 
@@ -30,7 +30,7 @@ from hintsd.follow.search import (
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence
 from hintsd.follow.wiring import Wiring
 from hintsd.plan.files import Wires
-from hintsd.plan.packing import Log
+from hintsd.reorder.log import Log
 
 LATE_LATELY_S = 5.0  # a late read is no more told of then
 

@@ -24,20 +24,19 @@ from fusecache.base.protocol import Result
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
 from hintsd.follow.sequence import CHUNK, NO_INOS, NO_POSITIONS, Inos, Sequence
 from hintsd.follow.trail import Trails
-from hintsd.plan import packing
 from hintsd.plan.commands import Command, Withdrawn, commands_of
 from hintsd.plan.files import Files, Ssd, Wires
 from hintsd.plan.followers import Followers
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
-from hintsd.plan.logs import Logs
 from hintsd.plan.placement import Placement
 from hintsd.plan.ram import Ram
 from hintsd.plan.staging import Staging
 from hintsd.plan.status import status
 from hintsd.plan.windows import Windows
 from hintsd.policies import Integers, Mask
+from hintsd.reorder.worth import Probe
 
 
 class MountPlanner:
@@ -52,8 +51,7 @@ class MountPlanner:
         self._ram = ram = Ram(files, self._ssd, self._withdrawn)
         self._wires = Wires(files)
         self._placement = Placement(files, self._ssd)
-        self._logs = Logs(files, ram, jobs)
-        self._layout = layout = Layout(self._logs, ram, jobs)
+        self._layout = layout = Layout(files, ram, jobs)
         lanes = Lanes(files, ram, self._wires)
         self._windows = Windows(files, self._ssd, ram, jobs, self._placement, layout, lanes)
         self._staging = Staging(files, ram, jobs, layout, lanes)
@@ -75,9 +73,9 @@ class MountPlanner:
         self._windows.set_budget(ram_bytes)
         self._placement.set_room(ssd_room_bytes, self._jobs.values())
 
-    def set_layout(self, layout: str, probe: packing.Probe | None) -> None:
+    def set_layout(self, layout: str, probe: Probe | None) -> None:
         """static, reorder or auto, and what the mount has measured of its SSD."""
-        self._logs.set(layout, probe)
+        self._layout.set(layout, probe)
 
     def set_pins(self, is_known: bool, told: int, *, others_may_go: bool) -> None:
         """As `Placement.set_pins`."""
@@ -304,6 +302,7 @@ class MountPlanner:
         self._windows.fill()
         stages, fetches = [], []
         if self._placement.is_room_known:
+            self._layout.begin_epochs(now)
             stages = self._staging.stage(now, has_lanes=self._windows.has_lanes)
             fetches = self._placement.fetch(
                 job
