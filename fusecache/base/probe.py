@@ -8,7 +8,7 @@ all the while looks slower than it is.
 
 INVARIANT: the file that is measured has no name, so nothing is left of it, whatever ends us.
 INVARIANT: `load` returns nothing that was measured on another device, is damaged, or too old.
-It decides nothing: that is hintsd's (hintsd/plan/packing.py).
+It decides nothing: that is hintsd's (hintsd/reorder/worth.py).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from fusecache.table import namespace
 log = logging.getLogger(__name__)
 
 APPENDERS_MOST = 8
-FIRST_SHARE = 0.1  # of its files on SSD: a first log, as in hintsd/plan/packing.py
+FIRST_SHARE = 0.1  # of its files on SSD: a first log, as in hintsd/reorder/worth.py
 TICK_S = 1.0
 
 

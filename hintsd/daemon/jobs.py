@@ -27,9 +27,8 @@ from fusecache.base.wire import WireError
 from hintsd.daemon import figures
 from hintsd.daemon.director import Director
 from hintsd.daemon.journal import Entry, Journal, process_start
-from hintsd.daemon.messages import JobRefused, NotHere
+from hintsd.daemon.messages import JobRefused, NotHere, internal_error
 from hintsd.daemon.mount import JobInfo
-from hintsd.daemon.own_log import internal_error
 from hintsd.orders.hint import Hint, read_hint
 from hintsd.plan.status import unknown
 

@@ -1,4 +1,5 @@
-"""Messages of the hints channel, checked: from the fields of a frame to what it says.
+"""Messages of the hints channel, checked: from the fields of a frame to what it says; and what is
+said of those that cannot be used.
 
 A field that is missing, of the wrong type or out of bounds is a WireError: such a client does not
 speak our language, its connection ends. What is well-formed and cannot be used is a ValueError,
@@ -7,12 +8,29 @@ which is told to the client. Both are one line that names the field.
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import os
+import stat
+import tempfile
+from typing import Any, BinaryIO, Final, cast
 
-from fusecache.base.wire import Fields
-from hintsd.daemon.arrays import Arrays
-from hintsd.orders.hint import BATCH_MOST, NAME_LENGTH_MOST, Hint, read_hint, read_spec
+from fusecache.base.wire import Fields, WireError
+from hintsd.orders.hint import (
+    BATCH_MOST,
+    NAME_LENGTH_MOST,
+    PATHS_BYTES_MOST,
+    Hint,
+    read_hint,
+    read_spec,
+)
 from hintsd.orders.spec import EPOCH_MOST, OrderSpec
+
+ARRAY_PIECE_BYTES_MOST: Final = 1 << 20
+ARRAY_BYTES_MOST: Final = PATHS_BYTES_MOST  # of all arrays that a connection has under way
+ARRAYS_MOST: Final = 64
+ARRAY_NAME_LENGTH_MOST: Final = 64
+ENDS_MOST: Final = 2 * ARRAY_BYTES_MOST  # where one may begin: some are begun again
+SPOOL_DIRECTORY: Final = "/var/tmp"  # on a disk; /tmp may be memory
 
 
 class JobRefused(Exception):
@@ -21,6 +39,122 @@ class JobRefused(Exception):
 
 class NotHere(JobRefused):
     """This hintsd cannot compute the order; one with torch could."""
+
+
+def internal_error() -> str:
+    """What a client hears of a fault of ours, which the log tells."""
+    return f"internal error: see hintsd's log, {_log_place()}"
+
+
+def _log_place() -> str:
+    """Where this hintsd's log goes."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and os.path.isabs(handler.stream.name):
+            return str(handler.stream.name)
+    try:
+        if stat.S_ISREG(os.fstat(2).st_mode):  # `fusecache mount` gives it a file
+            return os.readlink("/proc/self/fd/2")
+    except OSError:
+        pass
+    return "which is its stderr"
+
+
+class _Array:
+    __slots__ = ("begin", "received", "total")
+
+    def __init__(self, begin: int, total: int) -> None:
+        self.begin, self.total, self.received = begin, total, 0
+
+
+class Arrays:
+    """The named arrays that a client sends in pieces, before the `job` or `order` that uses them.
+
+    They may be hundreds of megabytes (the paths of 14 million files), of a client that never comes
+    to its end. So they are written to a file without a name, in SPOOL_DIRECTORY: what is not used
+    yet takes no memory, and is gone with the connection, or the process. What is read from it
+    belongs to the job.
+
+    INVARIANT: an array has its `total` bytes in the file, from the place on that was chosen when it
+    began; no two share a byte.
+
+    Those of one connection. The methods write and read files: they are for threads.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, _Array] = {}
+        self._file: BinaryIO | None = None
+        self._end = 0  # of what is taken in the file
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def add(self, fields: Fields) -> None:
+        """Take an `array` message in. WireError: not the next piece, or too much of it."""
+        name = fields.str("name", ARRAY_NAME_LENGTH_MOST)
+        total = fields.int("total", 0, ARRAY_BYTES_MOST)
+        offset = fields.int("offset", 0, ARRAY_BYTES_MOST)
+        data = fields.bytes("data", ARRAY_PIECE_BYTES_MOST)
+        if offset == 0:
+            self._begin(name, total)
+        array = self._arrays.get(name)
+        if array is None or offset != array.received:
+            raise WireError("array: field offset is not where the piece before ended")
+        if total != array.total:
+            raise WireError("array: field total is not what it was")
+        if offset + len(data) > total:
+            raise WireError("array: field data goes beyond total")
+        try:
+            self._write(array.begin + offset, data)
+        except OSError as error:
+            raise WireError(f"array: it cannot be kept: {error.strerror}") from None
+        array.received += len(data)
+
+    def _begin(self, name: str, total: int) -> None:
+        again = self._arrays.get(name)
+        if again is not None and again.total == total:
+            again.received = 0
+            return
+        others = sum(array.total for array in self._arrays.values() if array is not again)
+        if others + total > ARRAY_BYTES_MOST or self._end > ENDS_MOST:
+            raise WireError(f"array: field total: more than {ARRAY_BYTES_MOST} bytes in all")
+        if again is None and len(self._arrays) == ARRAYS_MOST:
+            raise WireError(f"array: field name: more than {ARRAYS_MOST} arrays")
+        self._arrays[name] = _Array(self._end, total)
+        self._end += total
+
+    def _write(self, place: int, data: bytes) -> None:
+        if self._file is None:
+            directory = SPOOL_DIRECTORY if os.access(SPOOL_DIRECTORY, os.W_OK) else None
+            file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 (see `clear`)
+            self._file = cast(BinaryIO, file)
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._file.fileno(), view, place)
+            view, place = view[done:], place + done
+
+    def take(self, where: str, named: Fields) -> bytes:
+        """The whole array that a map {"array": name} means."""
+        name = named.str("array", ARRAY_NAME_LENGTH_MOST)
+        array = self._arrays.get(name)
+        if array is None or array.received != array.total:
+            raise WireError(f"{where}: the array {name!r} was not sent, or not to its end")
+        if self._file is None or array.total == 0:
+            return b""
+        # A buffered file reads on: one system call gives 2 GiB less a page at most.
+        with open(self._file.fileno(), "rb", closefd=False) as file:
+            file.seek(array.begin)
+            data = file.read(array.total)
+        if len(data) != array.total:
+            raise WireError(f"{where}: the array {name!r} cannot be read again")
+        return data
+
+    def clear(self) -> None:
+        """Forget all, and give back its room."""
+        self._arrays.clear()
+        self._end = 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _with_arrays(fields: Fields, arrays: Arrays, where: str) -> dict[str, Any]:

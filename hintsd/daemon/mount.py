@@ -19,7 +19,7 @@ from fusecache.base.wire import Packing
 from hintsd.daemon import datasets
 from hintsd.daemon.datasets import Resolved
 from hintsd.daemon.hinted_job import HintedJob
-from hintsd.daemon.messages import JobRefused
+from hintsd.daemon.messages import JobRefused, internal_error
 from hintsd.daemon.mount_link import (
     Channel,
     Done,
@@ -35,7 +35,6 @@ from hintsd.daemon.mount_link import (
     Up,
 )
 from hintsd.daemon.ordering import Ordering, Supply
-from hintsd.daemon.own_log import internal_error
 from hintsd.daemon.planning import STEP_HELD_S, Coming, Decided, Planning, clock
 from hintsd.follow.readers import Hinted
 from hintsd.orders.drawing import Order

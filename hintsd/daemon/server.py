@@ -30,12 +30,10 @@ from fusecache.base.errors import UserError
 from fusecache.base.wire import Fields, WireError
 from fusecache.base.wire_trio import FrameStream
 from hintsd.daemon import messages
-from hintsd.daemon.arrays import Arrays
 from hintsd.daemon.director import Director
 from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector
 from hintsd.daemon.journal import Journal, JournalBusy
-from hintsd.daemon.messages import JobRefused
-from hintsd.daemon.own_log import internal_error
+from hintsd.daemon.messages import Arrays, JobRefused, internal_error
 from hintsd.orders.hint import NAME_LENGTH_MOST, Hint
 
 log = logging.getLogger(__name__)

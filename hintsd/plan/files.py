@@ -1,14 +1,15 @@
-"""The files of one mount, by inode number: their sizes, what is known of each, and what SSD has
-and is to have of them (pure).
+"""The files of one mount, by inode number: their sizes, what is known of each, what SSD has and is
+to have of them, and which are armed (pure).
 
 Each flag has an owner, which alone marks it, and keeps its sum in step: STORED, RESIDENT, FETCHING,
-STORING and GONE are `Ssd`'s, ARMED is wires.py's, PINNED placement.py's, all others are ram.py's.
+STORING and GONE are `Ssd`'s, ARMED is `Wires`'s, PINNED placement.py's, all others are ram.py's.
 
 INVARIANT: the counts and sums here are those of the flags; no RESIDENT file is STORED.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from hintsd.policies import Integers, Mask
 from hintsd.policies.residents import Residents
 
 PAGE_BYTES = 4096
+ARM_MOST = 4096  # files for one job, in one decide()
 
 STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING, KEPT, READ = (
     1 << bit for bit in range(13)
@@ -233,6 +235,50 @@ class Ssd:
         assert not (flags[residents] & STORED).any()
         assert int(sizes[residents].sum(dtype=np.int64)) == self._residents.held_bytes
         self._residents.check_invariants()
+
+
+class Wires:
+    """Armed files, whose next look-up is told (docs/HINTS.md rule 4).
+
+    In the steady state no READ reaches the mount, and their look-ups are all that is seen. Which
+    files those are: follow/wiring.py, for each job.
+
+    INVARIANT: a file is ARMED from when the mount is told until it was looked up.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._asked: list[Inos] = []  # ARMED, and to be sent
+
+    def are_armed(self, inos: Inos) -> Mask:
+        """Which of these are."""
+        found: Mask = self._files.flags[inos] & ARMED != 0
+        return found
+
+    def void(self) -> None:
+        """Nothing is armed any more."""
+        self._files.unmark_all(ARMED)
+        self._asked.clear()
+
+    def disarm(self, inos: Inos) -> None:
+        """They were looked up."""
+        self._files.unmark(inos, ARMED)
+
+    def ask(self, inos: Inos) -> None:
+        """These are to be armed next, whatever the mount has."""
+        if len(inos):
+            self._files.mark(inos, ARMED)
+            self._asked.append(inos)
+
+    def lay(self, wanted: Iterable[Inos]) -> list[Inos]:
+        """Files to be armed now; `wanted`: of each job, armed already or not."""
+        parts = [np.unique(self._files.having(inos, ARMED)) for inos in self._asked]
+        self._asked.clear()
+        for inos in wanted:
+            new = np.unique(inos[(inos != 0) & ~self.are_armed(inos)])[:ARM_MOST]
+            self._files.mark(new, ARMED)
+            parts.append(new)
+        return parts
 
 
 def grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:

@@ -2,8 +2,8 @@
 job then (docs/HINTS.md rules 5 to 8; pure).
 
 How far a reader is: follow/progress.py; whether it is one: follow/evidence.py; where it is when
-its place is not known: follow/search.py; which wires have fired: wiring.py. Here they are asked,
-and a job is woken, moved to another place, looked for, or taken for wrong.
+its place is not known: follow/search.py; which wires have fired: follow/wiring.py. Here they are
+asked, and a job is woken, moved to another place, looked for, or taken for wrong.
 
 INVARIANT: an observation is weighed once for each job, and moves at most the nearest reader.
 """
@@ -28,13 +28,12 @@ from hintsd.follow.search import (
     Place,
 )
 from hintsd.follow.sequence import Inos, Positions
-from hintsd.plan.files import Files
+from hintsd.plan.files import Files, Wires
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.ram import Ram
 from hintsd.plan.windows import Windows
-from hintsd.plan.wires import Wires
 from hintsd.policies import Mask
 
 OBSERVED_WIRES, OBSERVED_MOST = 4, 128  # weighed at once: a zone reaches four wires ahead
@@ -296,7 +295,14 @@ class Followers:
         strange = [self._strangers(job, seen) for job in jobs]
         candidates = [job.sequence.locate(seen.inos, job.progress.low) for job in jobs]
         used_in: list[Mask] = [np.logical_or.reduce(where >= 0, axis=0) for where in candidates]
-        self._wires.take_away(seen.inos, seen.reads, jobs, candidates, strange)
+        stolen = np.zeros(len(seen.inos), np.bool_)
+        for job, where, theirs in zip(jobs, candidates, strange, strict=True):
+            if job.live:
+                stolen |= job.wiring.steal(where, theirs & ~seen.reads)
+        # What was looked up has no wire any more. What a stranger took from a job that has not read
+        # it is laid again; it holds `low`, but not what is in order beyond it.
+        self._wires.disarm(seen.inos[~seen.reads & ~stolen])
+        self._wires.ask(seen.inos[stolen])
         views = []
         for job, theirs, where, is_used in zip(jobs, strange, candidates, used_in, strict=True):
             where[:, theirs] = -1

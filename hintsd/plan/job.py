@@ -3,8 +3,8 @@ it (pure).
 
 The marks of each part are an object, and change by its methods alone. windows.py calls those of
 `Window` (staging.py: what is sent of it), lanes.py of `Reached`, placement.py of `Placed`
-(followers.py and planner.py: an order is new, fetches were taken back), layout.py and logs.py of
-`Log` (staging.py: what has moved), wires.py and followers.py of `Wiring`, followers.py of `Tally`
+(followers.py and planner.py: an order is new, fetches were taken back), layout.py of
+`Log` (staging.py: what has moved), followers.py of `Wiring`, followers.py of `Tally`
 (planner.py: time passes). `Job` says what becomes of the job, and changes what several parts go by.
 
 INVARIANT: begin ≤ sent ≤ end; a job that is not live has an empty window.
@@ -28,9 +28,9 @@ from hintsd.follow.search import (
     Search,
 )
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence
-from hintsd.plan.files import Files
-from hintsd.plan.packing import Log
-from hintsd.plan.wiring import Wiring
+from hintsd.follow.wiring import Wiring
+from hintsd.plan.files import Wires
+from hintsd.reorder.log import Log
 
 LATE_LATELY_S = 5.0  # a late read is no more told of then
 
@@ -219,7 +219,7 @@ class Job:
         batch_size: int,
         progress: Progress,
         dataset: Inos,
-        files: Files,
+        wires: Wires,
         *,
         mean_bytes: float,
     ) -> None:
@@ -230,7 +230,7 @@ class Job:
         self.progress = progress
         self.dataset = dataset
         self.window = Window(progress.low, mean_bytes)
-        self.wiring = Wiring(sequence, progress, files)
+        self.wiring = Wiring(sequence, progress, wires.are_armed)
         self.reached = Reached()
         self.placed = Placed(progress.low)
         self.tally = Tally()

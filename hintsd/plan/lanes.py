@@ -25,11 +25,11 @@ from hintsd.plan.files import (
     STAGED,
     STORED,
     Files,
+    Wires,
     first_uses,
 )
 from hintsd.plan.job import Job
 from hintsd.plan.ram import Ram
-from hintsd.plan.wires import Wires
 from hintsd.policies.residents import fits
 
 WINDOW_SHARE = 2  # a window covers what is read at once, twice

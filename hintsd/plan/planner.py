@@ -3,7 +3,7 @@ and arm, in which order and when (pure: no I/O, no clock of its own).
 
 The rules are docs/HINTS.md's; HDMLP 3.1 is where they come from. Each has its module: which files
 are in RAM, windows.py; in which order they are sent, staging.py; which are on SSD, placement.py;
-how they lie there, layout.py; what is armed, wires.py; which reader is where, and whether it
+how they lie there, layout.py; which reader is where, and whether it
 follows its order, followers.py. All of them go by the state of each file (files.py, ram.py) and of
 each job (job.py). Here jobs come and go, and the parts are asked in turn.
 
@@ -22,23 +22,21 @@ import numpy.typing as npt
 
 from fusecache.base.wire import Result
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
-from hintsd.follow.sequence import CHUNK, NO_INOS, Inos, Sequence
+from hintsd.follow.sequence import CHUNK, NO_INOS, NO_POSITIONS, Inos, Sequence
 from hintsd.follow.trail import Trails
-from hintsd.plan import packing
 from hintsd.plan.commands import Command, Withdrawn, commands_of
-from hintsd.plan.files import Files, Ssd
+from hintsd.plan.files import Files, Ssd, Wires
 from hintsd.plan.followers import Followers
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
-from hintsd.plan.logs import Logs
 from hintsd.plan.placement import Placement
 from hintsd.plan.ram import Ram
 from hintsd.plan.staging import Staging
 from hintsd.plan.status import status
 from hintsd.plan.windows import Windows
-from hintsd.plan.wires import Wires
 from hintsd.policies import Integers, Mask
+from hintsd.reorder.worth import Probe
 
 
 class MountPlanner:
@@ -53,8 +51,7 @@ class MountPlanner:
         self._ram = ram = Ram(files, self._ssd, self._withdrawn)
         self._wires = Wires(files)
         self._placement = Placement(files, self._ssd)
-        self._logs = Logs(files, ram, jobs)
-        self._layout = layout = Layout(self._logs, ram, jobs)
+        self._layout = layout = Layout(files, ram, jobs)
         lanes = Lanes(files, ram, self._wires)
         self._windows = Windows(files, self._ssd, ram, jobs, self._placement, layout, lanes)
         self._staging = Staging(files, ram, jobs, layout, lanes)
@@ -76,9 +73,9 @@ class MountPlanner:
         self._windows.set_budget(ram_bytes)
         self._placement.set_room(ssd_room_bytes, self._jobs.values())
 
-    def set_layout(self, layout: str, probe: packing.Probe | None) -> None:
+    def set_layout(self, layout: str, probe: Probe | None) -> None:
         """static, reorder or auto, and what the mount has measured of its SSD."""
-        self._logs.set(layout, probe)
+        self._layout.set(layout, probe)
 
     def set_pins(self, is_known: bool, told: int, *, others_may_go: bool) -> None:
         """As `Placement.set_pins`."""
@@ -151,7 +148,7 @@ class MountPlanner:
         sequence = Sequence(samples_per_epoch, epochs)
         sample = self._ram.bytes_of(dataset[:: max(1, len(dataset) // 1024)])
         mean_bytes = float(sample.mean()) if len(sample) else 0.0
-        job = Job(name, sequence, batch_size, progress, dataset, self._files, mean_bytes=mean_bytes)
+        job = Job(name, sequence, batch_size, progress, dataset, self._wires, mean_bytes=mean_bytes)
         if is_lost:
             job.lose(now)
         self._jobs[name] = job
@@ -305,13 +302,14 @@ class MountPlanner:
         self._windows.fill()
         stages, fetches = [], []
         if self._placement.is_room_known:
+            self._layout.begin_epochs(now)
             stages = self._staging.stage(now, has_lanes=self._windows.has_lanes)
             fetches = self._placement.fetch(
                 job
                 for job in jobs
                 if job.log.decided >= 0 or not self._layout.is_packable(job)  # a log comes first
             )
-        wires = self._wires.lay(jobs, now)
+        wires = self._wires.lay(_wires(job, now) for job in jobs)
         clear, self._clear = self._clear, False
         return [
             *self._withdrawn.take(),
@@ -353,6 +351,18 @@ class MountPlanner:
             job.progress.check_invariants()
         self._ram.check_invariants()
         self._ssd.check_invariants()
+
+
+def _wires(job: Job, now: float) -> Inos:
+    """The files that are to be armed for it now, armed already or not."""
+    if job.state == "done" or not job.sequence.orders:
+        return NO_INOS
+    wiring, where = job.wiring, [NO_POSITIONS]
+    if job.live:
+        where += [wiring.ahead(), *wiring.sentinels(now)]
+    if job.search is not None and job.search.are_wires_due(now):
+        where.append(wiring.over_an_epoch(job.search_spacing))
+    return job.sequence.inos_at(wiring.without_fired(np.concatenate(where)))
 
 
 def _datasets(jobs: Iterable[Job], count: int) -> Mask:

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from fusecache.base.wire import Wish
 from hintsd.follow.sequence import CHUNK, Inos
-from hintsd.plan import packing
 from hintsd.plan.commands import Command, commands_of
 from hintsd.plan.files import FAILED, HELD, SENT, STAGED, STORED, Files, first_uses
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
-from hintsd.plan.packing import Log
 from hintsd.plan.ram import Ram
+from hintsd.reorder import packing
+from hintsd.reorder.log import Log
 
 STAGE_UNANSWERED_MOST = 1 << 15  # few enough that a new job's first files need not wait for long
 

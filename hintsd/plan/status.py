@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from hintsd.plan import stall
 from hintsd.plan.files import STAGED, STORED, Files
 from hintsd.plan.job import Job
 from hintsd.plan.ram import OUTSIDE_SHARE, Ram
@@ -22,6 +22,7 @@ READY_MOST = 1 << 14
 STALL_SAMPLES_MOST = 1 << 16
 STALL_S_LEAST = 0.05  # less is shown as none
 
+Floats = npt.NDArray[np.float64]
 
 NAMES: Final = (
     *("name", "path", "mountpoint", "pid", "age_s", "state", "reason"),
@@ -115,7 +116,7 @@ def _ahead_bytes(job: Job, files: Files, ram: Ram) -> int:
 
 
 def _predicted_stall_s(job: Job, files: Files, origin_bytes_per_s: float) -> float | None:
-    """Of the rest of this epoch (stall.py); of many samples every m-th stands for m. None:
+    """Of the rest of this epoch (`stall_seconds`); of many samples every m-th stands for m. None:
     there would be none, but reads were late just now: for reasons that the model does not know (a
     rate that is not known, processors, hintsd itself).
     """
@@ -132,5 +133,35 @@ def _predicted_stall_s(job: Job, files: Files, origin_bytes_per_s: float) -> flo
     speeds = np.where(flags & STORED != 0, 0.0, origin_bytes_per_s)
     speeds[flags & STAGED != 0] = np.inf
     consumer = float(sizes.mean()) / every * speed
-    seconds = float(stall.stall_seconds(sizes, speeds, consumer))
+    seconds = float(stall_seconds(sizes, speeds, consumer))
     return None if job.tally.is_late and seconds < STALL_S_LEAST else seconds
+
+
+def _available_s(sizes: Floats, rates: Floats) -> Floats:
+    """When each sample is there, from now (HDMLP: avail).
+
+    sizes: bytes; rates: bytes/s of the source each sample comes from, inf: it is there already,
+    0 or less: unknown, counted as there. Shape (samples,), in order of need.
+    """
+    at = np.zeros(len(sizes))
+    for rate in np.unique(rates[np.isfinite(rates) & (rates > 0)]):
+        here = rates == rate
+        at[here] = np.cumsum(sizes[here]) / rate
+    return at
+
+
+def stall_seconds(sizes: Floats, rates: Floats, consumer_bytes_per_s: float) -> float:
+    """Seconds that the consumer stands still until it has taken all samples: HDMLP's performance
+    model (section 4) on one node.
+
+    A consumer that could take `consumer_bytes_per_s` stands still whenever the next sample is not
+    available: t_f = max(avail(f), t_{f-1} + s_{f-1} / c). Sources work side by side (the page
+    cache, SSD, the origin), each delivering its own samples in order of need.
+
+    The recurrence has a closed form: with C_f = Σ_{k<f} s_k / c,
+    t_f = C_f + max_{g<=f}(avail(g) - C_g), so the stall is that last maximum.
+    """
+    if len(sizes) == 0 or consumer_bytes_per_s <= 0:
+        return 0.0
+    computed = np.concatenate([[0.0], np.cumsum(sizes[:-1])]) / consumer_bytes_per_s
+    return max(0.0, float((_available_s(sizes, rates) - computed).max()))

@@ -15,7 +15,8 @@ from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import walk
 from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.spec import OrderSpec
-from hintsd.plan import packing, placement
+from hintsd.plan import placement
+from hintsd.reorder import packing
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import (
     FILE_BYTES,

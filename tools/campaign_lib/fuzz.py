@@ -19,7 +19,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from fusecache.base import mounts, wire
-from hintsd.daemon import arrays, messages
+from hintsd.daemon import messages
 from tools.campaign_lib.ground import Count, Ground
 from tools.hintsd_command import HintsdCommand
 
@@ -125,9 +125,9 @@ def _decode_many(rng: random.Random, path: Path, count: Count) -> None:
         try:
             for frame in wire.Decoder().feed(data):
                 if frame.type == "job":
-                    messages.hint(frame.fields, arrays.Arrays())
+                    messages.hint(frame.fields, messages.Arrays())
                 elif frame.type == "array":
-                    arrays.Arrays().add(frame.fields)
+                    messages.Arrays().add(frame.fields)
         except (wire.WireError, ValueError):
             pass
         except Exception as error:

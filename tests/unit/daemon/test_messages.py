@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fusecache.base.wire import Fields, WireError
 from hintsd.daemon import messages
-from hintsd.daemon.arrays import ARRAY_BYTES_MOST, ARRAYS_MOST, Arrays
+from hintsd.daemon.messages import ARRAY_BYTES_MOST, ARRAYS_MOST, Arrays
 from hintsd.orders.hint import Check, Files, Hint, read_hint
 
 FOLDER: dict[str, Any] = {"rule": "imagefolder", "extensions": [".jpg"], "allow_empty": True}

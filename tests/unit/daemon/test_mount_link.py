@@ -32,7 +32,7 @@ from hintsd.daemon.mount_link import (
     relative,
 )
 from hintsd.orders import folders
-from hintsd.plan.packing import END
+from hintsd.reorder.packing import END
 
 FACTS = {"identity": "a", "mountpoint": "/m", "source": "/s", "cache_dir": "/c", "ram_bytes": 5}
 STATE = dict.fromkeys(mount_link._STATE_FIELDS, 1)

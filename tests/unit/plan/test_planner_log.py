@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hintsd.follow.sequence import Inos
-from hintsd.plan import layout, packing, placement
+from hintsd.plan import layout, placement
+from hintsd.reorder import packing
 from tests.support.planner_model import KEEP_ORDER, MOVE, SORT, ModelMount
-from tests.unit.plan.test_packing import FakeProbe
 from tests.unit.plan.test_planner import FILE_BYTES, Scene, same_sizes
+from tests.unit.reorder.test_packing import FakeProbe
 
 COUNT = 600
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hintsd.plan.stall import stall_seconds
+from hintsd.plan.status import stall_seconds
 
 _SOURCES = {"ram": np.inf, "ssd": 500.0, "origin": 90.0}
 

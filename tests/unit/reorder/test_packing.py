@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hintsd.follow.sequence import EpochOrder, Inos
-from hintsd.plan import packing
-from hintsd.plan.packing import Contents, Log, Wanted
+from hintsd.policies import Mask
+from hintsd.reorder import packing, worth
+from hintsd.reorder.log import Log
+from hintsd.reorder.packing import Contents
+from hintsd.reorder.worth import Wanted
 
 MIB = 1 << 20
 
@@ -145,9 +148,9 @@ def test_a_log_is_for_epochs_that_read_the_same_samples() -> None:
     rng = np.random.default_rng(0)
     orders = [EpochOrder((rng.permutation(1000) + 1).astype(np.uint32)) for _ in range(4)]
     other = EpochOrder((rng.permutation(1000) + 100).astype(np.uint32))
-    assert packing.following(orders[0], orders[1:]) == 3
-    assert packing.following(orders[0], [orders[1], other, orders[2]]) == 1
-    assert packing.following(orders[0], [other, orders[1]]) == 0
+    assert worth.following(orders[0], orders[1:]) == 3
+    assert worth.following(orders[0], [orders[1], other, orders[2]]) == 1
+    assert worth.following(orders[0], [other, orders[1]]) == 0
 
 
 def test_a_chunk_more_does_not_change_how_much_ram_is_said_to_be_needed() -> None:
@@ -162,9 +165,9 @@ def test_orders_that_are_not_worth_it() -> None:
     other = order.copy()
     other[:150] += 2000
     same_files = np.sort(order)
-    assert packing.refusal(EpochOrder(order), EpochOrder(order.copy()))
-    assert packing.refusal(EpochOrder(order), EpochOrder(other))
-    assert not packing.refusal(EpochOrder(order), EpochOrder(same_files))
+    assert worth.refusal(EpochOrder(order), EpochOrder(order.copy()))
+    assert worth.refusal(EpochOrder(order), EpochOrder(other))
+    assert not worth.refusal(EpochOrder(order), EpochOrder(same_files))
 
 
 STORED = Contents(samples=100, size_bytes=MIB, stored_bytes=MIB)
@@ -204,7 +207,7 @@ def test_who_reorders(
     wanted: Wanted | None,
     is_packed: bool,
 ) -> None:
-    verdict = packing.decide(layout, probe, contents, wanted)
+    verdict = worth.decide(layout, probe, contents, wanted)
     assert verdict.is_packed == is_packed
     assert verdict.why
 
@@ -212,10 +215,10 @@ def test_who_reorders(
 def test_a_log_that_is_read_twice_may_pay_where_one_that_is_read_once_does_not() -> None:
     shared = FakeProbe(mixed_bytes_per_s=300e6, random=400e6, sequential_bytes_per_s=1200e6)
     for epochs, is_packed in ((1, False), (2, False), (3, True)):  # 300, 480, 600 MB/s
-        assert packing.decide("auto", shared, STORED, WAITED, epochs).is_packed == is_packed
+        assert worth.decide("auto", shared, STORED, WAITED, epochs).is_packed == is_packed
     modest = Wanted(450e6)
-    assert not packing.decide("auto", shared, STORED, modest, 3).is_packed  # no more is wanted
-    assert "only in order" in packing.decide("auto", shared, STORED, WAITED, 2).why
+    assert not worth.decide("auto", shared, STORED, modest, 3).is_packed  # no more is wanted
+    assert "only in order" in worth.decide("auto", shared, STORED, WAITED, 2).why
 
 
 def test_a_rate_is_what_the_reader_took() -> None:
@@ -227,9 +230,9 @@ def test_a_rate_is_what_the_reader_took() -> None:
     assert log.wanted(STORED, 150, 8, 5.0) == Wanted(MIB / 4, 0.01)
     waited = log.wanted(STORED, 150, 9, 5.0)
     assert waited == Wanted(MIB / 4, 0.02)
-    assert "waited (2.0% late), but not" in packing.decide("auto", SLOW_LOG, STORED, waited).why
+    assert "waited (2.0% late), but not" in worth.decide("auto", SLOW_LOG, STORED, waited).why
     waited = log.wanted(STORED, 150, 9, 1.001)
-    assert "readers waited: 2.0% late" in packing.decide("auto", SLOW_LOG, STORED, waited).why
+    assert "readers waited: 2.0% late" in worth.decide("auto", SLOW_LOG, STORED, waited).why
 
 
 @given(st.integers(0, 1000), st.integers(1, 400), st.integers(100, 20_000))
@@ -239,8 +242,8 @@ def test_frames_say_each_chunk_once(seed: int, count: int, window_bytes: int) ->
     chunks = packing.cut(order, lambda inos: np.full(len(inos), 100), window_bytes, 1)
     assert chunks is not None
 
-    def is_packed(inos: Inos) -> packing.Mask:
-        chosen: packing.Mask = inos % 3 != 0
+    def is_packed(inos: Inos) -> Mask:
+        chosen: Mask = inos % 3 != 0
         return chosen
 
     cells = packing.cells([EpochOrder(order)], [chunks])

@@ -3,21 +3,20 @@ pure).
 
 Here they are laid ahead of the reader, over the rest of its epoch (sentinels) and over whole
 epochs where it is sought, and here it is said which have fired. What that means for its place:
-follow/progress.py. Arming is wires.py's, for all jobs of the mount.
+progress.py. Which files are armed for all jobs of the mount: `Wires` (plan/files.py).
 
-INVARIANT: a wire is laid again once its file is ARMED no more, unless it has fired for its job.
+INVARIANT: a wire is laid again once its file is armed no more, unless it has fired for its job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import numpy as np
 
 from hintsd.follow.progress import Progress
-from hintsd.follow.sequence import NO_POSITIONS, Positions, Sequence
-from hintsd.plan.files import ARMED, Files
+from hintsd.follow.sequence import NO_POSITIONS, Inos, Positions, Sequence
 from hintsd.policies import Mask
 
 WIRED_AHEAD_S = 0.2
@@ -35,8 +34,10 @@ class Fired(NamedTuple):
 class Wiring:
     """Those that are laid, have fired, or were stolen from `low` on."""
 
-    def __init__(self, sequence: Sequence, progress: Progress, files: Files) -> None:
-        self._sequence, self._progress, self._files = sequence, progress, files
+    def __init__(
+        self, sequence: Sequence, progress: Progress, are_armed: Callable[[Inos], Mask]
+    ) -> None:
+        self._sequence, self._progress, self._are_armed = sequence, progress, are_armed
         self._sentinel_epoch = -1
         self._fired: dict[int, Fired] = {}  # in order: not laid again
         # by a stranger: its reader may have passed meanwhile
@@ -68,7 +69,7 @@ class Wiring:
             self._wires, [progress.low, progress.high + 2 * progress.spacing]
         )
         where = self._wires[first:last]
-        armed = where[self._files.flags[self._sequence.inos_at(where)] & ARMED != 0].tolist()
+        armed = where[self._are_armed(self._sequence.inos_at(where))].tolist()
         besides: Container[int] = () if or_stolen else self._stolen
         waits = (wire for wire in armed if wire not in self._fired and wire not in besides)
         return next(waits, None)

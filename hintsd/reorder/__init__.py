@@ -1,0 +1,1 @@
+"""Which log a job's samples are moved into, and when (pure)."""
