@@ -318,7 +318,7 @@ class Layout:
         n = job.sequence.samples_per_epoch
         return min(window.end, (window.sent // n + 1) * n)
 
-    def is_begun(self, job: Job, _now: float = 0.0) -> bool:
+    def is_begun(self, job: Job) -> bool:
         """Whether the files at `sent` may be staged: `begin_epochs` has decided on their epoch."""
         log, epoch = job.log, job.sequence.epoch_of(job.window.sent)
         return not self.is_packable(job) or (epoch <= log.decided and not log.is_being_announced)

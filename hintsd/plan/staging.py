@@ -39,7 +39,7 @@ class Staging:
         """What to send now; `has_lanes`: windows are lanes."""
         # What two jobs want is moved with its chunk, so chunks are chosen first.
         behind = [job for job in self._jobs.values() if job.live and _is_behind(job)]
-        chunks = [command for job in behind for command in self._stage_chunks(job, now)]
+        chunks = [command for job in behind for command in self._stage_chunks(job)]
         room = self._room()
         again = self._ram.retry(now, room)
         if has_lanes:
@@ -109,11 +109,11 @@ class Staging:
 
     # --- chunks
 
-    def _stage_chunks(self, job: Job, now: float) -> list[Command]:
+    def _stage_chunks(self, job: Job) -> list[Command]:
         """The next chunks, each by one command, as there is room for all of one; `sent` moves."""
         commands: list[Command] = []
         window, log = job.window, job.log
-        while _is_behind(job) and self._layout.is_begun(job, now):
+        while _is_behind(job) and self._layout.is_begun(job):
             stop = job.chunk_end(window.sent)
             if stop is None or stop > window.end:
                 break
