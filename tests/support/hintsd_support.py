@@ -26,7 +26,7 @@ from hintsd.daemon.server import Server
 from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec
 
-ANSWER_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 60.0
 
 
 class NotedDirector:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class ModelMount:
         self.ssd_free_bytes = ssd_bytes
         self.outside_bytes = outside_bytes
         self.missed: OrderedDict[int, int] = OrderedDict()  # pages that readers brought: bytes
+        self.missed_bytes = 0
         self.ram: set[int] = set()  # staged
         self.evicts: set[int] = set()  # of it, files whose pages the kernel takes at once
         self.ram_bytes = 0
@@ -154,7 +156,7 @@ class ModelMount:
     def drop(self, inos: Iterable[int]) -> None:
         inos = list(inos)
         for ino in inos:
-            self.missed.pop(ino, None)
+            self.missed_bytes -= self.missed.pop(ino, 0)
         gone = self.ram & set(inos)
         self.ram -= gone
         self.ram_bytes -= sum(pages(self.sizes[ino]) for ino in gone)
@@ -203,7 +205,7 @@ class ModelMount:
         if ino in self.ssd:
             return 2
         if ino in self.ram or ino in self.missed:
-            self.missed.pop(ino, None)
+            self.missed_bytes -= self.missed.pop(ino, 0)
             return 0
         if ino in self.failing:
             return 4
@@ -236,7 +238,7 @@ class ModelMount:
             kind = 3
         if self.outside_bytes:
             self._keep_missed(ino)
-        if any(ino == queued for queued, _ in self.stage_queue):
+        if ino in map(itemgetter(0), self.stage_queue):
             kind |= 8 | 16
         self._seen.append((ino, kind, reader, process))
         return True
@@ -246,9 +248,10 @@ class ModelMount:
         if ino not in self.ssd and self.sizes[ino] <= self.ssd_free_bytes:
             self.ssd_free_bytes -= self.sizes[ino]
             self.ssd.add(ino)
+        self.missed_bytes += pages(self.sizes[ino]) - self.missed.get(ino, 0)
         self.missed[ino] = pages(self.sizes[ino])
-        while sum(self.missed.values()) > self.outside_bytes:
-            self.missed.popitem(last=False)
+        while self.missed_bytes > self.outside_bytes:
+            self.missed_bytes -= self.missed.popitem(last=False)[1]
 
     def look_up(self, ino: int, reader: str = "", process: int = 0) -> None:
         if ino in self.armed:
