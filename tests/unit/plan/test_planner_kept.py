@@ -162,6 +162,36 @@ def test_lanes_where_no_epoch_is_known_beyond_the_one_that_is_read() -> None:
     assert traffic.wasted == 0
 
 
+def test_lanes_that_stand_still_give_their_room_to_a_validation() -> None:
+    """Its training goes on after it: from an epoch's end, or from the midst of one."""
+    for stops_at in (3000, 1600):
+        scene = make_scene(4000, 200, 0)
+        training, validation = np.split(np.arange(1, 4001, dtype=np.uint32), [3000])
+        orders = [scene.rng.permutation(training) for _ in range(8)]
+        scene.open("training", orders, samples=3000, workers=4, dataset=training)
+        for count, (_, ino) in enumerate(loader_reads(orders[0], 16, 4, 2, scene.rng)):
+            if count == stops_at:
+                break
+            scene.mount.read(ino, "training")
+            if count % 4 == 0:
+                scene.turn()
+        scene.open("validation", [validation] * 8, samples=1000, workers=4, dataset=validation)
+        scene.settle()
+        shares = []
+        for _ in range(2):
+            before = scene.mount.reads
+            for count, (_, ino) in enumerate(loader_reads(validation, 16, 4, 2, scene.rng)):
+                scene.mount.read(ino, "validation")
+                if count % 2 == 0:
+                    scene.turn()
+            shares.append((scene.mount.reads - before) / 1000)
+            for _ in range(70):
+                scene.turn(step_s=1)  # the training's share is not used any more
+        assert scene.planner._windows.has_lanes
+        assert shares[0] < 0.5, "with half of the room"
+        assert shares[1] < 0.25, "with all of it"
+
+
 def test_with_more_ram_lanes_are_windows_again() -> None:
     scene = make_scene(3000, 200, 0)
     orders = scene.shuffled()
