@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from fusecache.base.wire import Result
 from hintsd.follow.sequence import Inos
 from hintsd.plan.commands import Withdrawn
-from hintsd.plan.files import KEPT, Files, Ssd
+from hintsd.plan.files import KEPT, STAGED, STORED, Files, Ssd
 from hintsd.plan.lanes import LOOK_MOST
 from hintsd.plan.ram import Ram
 from hintsd.plan.windows import AHEAD_SHARE, LANES_AHEAD_S, NEED_SHARE
@@ -473,3 +474,26 @@ def test_a_file_that_is_missed_twice_is_let_go_once() -> None:
     ram.read_first(np.array([3, 3, 3], np.uint32))
     ram.check_invariants()
     assert ram.held_bytes == FILE_BYTES
+
+
+def test_two_answers_about_a_file_that_come_together_both_count() -> None:
+    """A fetch has ended when the file was to be staged: that is answered a moment later."""
+    files, inos = Files(), np.array([3], np.uint32)
+    ssd = Ssd(files, Withdrawn())
+    ram = Ram(files, ssd, Withdrawn())
+    files.grow(5)
+    ram.grow(5)
+    ram.set_budget(200 * FILE_BYTES, 100 * FILE_BYTES)
+    ssd.set_room(100 * FILE_BYTES)
+    files.resize(inos, np.full(1, FILE_BYTES))
+    ssd.admit(inos, None)
+    ssd.fetch(inos)
+    ram.cover(inos, repeats=False)
+    ram.hold(inos)
+    ram.send(inos)
+    answers = np.array([Result.STORED, Result.STAGED_AND_STORED], np.uint8)
+    ram.done(np.array([3, 3], np.uint32), answers, 0.0)
+    ram.check_invariants()
+    ssd.check_invariants()
+    assert files.having(inos, STAGED).tolist() == files.having(inos, STORED).tolist() == [3]
+    assert not len(ram.retry(100.0, 10)), "staged it is"
