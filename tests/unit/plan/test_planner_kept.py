@@ -497,3 +497,14 @@ def test_two_answers_about_a_file_that_come_together_both_count() -> None:
     ssd.check_invariants()
     assert files.having(inos, STAGED).tolist() == files.having(inos, STORED).tolist() == [3]
     assert not len(ram.retry(100.0, 10)), "staged it is"
+
+
+def test_uses_are_counted_as_far_as_they_can_be() -> None:
+    """Over a thousand epochs a file that is drawn often is still one of the most used."""
+    files = Files()
+    ssd = Ssd(files, Withdrawn())
+    files.grow(3)
+    for _ in range(1024):
+        ssd.count(np.array([1] * 64 + [2], np.uint32))
+    assert ssd.uses is not None
+    assert ssd.uses[1] > ssd.uses[2] == 1024
