@@ -9,6 +9,7 @@ server/serving.py.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -127,6 +128,7 @@ class Sources:
         self._faults = faults
         self._threads = trio.CapacityLimiter(STORE_THREADS)
         self._off_until = -math.inf
+        self._hung: list[threading.Event] = []  # of each call that was given up: set when it ends
 
     # ---- near ------------------------------------------------------------------------------------
     def is_near(self, ino: int, version: Version, block: int) -> bool:
@@ -141,14 +143,18 @@ class Sources:
 
     async def ask(self, function: Callable[..., T], *arguments: Any) -> T | None:
         """function(*arguments), which asks the store; None: it failed, or not in time."""
-        if trio.current_time() < self._off_until:
+        self._hung = [ended for ended in self._hung if not ended.is_set()]
+        if trio.current_time() < self._off_until or len(self._hung) == STORE_THREADS:
             return None
-        has_begun = False
+        has_begun, ended = False, threading.Event()
 
         def call() -> T:
             nonlocal has_begun
             has_begun = True
-            return function(*arguments)
+            try:
+                return function(*arguments)
+            finally:
+                ended.set()
 
         with trio.move_on_after(STORE_TIMEOUT_S):
             try:
@@ -160,6 +166,7 @@ class Sources:
                 return None
         if not has_begun:  # a queue is no hang
             return None
+        self._hung.append(ended)
         self._faults.report("slow", f"the cache did not answer within {STORE_TIMEOUT_S:g} s")
         self._off_until = trio.current_time() + STORE_OFF_S
         return None

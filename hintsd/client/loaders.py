@@ -153,7 +153,7 @@ def _attach(
             spec=spec if is_known else None,
             epochs=epochs,
             start_epoch=source.epoch,
-            workers=loader.num_workers,
+            workers=loader.num_workers or 1,  # 0 is not known: here the trainer is the one reader
             prefetch_factor=loader.prefetch_factor or 0,
             name=program_name(),
         ),

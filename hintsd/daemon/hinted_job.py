@@ -54,6 +54,7 @@ class HintedJob:
     known_from: int = 0
     """The first epoch that `order` is asked for."""
     epoch_samples: int = 0
+    has_files: bool = False  # `inos` are theirs, in the mount that there is
     is_planned: bool = False
     is_finished: bool = False
     is_warned: bool = False  # that the origin has changed
@@ -70,11 +71,15 @@ class HintedJob:
     def resolve(self, inos: Inos) -> None:
         """These are its files, index by index."""
         self.samples = self.epoch_samples = len(inos)
-        self.inos = inos
+        self.inos, self.has_files = inos, True
+
+    def lose_files(self) -> None:
+        """It was mounted anew: they have other numbers, and nothing of it is planned."""
+        self.has_files = self.is_planned = False
 
     def resolve_anew(self, inos: Inos) -> None:
         """The same files have other numbers."""
-        self.inos = inos
+        self.inos, self.has_files = inos, True
         self.is_lost = self.is_lost or self.order is not None
 
     def samples_of(self, spec: OrderSpec) -> int:

@@ -26,7 +26,6 @@ from hintsd.daemon.mount_link import (
     Down,
     Event,
     Gone,
-    Inos,
     LinkDown,
     MountFacts,
     MountLink,
@@ -338,35 +337,28 @@ class Mount:
         job = self.jobs.get(name)
         if job is None:
             raise JobRefused(f"job {name} has ended")
-        with self._coming.order():
-            try:
-                count, order = job.samples_of(spec), Order(spec, self._owner.torch)
-                inos = await self._owner.ordering.sequence(job.inos, order, epoch)
-                if inos is None:
-                    raise JobRefused(f"the order does not tell epoch {epoch}")
-            except JobRefused as refusal:
-                job.refuse(refusal)
-                raise
-        with trio.CancelScope(shield=True):
-            async with self._planning.lock:
-                if self.jobs.get(name) is not job:
-                    raise JobRefused(f"job {name} has ended")
-                self._assert_sound()
-                await self._announce(job, order, epoch, inos, count)
+        files = None
+        while job.inos is not files:  # else it was mounted anew: they have other numbers
+            files = job.inos
+            with self._coming.order():
+                try:
+                    job.samples_of(spec)
+                    order = Order(spec, self._owner.torch)
+                    inos = await self._owner.ordering.sequence(files, order, epoch)
+                    if inos is None:
+                        raise JobRefused(f"the order does not tell epoch {epoch}")
+                except JobRefused as refusal:
+                    job.refuse(refusal)
+                    raise
+            with trio.CancelScope(shield=True):
+                async with self._planning.lock:
+                    if self.jobs.get(name) is not job:
+                        raise JobRefused(f"job {name} has ended")
+                    self._assert_sound()
+                    if job.inos is files:
+                        await self._planning.announce(job, order, epoch, inos)
+                        break
         self._wake(orders=True)
-
-    async def _announce(
-        self, job: HintedJob, order: Order, epoch: int, inos: Inos, count: int
-    ) -> None:
-        planning = self._planning
-        if job.is_planned and count != job.epoch_samples:
-            planning.planner.close_job(job.name)  # epochs of another length: planned anew
-            job.unplan()
-        job.announce(order, epoch)
-        if job.is_planned:
-            await planning.in_thread(planning.planner.announce, job.name, epoch, inos, clock())
-        elif not job.fault:
-            await planning.in_thread(planning.plan, job, inos)
 
     def step(self, name: str, epoch: int, batch: int) -> None:
         """The trainer has taken `batch` batches of `epoch`."""

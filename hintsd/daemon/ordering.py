@@ -126,18 +126,18 @@ class Supply:
                 wanted = await self._wanted_epochs(job)
             if not wanted:
                 return
-            epoch, order, inos = wanted[0], job.order, None
+            epoch, order, files, inos = wanted[0], job.order, job.inos, None
             assert order is not None
             try:
                 if job.knows(epoch):
-                    inos = await self._ordering.sequence(job.inos, order, epoch)
+                    inos = await self._ordering.sequence(files, order, epoch)
             except JobRefused as refusal:
                 self._on_notice(name, str(refusal))
             async with planning.lock:
                 if not self._is_current(job):
                     return
-                if job.order is not order:
-                    continue  # another one was announced meanwhile
+                if job.order is not order or job.inos is not files:
+                    continue  # another one was announced meanwhile, or it was mounted anew
                 if inos is None:
                     planning.planner.unknown(name, epoch)
                 else:
@@ -157,12 +157,12 @@ class Supply:
             job, followers = self._jobs.get(name), planning.planner.followers
             if job is None or not job.is_planned or not followers.is_sought(name, clock()):
                 return
-            order = job.order
+            order, files = job.order, job.inos
             seen, epochs = await planning.in_thread(followers.sought, name)
         assert order is not None
         place = await self._walk(job, order.copy(), seen, epochs)  # `order` stays where it is
         async with planning.lock:
-            if self._is_current(job) and job.order is order:
+            if self._is_current(job) and job.order is order and job.inos is files:
                 await planning.in_thread(followers.found, name, place, clock())
         self._on_supplied()
 

@@ -26,6 +26,7 @@ from hintsd.daemon.hinted_job import SHORT_EPOCH, HintedJob
 from hintsd.daemon.mount_link import Bytes, Done, Inos, MountFacts, Seen
 from hintsd.follow.readers import OWN, Hinted, Readers, Standings
 from hintsd.follow.trail import Passed
+from hintsd.orders.drawing import Order
 from hintsd.plan.commands import Command
 from hintsd.plan.planner import MountPlanner
 
@@ -134,7 +135,7 @@ class Planning:
         self.planner = MountPlanner(0, 0)
         self._told.clear()
         for job in self._jobs.values():
-            job.unplan()
+            job.lose_files()
 
     async def in_thread(self, work: Callable[..., T], *args: object) -> T:
         """`lock` held."""
@@ -157,6 +158,17 @@ class Planning:
     async def learn(self, inos: Inos, sizes: npt.NDArray[np.uint64], stored: Bytes) -> None:
         """`lock` held. As `MountPlanner.learn`."""
         await self.in_thread(self.planner.learn, inos, sizes, stored)
+
+    async def announce(self, job: HintedJob, order: Order, epoch: int, inos: Inos) -> None:
+        """`lock` held: `inos` are read in `epoch`, and what `order` tells in those behind it."""
+        if job.is_planned and len(inos) != job.epoch_samples:
+            self.planner.close_job(job.name)  # epochs of another length: planned anew
+            job.unplan()
+        job.announce(order, epoch)
+        if job.is_planned:
+            await self.in_thread(self.planner.announce, job.name, epoch, inos, clock())
+        elif job.has_files and not job.fault:  # else it is planned once they are found
+            await self.in_thread(self.plan, job, inos)
 
     async def close(self, job: HintedJob) -> None:
         """`lock` held: with what was read last, and its last step."""

@@ -284,10 +284,12 @@ class Progress:
         astray, one of the last), and then nothing for a while.
         """
         quiet_s = now - self.confirmed_at
+        # no more: where most of an epoch is in flight, the reader waits for a validation, say
+        near_end = min(self.slack, self._epoch_samples // 4)
         return (
             self.low >= total
             or (self.high >= total and quiet_s > AT_END_S)
-            or (self.high >= total - self.slack and quiet_s > NEAR_END_S)
+            or (self.high > total - near_end and quiet_s > NEAR_END_S)
         )
 
     def check_invariants(self) -> None:

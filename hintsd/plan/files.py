@@ -153,7 +153,7 @@ class Ssd:
             self.uses = np.zeros(len(self._files.flags), np.uint16)
         inside = inos[inos < len(self.uses)]
         uses = np.bincount(inside, minlength=len(self.uses))
-        self.uses += np.minimum(uses, 1 << 10).astype(np.uint16)
+        self.uses += np.minimum(uses, np.iinfo(np.uint16).max - self.uses).astype(np.uint16)
 
     def fetch(self, inos: Inos) -> None:
         """Residents that the next command asks for, each once."""

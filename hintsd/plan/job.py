@@ -124,12 +124,13 @@ class Reached:
         self.seen: dict[int, int] = {}  # by the batch's begin
         self._passed: dict[int, int] = {}  # and what of it was kept, or let go
         self.held = NO_INOS  # in the order of their need
+        self.rest = NO_INOS  # was so before, and is held still
         self.missing_share = 1.0  # of what lanes cover: it is to be staged
 
     def restart(self) -> None:
         self.seen.clear()
         self._passed.clear()
-        self.held = NO_INOS
+        self.held = self.rest = NO_INOS
 
     def see(self, starts: Positions, positions: Positions) -> None:
         """A reader was at each of these, in the batch that begins at `starts`."""
@@ -152,8 +153,8 @@ class Reached:
                 self._passed[start] = stop
         return np.concatenate(parts)
 
-    def hold(self, inos: Inos) -> None:
-        self.held = inos
+    def hold(self, inos: Inos, rest: Inos) -> None:
+        self.held, self.rest = inos, rest
 
     def note_missing(self, share: float) -> None:
         self.missing_share = share

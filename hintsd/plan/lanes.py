@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hintsd.follow.sequence import NO_POSITIONS, Inos, Positions
+from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions
 from hintsd.plan.files import (
     ARMED,
     FAILED,
@@ -27,6 +27,7 @@ from hintsd.plan.files import (
     Files,
     Wires,
     first_uses,
+    takes,
 )
 from hintsd.plan.job import Job
 from hintsd.plan.ram import Ram
@@ -93,14 +94,30 @@ class Lanes:
         chosen = chosen[first_uses(inos[chosen])]
         chosen = chosen[: fits(own[chosen], most_bytes)]
         self._let_go(passed, inos[chosen], others)
-        cost = np.where(files.flags[inos[chosen]] & HELD == 0, own[chosen], 0)
-        chosen = chosen[: fits(cost, ram.room_bytes)]
+        is_held = files.flags[inos[chosen]] & HELD != 0
+        rest = self._rest(job, np.concatenate([passed, inos[chosen]]))
+        left_bytes = most_bytes - int(own[chosen[is_held]].sum()) - ram.total_bytes(rest)
+        if left_bytes < 0:  # it had more than is its share now
+            count = takes(ram.bytes_of(rest[::-1]), -left_bytes)
+            self._let_go(rest[-count:], NO_INOS, others)
+            rest, left_bytes = rest[:-count], 0
+        cost = np.where(is_held, 0, own[chosen])
+        chosen = chosen[: fits(cost, min(left_bytes, ram.room_bytes))]
         ram.hold(inos[chosen])
-        reached.hold(inos[chosen])
+        reached.hold(inos[chosen], rest)
         will_read = coming & (flags & (STORED | HELD) == STORED)
         self._wire(
             inos[chosen], positions[chosen], lane[chosen], positions[will_read], lane[will_read]
         )
+
+    def _rest(self, job: Job, besides: Inos) -> Inos:
+        """What was held for it, and still is, but for these; what is needed last comes last."""
+        inos = np.concatenate([job.reached.rest, job.reached.held])
+        is_held = self._files.flags[inos] & (HELD | KEPT) == HELD
+        inos = inos[is_held & (self._ram.refs[inos] > 0)]
+        inos = inos[first_uses(inos)]
+        rest: Inos = inos[~np.isin(inos, besides)]
+        return rest
 
     def _let_go(self, passed: Inos, needed: Inos, others: list[Job]) -> None:
         """Of what was passed what neither this window needs soon nor another one has."""

@@ -237,8 +237,14 @@ class Ram:
     def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
         """What the mount has answered: `done` frames (docs/WIRE.md)."""
         known = (inos > 0) & (inos < len(self._files.flags))
-        inos, first = np.unique(inos[known], return_index=True)
-        results = results[known][first]
+        inos, results = inos[known], results[known]
+        while len(inos):
+            unique, first = np.unique(inos, return_index=True)
+            self._take(unique, results[first], now)
+            inos, results = np.delete(inos, first), np.delete(results, first)
+
+    def _take(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
+        """Answers about different files. One of two about one file is taken after the other."""
         self._ssd.done(inos, results)
         flags = self._files.flags[inos]
         sent = flags & SENT != 0

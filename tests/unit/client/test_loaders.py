@@ -225,7 +225,7 @@ def test_what_is_announced_is_read_and_nothing_is_changed(
     told = daemon.jobs[0]
     _check_announced(told, read)
     assert told.job["epochs"] == EPOCHS
-    assert told.job["workers"] == settings.get("num_workers", 0)
+    assert told.job["workers"] == settings.get("num_workers", 1)
     if told.job["spec"] is not None:
         foreseen = told.foreseen(LENGTH)
         for epoch in range(EPOCHS):
@@ -247,6 +247,17 @@ def test_later_epochs_are_foreseen(daemon: FakeHintsd, key: str) -> None:
     daemon.wait(lambda: daemon.jobs)
     assert daemon.jobs[0].job["spec"] is not None
     job.close()
+
+
+@pytest.mark.parametrize(("workers", "told"), [(0, 1), (1, 1), (3, 3)])
+def test_a_loader_without_workers_has_one_reader(
+    daemon: FakeHintsd, workers: int, told: int
+) -> None:
+    """0 is told where nobody knows: hintsd has to take sixteen for possible then."""
+    data = Numbers()
+    with hintsd.attach(DataLoader(data, 8, num_workers=workers), data.paths):
+        daemon.wait(lambda: daemon.jobs)
+        assert daemon.jobs[0].job["workers"] == told
 
 
 def test_steps_follow_the_reader(daemon: FakeHintsd) -> None:

@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from fusecache.base.wire import Result
 from hintsd.follow.sequence import Inos
 from hintsd.plan.commands import Withdrawn
-from hintsd.plan.files import KEPT, Files, Ssd
+from hintsd.plan.files import KEPT, STAGED, STORED, Files, Ssd
 from hintsd.plan.lanes import LOOK_MOST
 from hintsd.plan.ram import Ram
 from hintsd.plan.windows import AHEAD_SHARE, LANES_AHEAD_S, NEED_SHARE
@@ -160,6 +161,36 @@ def test_lanes_where_no_epoch_is_known_beyond_the_one_that_is_read() -> None:
     assert scene.planner._windows.has_lanes
     assert share <= 1.01 * (3000 - 200 + 200 // AHEAD_SHARE) / 3000
     assert traffic.wasted == 0
+
+
+def test_lanes_that_stand_still_give_their_room_to_a_validation() -> None:
+    """Its training goes on after it: from an epoch's end, or from the midst of one."""
+    for stops_at in (3000, 1600):
+        scene = make_scene(4000, 200, 0)
+        training, validation = np.split(np.arange(1, 4001, dtype=np.uint32), [3000])
+        orders = [scene.rng.permutation(training) for _ in range(8)]
+        scene.open("training", orders, samples=3000, workers=4, dataset=training)
+        for count, (_, ino) in enumerate(loader_reads(orders[0], 16, 4, 2, scene.rng)):
+            if count == stops_at:
+                break
+            scene.mount.read(ino, "training")
+            if count % 4 == 0:
+                scene.turn()
+        scene.open("validation", [validation] * 8, samples=1000, workers=4, dataset=validation)
+        scene.settle()
+        shares = []
+        for _ in range(2):
+            before = scene.mount.reads
+            for count, (_, ino) in enumerate(loader_reads(validation, 16, 4, 2, scene.rng)):
+                scene.mount.read(ino, "validation")
+                if count % 2 == 0:
+                    scene.turn()
+            shares.append((scene.mount.reads - before) / 1000)
+            for _ in range(70):
+                scene.turn(step_s=1)  # the training's share is not used any more
+        assert scene.planner._windows.has_lanes
+        assert shares[0] < 0.5, "with half of the room"
+        assert shares[1] < 0.25, "with all of it"
 
 
 def test_with_more_ram_lanes_are_windows_again() -> None:
@@ -443,3 +474,37 @@ def test_a_file_that_is_missed_twice_is_let_go_once() -> None:
     ram.read_first(np.array([3, 3, 3], np.uint32))
     ram.check_invariants()
     assert ram.held_bytes == FILE_BYTES
+
+
+def test_two_answers_about_a_file_that_come_together_both_count() -> None:
+    """A fetch has ended when the file was to be staged: that is answered a moment later."""
+    files, inos = Files(), np.array([3], np.uint32)
+    ssd = Ssd(files, Withdrawn())
+    ram = Ram(files, ssd, Withdrawn())
+    files.grow(5)
+    ram.grow(5)
+    ram.set_budget(200 * FILE_BYTES, 100 * FILE_BYTES)
+    ssd.set_room(100 * FILE_BYTES)
+    files.resize(inos, np.full(1, FILE_BYTES))
+    ssd.admit(inos, None)
+    ssd.fetch(inos)
+    ram.cover(inos, repeats=False)
+    ram.hold(inos)
+    ram.send(inos)
+    answers = np.array([Result.STORED, Result.STAGED_AND_STORED], np.uint8)
+    ram.done(np.array([3, 3], np.uint32), answers, 0.0)
+    ram.check_invariants()
+    ssd.check_invariants()
+    assert files.having(inos, STAGED).tolist() == files.having(inos, STORED).tolist() == [3]
+    assert not len(ram.retry(100.0, 10)), "staged it is"
+
+
+def test_uses_are_counted_as_far_as_they_can_be() -> None:
+    """Over a thousand epochs a file that is drawn often is still one of the most used."""
+    files = Files()
+    ssd = Ssd(files, Withdrawn())
+    files.grow(3)
+    for _ in range(1024):
+        ssd.count(np.array([1] * 64 + [2], np.uint32))
+    assert ssd.uses is not None
+    assert ssd.uses[1] > ssd.uses[2] == 1024

@@ -105,3 +105,21 @@ def test_where_nothing_is_told_the_reader_is_found_in_the_next_epoch(workers: in
         assert scene.planner._jobs["job"].progress.low >= (epoch - 1) * count
         assert scene.planner._jobs["job"].progress.high <= (epoch + 1) * count
     assert scene.planner._jobs["job"].progress.moves == 0
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("count", [100, 300, 1000])
+def test_a_pause_before_the_last_epoch_is_no_end(epochs: int, count: int) -> None:
+    """A validation, or a model that is compiled, takes longer than a lost wire is waited for."""
+    scene = Scene(same_sizes(count), ram_bytes=100 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count, epochs=epochs, batch_size=64, workers=8)
+    scene.turn()
+    for epoch in range(epochs):
+        for _ in range(40):
+            scene.turn(step_s=1)
+        assert scene.planner.status("job")["state"] in ("waiting", "idle", "running"), epoch
+        scene.read(orders[epoch].tolist())
+    for _ in range(40):
+        scene.turn(step_s=1)
+    assert scene.planner.finished("job")

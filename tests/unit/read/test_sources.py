@@ -105,6 +105,33 @@ def test_a_cache_that_hangs_is_a_miss_and_not_asked_again(monkeypatch: pytest.Mo
     assert faults.counts() == {"slow": 1}
 
 
+def test_while_all_threads_hang_in_the_cache_no_miss_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It hangs for longer than it is not asked again."""
+    monkeypatch.setattr(sources_module, "STORE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sources_module, "STORE_OFF_S", 0.1)
+    near = Hanging({1: b"0123456789"})
+    sources, _ = sources_of([near], [Fake({1: b"abcdefghij"}, COUNTS)])
+
+    async def hang() -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(sources_module.STORE_THREADS):
+                    nursery.start_soon(ask, sources, 1)
+            await trio.sleep(0.15)
+            begun_s = trio.current_time()
+            for _ in range(3):
+                assert await ask(sources, 1) == (b"cdef", COUNTS)
+            assert trio.current_time() - begun_s < 0.2
+        finally:
+            near.may_end.set()
+        while (await ask(sources, 1)).counts is not None:
+            await trio.sleep(0.01)
+
+    trio.run(hang)
+
+
 def test_a_cache_that_cannot_be_read_is_a_miss() -> None:
     near = Failing({}, error=OSError(errno.EMFILE, "too many files"))
     sources, faults = sources_of([near], [Fake({1: b"abcdefghij"}, COUNTS)])
