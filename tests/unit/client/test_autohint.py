@@ -123,7 +123,7 @@ def test_a_script_is_hinted_and_prints_the_same(
     hinted = _python(str(script))
     assert (hinted.returncode, hinted.stdout, hinted.stderr) == (0, printed, "")
     daemon.wait(lambda: all(told.is_gone for told in daemon.jobs))
-    assert [told.job["workers"] for told in daemon.jobs] == [2, 0]
+    assert [told.job["workers"] for told in daemon.jobs] == [2, 1]  # or the trainer itself
     assert len({told.pid for told in daemon.jobs}) == 1  # none comes from a worker
     assert all(told.job["path"] == root.encode() for told in daemon.jobs)
     read = [eval(line) for line in printed.splitlines()]
