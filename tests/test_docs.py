@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,11 @@ from tools.campaign_lib.__main__ import ATTACKS, main
 ROOT = Path(__file__).resolve().parent.parent
 CLAIM = re.compile(r"^\* \*\*([A-Z][0-9]+)\*\* ", re.MULTILINE)
 NAMED_FILE = re.compile(r"(?<![\w./])(?:fusecache|hintsd|tests|tools)/[\w/]+\.(?:py|pyi|c|sh)\b")
+IN_CODE = re.compile(r"(?<![\w./*{}<>-])(?:\w+/)*\w+\.(?:pyi?|[ch])\b(?!\*)")
+FROM = ("", "tests", "fusecache", "fusecache/native", "hintsd")  # where a path in code may begin
+# What comments and docstrings name of others, and the one face that all C files have.
+ELSEWHERE = ("_native.pyi", "dataloader.py", "S3FIFO.c", "train.py", "xxhash.h")
+ELSEWHERE_UNDER = ("torch/", "torchvision/")
 LINE_MOST = 120  # characters of a line of Markdown
 TABLES_OF_ROWS = (
     "| fusecache/ | what it owns",
@@ -90,6 +97,36 @@ def test_files_that_documents_name_are_there() -> None:
         for name in NAMED_FILE.findall(document.read_text()):
             if not (ROOT / name).exists():
                 missing.append((document.name, name))
+    assert missing == []
+
+
+def told_in(path: Path) -> list[str]:
+    """Its comments and docstrings."""
+    text = path.read_text()
+    if path.suffix in (".c", ".h"):
+        return re.findall(r"/\*.*?\*/|//.*", text, re.DOTALL)
+    found = [
+        node.value.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    told = [text for text in found if isinstance(text, str)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return told + [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def test_files_that_code_names_are_there() -> None:
+    """A bare name is of the same folder; a path begins at one of FROM."""
+    missing = []
+    for folder in ("fusecache", "hintsd", "tests", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.*")):
+            if path.suffix not in (".py", ".pyi", ".c", ".h"):
+                continue
+            for name in {name for text in told_in(path) for name in IN_CODE.findall(text)}:
+                places = [ROOT / start for start in FROM] if "/" in name else [path.parent]
+                is_there = any((place / name).exists() for place in places)
+                if not is_there and name not in ELSEWHERE and not name.startswith(ELSEWHERE_UNDER):
+                    missing.append((str(path.relative_to(ROOT)), name))
     assert missing == []
 
 

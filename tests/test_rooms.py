@@ -48,11 +48,14 @@ def modules(room: Path) -> list[Path]:
 
 
 def told(package: str) -> dict[str, list[str]]:
-    """Of each room: its modules, in its row of the table, or one line each below it."""
+    """Of each room, from the top: its modules and folders, in its row of the table (where what is
+    in brackets is no module), or one line each below it.
+    """
     text = (ROOT / TABLES[package]).read_text()
     rows = re.findall(r"^\| `(\w+)/` (?:\(pure\) )?\| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
-    found = {room: re.findall(r"`(\w+)`", modules) for room, modules in rows}
-    for room, module in re.findall(r"^\* `(\w+)/(\w+)`: ", text, re.MULTILINE):
+    bare = {room: re.sub(r"\([^)]*\)", "", modules) for room, modules in rows}
+    found = {room: re.findall(r"`(\w+)`", modules) for room, modules in bare.items()}
+    for room, module in re.findall(r"^\* `(\w+)/(\w+)/?`: ", text, re.MULTILINE):
         found[room].append(module)
     return found
 
@@ -66,7 +69,23 @@ def test_the_table_of_rooms_names_each(package: str) -> None:
 def test_the_table_of_rooms_names_their_modules(package: str) -> None:
     for room in rooms(package):
         if room.name not in OTHERS:
-            assert {path.stem for path in modules(room)} <= set(told(package)[room.name]), room
+            folders = [path.parent.name for path in room.glob("*/__init__.py")]
+            there = [path.stem for path in modules(room)] + folders
+            assert sorted(told(package)[room.name]) == sorted(there), room
+
+
+@pytest.mark.parametrize("package", TABLES)
+def test_imports_within_a_room_point_down(package: str) -> None:
+    """As the tables list its modules. A folder in a room is one of them."""
+    graph = grimp.build_graph(*TABLES)
+    for room in rooms(package):
+        names, above = told(package)[room.name], f"{package}.{room.name}."
+        place = {name: number for number, name in enumerate(names)} | {"__main__": -1}
+        inside = {each: each[len(above) :].split(".")[0] for each in graph.modules if above in each}
+        for module, name in inside.items() if room.name not in OTHERS else ():
+            imported = graph.find_modules_directly_imported_by(module) & inside.keys()
+            up = [target for target in imported if place[inside[target]] < place[name]]
+            assert not up, f"{module} imports {up}"
 
 
 @pytest.mark.parametrize("package", TABLES)

@@ -13,11 +13,11 @@ import numpy as np
 import trio
 
 from fusecache import _native
+from fusecache.ahead.depth import LimitedPool
 from fusecache.ahead.jobs import Job, Jobs
 from fusecache.ahead.large import POLL_S, LargeFiles
 from fusecache.ahead.marks import Answers, Inos, flags, flags_of, mark, refusal
 from fusecache.ahead.pages import Pages, Pushes
-from fusecache.ahead.pool import Pool
 from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.stored import Stored
 from fusecache.base.errors import OriginChanged, OriginError, OriginTimeout
@@ -117,7 +117,7 @@ class Fetching:
         fetcher: Fetcher,
         origin: Origin,
         misses: Misses,
-        pool: Pool,
+        pool: LimitedPool,
         stored: Stored,
         pages: Pages,
         to_stage: StageQueue,

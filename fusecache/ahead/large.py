@@ -6,9 +6,9 @@ from collections import deque
 
 import trio
 
+from fusecache.ahead.depth import LimitedPool
 from fusecache.ahead.marks import Answers, flags, mark
 from fusecache.ahead.pages import Pages
-from fusecache.ahead.pool import Pool
 from fusecache.base.errors import OriginChanged, OriginError
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
 from fusecache.base.wire import Result, Standing
@@ -30,7 +30,7 @@ class LargeFiles:
         fetcher: Fetcher,
         reader: Reader,
         packer: Packer,
-        pool: Pool,
+        pool: LimitedPool,
         pages: Pages,
         answers: Answers,
         metrics: Metrics,

@@ -1,4 +1,4 @@
-"""What is known of a file under a plan: its Standing (native/plan/plan.c), and how it ended."""
+"""What is known of a file under a plan: its Standing (native/plan/plan.h), and how it ended."""
 
 from __future__ import annotations
 

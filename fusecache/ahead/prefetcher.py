@@ -2,8 +2,9 @@
 
 Files of one block go through C: `_native.stage` pushes batches of them from their segments into the
 page cache, the fetch pool reads those that are not on SSD. Larger ones take the readers' way, block
-by block. The state of each inode is its PLAN_* flags: QUEUED until its turn comes (what clears it,
-cancels), FLYING while the origin or the publisher has it, WANTED while its pages are to stay.
+by block. The state of each inode is its `Standing` (C: PLAN_*): QUEUED until its turn comes (what
+clears it, cancels), FLYING while the origin or the publisher has it, WANTED while its pages are to
+stay.
 
 INVARIANT: nothing new is begun while readers' fetches wait for a thread or a place, while the
 publisher or the kernel is behind (FLYING_BYTES_MOST), or while the origin is away.
@@ -22,11 +23,11 @@ import numpy as np
 import trio
 
 from fusecache import _native
+from fusecache.ahead.depth import LimitedPool
 from fusecache.ahead.fetching import Fetching, Sorting
 from fusecache.ahead.large import LargeFiles
 from fusecache.ahead.marks import Answers, Inos, Report, Wishes, flags_of
 from fusecache.ahead.pages import Pages
-from fusecache.ahead.pool import Pool
 from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.staging import Staging
 from fusecache.ahead.stored import Stored
@@ -70,7 +71,7 @@ class Prefetcher:
         self._to_stage, self._to_fetch = StageQueue(), FetchQueue()
         self._pages = pages = Pages(kernel, mountpoint, metrics, self._to_stage.take_postponed)
         self._stored = stored = Stored(segments, packer, preloaded)
-        self._pool = Pool(pool, depth_most, bytes_per_s)
+        self._pool = LimitedPool(pool, depth_most, bytes_per_s)
         self.window = Window(kernel, metrics, self._restore)
         self._large = large = LargeFiles(
             fetcher, reader, packer, self._pool, pages, answers, metrics

@@ -1,1 +1,1 @@
-"""What every process of fusecache may use: errors, units, mounts, trust, the wire."""
+"""What every process of fusecache, and hintsd, may use: errors, units, mounts, trust, the wire."""

@@ -1,8 +1,8 @@
 """What the commands `fusecache` and `hintsd` share: how one begins and ends, and what it prints on.
 
 A mistake is one line on stderr ("fusecache: …") and an exit code of errors.EXIT_*, never a
-traceback. What a command does is its own module's. None runs where files of
-another version's hintsd were installed over fusecache's (docs/PACKAGES.md).
+traceback. What a command does is its own module's. None runs where files of another version's
+hintsd were installed over fusecache's (docs/PACKAGES.md).
 """
 
 from __future__ import annotations

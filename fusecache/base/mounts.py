@@ -8,7 +8,7 @@ A mount is known by its device number "major:minor". Its runtime directory is
 
     keeper.sock    requests to the keeper (restart, umount, info)
     control.sock   requests to the server (status, warm, verify); made and owned by the keeper
-    keeper.json    process ids, config, log path (see keeper.py)
+    keeper.json    process ids, config, log path (see keeper/keeper.py)
     log            the log of keeper and servers, unless the config names another file
 
 INVARIANT: stdlib only, no import of ours: the keeper imports this module.

@@ -1,7 +1,7 @@
 """`fusecache mount`, `restart` and `umount`: a mount begins, changes and ends.
 
-The keeper does it (keeper.py); here its settings are collected, it is started or asked, and its
-report is told.
+The keeper does it (keeper/keeper.py); here its settings are collected, it is started or asked, and
+its report is told.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 INVARIANT: about PUBLISH_BYTES wait at most. When the SSD is slower than the origin a fetch waits
 ROOM_WAIT_S for room, then goes on without being published.
 INVARIANT: only this task calls `Store.put_many` (one writer a segment).
-INVARIANT: while there is a plan, nothing that it has pinned is evicted (pins.py).
+INVARIANT: while there is a plan, nothing that it has pinned is evicted (table/pins.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Where the bytes of a block come from: one list, nearest first, for each miss.
+"""Where the bytes of a block come from: the near sources, then the far ones, nearest first.
 
-A READ goes by it (fetcher.py), and so do READs that wait for the fetch pool (misses.py). A plan
-asks the log and Segments (ahead/stored.py). The C fetch pool itself reads the origin: it is given
-only what no near source has. A new source, another host say, is one more entry of the list in
-server/serving.py.
+server/serving.py has the lists. A READ on the slow path goes by both (fetcher.py). READs that wait
+for the fetch pool ask the near ones (misses.py), and a plan asks the log and Segments
+(ahead/stored.py); the pool reads the origin. So a far source besides the origin, another host say,
+is asked on the slow path only: for small files, and for a plan, `Misses._is_there` and `Fetching`
+(ahead/fetching.py) would have to know it.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Loaded(NamedTuple):
 
 
 class Sources:
-    """The list.
+    """Both lists.
 
     INVARIANT: a slow or hanging cache disk is a miss, and never a reader's long wait: what is near
     is asked by threads of its own, for STORE_TIMEOUT_S, before a thread of the origin is taken.

@@ -1,7 +1,7 @@
 """The server process: loads the C extension in the right way, then serves.
 
 Started by the keeper with one JSON argument (see `launch.Launch`), or as a spare (`--spare FD`, see
-spare.py), which imports everything and waits for that argument. Says on the ready descriptor
+keeper/spare.py), which imports everything and waits for that argument. Says on the ready descriptor
 that it serves, or why it cannot. Exit code 0: unmounted, or asked to stop (SIGTERM); anything else
 is a crash to the keeper.
 

@@ -20,8 +20,8 @@ import pyfuse3
 import trio
 
 from fusecache import __version__, _native
+from fusecache.ahead.depth import threads_most
 from fusecache.ahead.plan import Plan
-from fusecache.ahead.pool import threads_most
 from fusecache.ahead.prefetcher import Prefetcher
 from fusecache.ahead.stored import Preloading
 from fusecache.base import metrics, mounts, processes, wire

@@ -241,8 +241,8 @@ def full_disk_bytes(place: Place, segment_bytes: int) -> int | None:
 
 
 def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.SegmentRow | None:
-    """The eviction policy: of the sealed segments, one in which nothing is in use, or else the one
-    fetched longest ago.
+    """By `lrf` alone (`may_go` asks the policy): of the sealed segments, one in which nothing is in
+    use, or else the one fetched longest ago.
     """
     sealed = [row for row in rows if row.sealed]
     return min(

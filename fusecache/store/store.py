@@ -18,7 +18,7 @@ from fusecache.store.capacity import Place
 from fusecache.store.directory.given import Faults, Given
 from fusecache.store.housekeeping import Housekeeping, Reconciler, reindex_own
 from fusecache.store.log import Logs
-from fusecache.store.publisher import Publisher
+from fusecache.store.puts import Puts
 from fusecache.store.reading import Quarantine, Reads
 from fusecache.store.reuse import Reuse
 from fusecache.store.types import Location, RecordFault, StoreSettings
@@ -47,7 +47,7 @@ class Store:
         self._quarantine = Quarantine()
         self._reads = Reads(self._attachment, self._quarantine)
         self._segment = OpenSegment(self._attachment)
-        self._publisher = Publisher(self._attachment, self._segment, self._quarantine)
+        self._puts = Puts(self._attachment, self._segment, self._quarantine)
         self.logs = Logs(self._attachment, self._segment)
         self._reconciler = Reconciler(self._attachment, self._segment, self.logs)
         housekeeping = Housekeeping(
@@ -62,8 +62,8 @@ class Store:
         self.check = self._reads.check
         self.quarantine = self._quarantine.add
         self.segment_path = self._given.segment_path
-        self.put = self._publisher.put
-        self.put_many = self._publisher.put_many
+        self.put = self._puts.put
+        self.put_many = self._puts.put_many
         self.sharing = self._attachment.sharing
         self.begin_log = self.logs.begin
         self.seal_in = self.logs.seal_in
@@ -193,7 +193,7 @@ class Store:
         self.logs.put_rows(place)
 
     def _gone(self, segno: int) -> None:
-        self._publisher.gone(segno)
+        self._puts.gone(segno)
         self._reads.gone(segno)
         if self._attachment.reuse is not None:
             self._attachment.reuse.gone(segno)
@@ -201,7 +201,7 @@ class Store:
 
     def _let_go(self) -> None:
         self._segment.abandon()
-        self._publisher.close()
+        self._puts.close()
 
     def _lost(self) -> None:
         self._quarantine.clear()

@@ -1,6 +1,6 @@
 """Access traces: which item was read when, by whom; in memory and as a file (docs/TRACES.md).
 
-It knows no mount: `recorder.py` records.
+It knows no mount: recording/recorder.py records.
 """
 
 from __future__ import annotations

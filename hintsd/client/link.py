@@ -45,8 +45,8 @@ Ways = tuple[Callable[[], Files], ...]
 _links: set[Link] = set()  # those with a thread, for the children of a fork
 
 
-class _Standing:
-    """Where a job stands, and why."""
+class _JobState:
+    """What a job is, and why."""
 
     def __init__(self) -> None:
         self._told: tuple[State, str] = ("waiting", "")  # by hintsd, on this connection
@@ -147,7 +147,7 @@ class Link:
         self._settled = threading.Event()  # welcome, or known to be without hints for now
         self._told = threading.Event()  # accepted, or a warning has said why not
         self._agenda = _Agenda(hint.start_epoch, hint.start_batch)
-        self._standing = _Standing()
+        self._state = _JobState()
         self._ways = list(ways)
         self._job: str | None = None
         self._path = self._shown_path  # without links, once it was found
@@ -163,18 +163,18 @@ class Link:
     @property
     def is_over(self) -> bool:
         """Whether nothing that is said now will ever be sent."""
-        return self._standing.is_over
+        return self._state.is_over
 
     def __str__(self) -> str:
         of = f" of {self._shown_path}" if self._shown_path else ""
-        state, reason = self._standing.shown
+        state, reason = self._state.shown
         why = f" ({reason})" if reason else ""
         return f"{self._job or 'unnamed'}{of}: {state}{why}"
 
     @property
     def state(self) -> State:
         """Where it stands now: see `Job.state`."""
-        return self._standing.shown[0]
+        return self._state.shown[0]
 
     def start(self) -> None:
         """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there, and not again
@@ -183,8 +183,8 @@ class Link:
             self._connection.prepare()
             self._thread.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, to be had
-            self._standing.explain(str(error))
-            self._standing.end()
+            self._state.explain(str(error))
+            self._state.end()
             warn_once(f"going on without hints: {error}", "no resources")
             return
         _links.add(self)
@@ -226,16 +226,16 @@ class Link:
     def give_up(self, why: str) -> None:
         """End the job, with a warning that says why."""
         if not self.is_over and not self._connection.is_stopping:
-            self._standing.explain(why)
+            self._state.explain(why)
             self._warn(f"{why}; going on without hints")
             self.stop()
 
     def leave(self, why: str) -> None:
         """Be over without a word. In a forked child: the connection is the parent's."""
-        self._standing.explain(why)
-        self._standing.end()
+        self._state.explain(why)
+        self._state.end()
         self._connection.leave()
-        self._standing.wait("")
+        self._state.wait("")
 
     # Everything below runs in the thread.
 
@@ -245,18 +245,18 @@ class Link:
         except Stopped:
             self._say_goodbye()
         except Unhinted as problem:
-            self._standing.explain(str(problem))
+            self._state.explain(str(problem))
             self._warn(str(problem), problem.reason)
         except wire.WireError as error:
             why = f"not understood, going on without hints: {error}"
-            self._standing.explain(why)
+            self._state.explain(why)
             self._warn(why, "protocol")
         except Exception as error:  # a fault of ours must not reach the trainer either
             why = f"going on without hints after an internal error: {error!r}"
-            self._standing.explain(why)
+            self._state.explain(why)
             self._warn(why)
         finally:
-            self._standing.end()
+            self._state.end()
             self._disconnect()
             _links.discard(self)
             self._agenda.clear()
@@ -286,7 +286,7 @@ class Link:
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
 
     def _disconnect(self, why: str = "") -> None:
-        self._standing.wait(why)
+        self._state.wait(why)
         self._connection.disconnect()
 
     def _report(self, error: OSError, elapsed_s: float) -> None:
@@ -333,7 +333,7 @@ class Link:
                 fail(answer)
             del self._ways[0]
         self._job = answer.fields.str("job", wire.FRAME_BYTES_MOST)
-        self._standing.tell("hinted")
+        self._state.tell("hinted")
         for warning in answer.fields.strings("warnings", 64, wire.FRAME_BYTES_MOST):
             self._warn(warning)
         self._told.set()
@@ -387,7 +387,7 @@ class Link:
             self._warn(said(frame))
         elif frame.type == "state":
             state = frame.fields.str("state", 64)
-            self._standing.tell(state, frame.fields.str("reason", TEXT_BYTES_MOST))
+            self._state.tell(state, frame.fields.str("reason", TEXT_BYTES_MOST))
             if state == "over":
                 raise Stopped
         elif frame.type == "error":

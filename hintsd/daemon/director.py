@@ -116,19 +116,19 @@ class Director:
 
     def sharers(self, mount: Mount) -> int:
         """How many of them are on its cache directory."""
-        facts = mount.standing.facts
+        facts = mount.server.facts
         assert facts is not None
         return sum(
-            peer.standing.facts is not None and peer.standing.facts.cache_dir == facts.cache_dir
+            peer.server.facts is not None and peer.server.facts.cache_dir == facts.cache_dir
             for peer in self._peers(mount)
         )
 
     def budgets(self, mount: Mount) -> tuple[int, int]:
         """Bytes of RAM for a mount's jobs, and of SSD beyond what is stored."""
-        facts, values = mount.standing.facts, mount.standing.values
+        facts, values = mount.server.facts, mount.server.values
         assert facts is not None
         ram_bytes = facts.ram_bytes
-        every = [peer.standing.facts for peer in self._peers(mount)]
+        every = [peer.server.facts for peer in self._peers(mount)]
         total_bytes = sum(peer.ram_bytes for peer in every if peer is not None)
         if self.ram_bytes is not None and total_bytes > self.ram_bytes:
             ram_bytes = self.ram_bytes * ram_bytes // total_bytes

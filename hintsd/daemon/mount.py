@@ -84,7 +84,7 @@ class Owner(Protocol):
     def tell_finished(self, job: str) -> None: ...
 
 
-class Standing:
+class ServerState:
     """What the mount's server says, on its plan channel."""
 
     def __init__(self) -> None:
@@ -165,12 +165,12 @@ class Mount:
     def __init__(self, owner: Owner, mountpoint: str) -> None:
         self.mountpoint = mountpoint
         self.jobs: dict[str, HintedJob] = {}
-        self.standing = Standing()
+        self.server = ServerState()
         self._owner = owner
         self._coming = Coming()
         self._send_event, self._events = trio.open_memory_channel[Event](EVENTS_MOST)
         self._link = MountLink(mountpoint, self._send_event)
-        self._planning = Planning(self.jobs, self._coming, lambda: self.standing.facts)
+        self._planning = Planning(self.jobs, self._coming, lambda: self.server.facts)
         self._supply = Supply(
             self.jobs, self._planning, owner.ordering, owner.tell_notice, self._wake
         )
@@ -183,8 +183,8 @@ class Mount:
     @property
     def takes_share(self) -> bool:
         """Whether its jobs have a part of what all mounts share."""
-        standing = self.standing
-        return standing.facts is not None and bool(self.jobs) and not standing.is_gone
+        server = self.server
+        return server.facts is not None and bool(self.jobs) and not server.is_gone
 
     # ---- its task --------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Mount:
 
     def fail(self) -> None:
         """Its task has ended with a fault: jobs stay, unplanned, until they are closed."""
-        self.standing.go_down()
+        self.server.go_down()
         self._has_failed = True
         for job in self.jobs.values():
             self._give_up(job, internal_error())
@@ -234,10 +234,10 @@ class Mount:
 
     async def _advance(self) -> None:
         """Tell the planner what has happened, send what it decides, report."""
-        channel = self.standing.ready_channel
+        channel = self.server.ready_channel
         found = await self._planning.decide(
             # another one may have come, and what was planned for this one is void
-            lambda: channel is not None and self.standing.channel is channel
+            lambda: channel is not None and self.server.channel is channel
         )
         if found is None:
             return
@@ -290,7 +290,7 @@ class Mount:
         job = HintedJob(name, hint, root, place, resume_at is not None)
         found = await self._resolve(job, hint.files)
         warnings, inos = found.warnings, None
-        if (facts := self.standing.facts) is not None and facts.ram_bytes == 0:
+        if (facts := self.server.facts) is not None and facts.ram_bytes == 0:
             warnings.append(f"{self.mountpoint} has no RAM budget: files are only put on SSD")
         job.resolve(found.samples.inos)
         spec = hint.spec_over(job.samples)
@@ -304,7 +304,7 @@ class Mount:
                 if self._link.identity not in (None, channel.facts.identity):
                     return None
                 self._assert_sound()
-                self.standing.learn(channel.facts)
+                self.server.learn(channel.facts)
                 await planning.learn(found.samples.inos, found.samples.sizes, found.stored)
                 self.jobs[name] = job
                 if spec is not None:
@@ -376,25 +376,25 @@ class Mount:
                 finally:
                     del self.jobs[name]
         self._wake()
-        return job.shown(self.mountpoint, is_gone=self.standing.is_gone)
+        return job.shown(self.mountpoint, is_gone=self.server.is_gone)
 
     # ---- what the mount says ---------------------------------------------------------------------
 
     async def _take_events(self) -> None:
-        standing = self.standing
+        server = self.server
         async for event in self._events:
             if isinstance(event, Up):
                 await self._come_up(event.channel)
             elif isinstance(event, Down):
-                standing.go_down()
+                server.go_down()
             elif isinstance(event, Gone):
-                standing.go()
+                server.go()
                 for name in self.jobs:
                     self._owner.tell_notice(name, f"{self.mountpoint} is not mounted any more")
             elif isinstance(event, State):
                 self._take_state(event)
             elif isinstance(event, Seen):
-                standing.lose(event.lost)
+                server.lose(event.lost)
                 self._planning.tell(event)
             else:
                 assert isinstance(event, Done)
@@ -404,13 +404,13 @@ class Mount:
     async def _come_up(self, channel: Channel) -> None:
         """A server is there: what was sent to another one is void."""
         planning = self._planning
-        if not self.standing.come_up(channel):
-            planning.tell(planning.planner.disconnected, self.standing.layout(planning.planner))
+        if not self.server.come_up(channel):
+            planning.tell(planning.planner.disconnected, self.server.layout(planning.planner))
             return
         # Mounted anew: inode numbers mean other files.
         async with planning.lock:
             planning.begin_anew()
-            planning.tell(self.standing.layout(planning.planner))
+            planning.tell(self.server.layout(planning.planner))
             for job in self.jobs.values():
                 self._nursery.start_soon(self._plan_anew, job, planning.planner)
 
@@ -450,19 +450,19 @@ class Mount:
         self._wake(orders=True)
 
     def _take_state(self, state: State) -> None:
-        standing, owner, tell = self.standing, self._owner, self._planning.tell
+        server, owner, tell = self.server, self._owner, self._planning.tell
         planner, values = self._planning.planner, state.values
-        has_changed = standing.take(state)
+        has_changed = server.take(state)
         tell(functools.partial(planner.set_budgets, *owner.budgets(self)))
-        knows_pins = standing.facts is not None and standing.facts.knows_pins
+        knows_pins = server.facts is not None and server.facts.knows_pins
         is_alone = owner.sharers(self) == 1
         tell(
             functools.partial(planner.set_pins, knows_pins, values["pins"], others_may_go=is_alone)
         )
         tell(functools.partial(planner.trails.record, values["recording"]))
-        tell(functools.partial(planner.set_origin_rate, standing.origin_bytes_per_s))
-        if state.probe is not None and standing.facts is not None:
-            tell(standing.layout(planner))
+        tell(functools.partial(planner.set_origin_rate, server.origin_bytes_per_s))
+        if state.probe is not None and server.facts is not None:
+            tell(server.layout(planner))
         if (why := PACKING_REFUSED.get(values.get("packing", 0))) is not None:
             refuse = functools.partial(planner.packing_refused, why)
             tell(lambda: refuse(clock()))
@@ -479,7 +479,7 @@ class Mount:
     def status(self) -> dict[str, Any]:
         shown = {
             "mountpoint": self.mountpoint,
-            **self.standing.shown(),
+            **self.server.shown(),
             "jobs": len(self.jobs),
         }
         if not shown["connected"]:
@@ -487,5 +487,5 @@ class Mount:
         return shown
 
     def job_statuses(self) -> list[dict[str, Any]]:
-        is_gone = self.standing.is_gone
+        is_gone = self.server.is_gone
         return [job.shown(self.mountpoint, is_gone=is_gone) for job in self.jobs.values()]

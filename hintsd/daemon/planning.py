@@ -24,7 +24,7 @@ from fusecache.base import wire
 from fusecache.base.wire import Observed
 from hintsd.daemon.hinted_job import SHORT_EPOCH, HintedJob
 from hintsd.daemon.mount_link import Bytes, Done, Inos, MountFacts, Seen
-from hintsd.follow.readers import OWN, Hinted, Readers, Standings
+from hintsd.follow.readers import OWN, Hinted, Readers, Whose
 from hintsd.follow.trail import Passed
 from hintsd.orders.drawing import Order
 from hintsd.plan.commands import Command
@@ -269,7 +269,7 @@ class Planning:
         self,
         inos: Inos,
         reads: npt.NDArray[np.bool_],
-        whose: Mapping[str, Standings],
+        whose: Mapping[str, Whose],
         now: float,
     ) -> None:
         for job in self._jobs.values():

@@ -50,8 +50,8 @@ JOURNAL_DIRECTORY: Final = "jobs"
 _BACKLOG: Final = 128
 
 T = TypeVar("T")
-Standing = tuple[str, str]  # state and reason of a `state` message
-_HINTED: Final[Standing] = ("hinted", "")
+JobState = tuple[str, str]  # state and reason of a `state` message
+_HINTED: Final[JobState] = ("hinted", "")
 
 
 class CannotServe(UserError):
@@ -69,7 +69,7 @@ class _Connection:
     job: LiveJob | None = None
     arrays: Arrays = field(default_factory=Arrays)
     notices: int = 0  # that are being sent
-    told: Standing | None = None  # what its job is; None: it is not to be told
+    told: JobState | None = None  # what its job is; None: it is not to be told
 
 
 def is_allowed(peer_uid: int, own_uid: int) -> bool:
@@ -408,11 +408,11 @@ class Server:
                 if job is None or told is None or connection.notices >= NOTICES_MOST:
                     continue
                 status = status or self._director.status()
-                standing = _standing(job, status)
-                if standing != told:
-                    connection.told = standing
+                is_now = _job_state(job, status)
+                if is_now != told:
+                    connection.told = is_now
                     connection.notices += 1
-                    state, reason = standing
+                    state, reason = is_now
                     self._nursery.start_soon(
                         functools.partial(
                             self._notify, connection, "state", state=state, reason=reason
@@ -428,7 +428,7 @@ class Server:
             connection.notices -= 1
 
 
-def _standing(job: LiveJob, status: dict[str, Any]) -> Standing:
+def _job_state(job: LiveJob, status: dict[str, Any]) -> JobState:
     """What a client is told of its job, by the Director's `status`."""
     if job.is_over:
         return "over", job.reason

@@ -31,7 +31,7 @@ KNOWN_MOST: Final = 4096
 ANCESTORS_MOST: Final = 256
 
 Pids: TypeAlias = npt.NDArray[np.uint32]
-Standings: TypeAlias = npt.NDArray[np.uint8]
+Whose: TypeAlias = npt.NDArray[np.uint8]
 Lineage: TypeAlias = tuple[int, ...]
 """A process, its parent, and so on; ends with 0 when all were seen."""
 
@@ -62,7 +62,7 @@ class Readers:
 
     def whose(
         self, processes: Pids, parents: Pids, jobs: Mapping[str, Hinted], now: float
-    ) -> dict[str, Standings]:
+    ) -> dict[str, Whose]:
         """How each request, of a process that has (or had) a parent, shapes (n,), stands to each of
         `jobs`: OWN, STRANGER, ANOTHERS or UNKNOWN, shape (n,).
         """
@@ -70,15 +70,15 @@ class Readers:
         pairs = processes.astype(np.uint64) << np.uint64(32) | parents
         different, which = np.unique(pairs, return_inverse=True)
         told: dict[tuple[tuple[Hinted, ...], bool], list[int]] = {}
-        standings = []
+        rows = []
         for pair in different.tolist():
             lineage = self._lineage(pair >> 32, pair & 0xFFFF_FFFF, now)
             owners = tuple(job for job in trainers if job.process in lineage)
             is_seen = bool(lineage) and lineage[-1] == 0
             if (owners, is_seen) not in told:  # all workers of a rank are alike
-                told[owners, is_seen] = [_standing(job, owners, is_seen) for job in jobs.values()]
-            standings.append(told[owners, is_seen])
-        table = np.array(standings, np.uint8).reshape(len(different), len(jobs))
+                told[owners, is_seen] = [_whose(job, owners, is_seen) for job in jobs.values()]
+            rows.append(told[owners, is_seen])
+        table = np.array(rows, np.uint8).reshape(len(different), len(jobs))
         return {job: table[which, column] for column, job in enumerate(jobs)}
 
     def _trainers(self, jobs: Mapping[str, Hinted], now: float) -> list[Hinted]:
@@ -119,7 +119,7 @@ class Readers:
         return tuple(lineage)
 
 
-def _standing(job: Hinted, owners: tuple[Hinted, ...], is_seen: bool) -> int:
+def _whose(job: Hinted, owners: tuple[Hinted, ...], is_seen: bool) -> int:
     """Of a request of these jobs' process, to a job. `is_seen`: all its ancestors were."""
     if job in owners:
         return OWN

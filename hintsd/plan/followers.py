@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fusecache.base.wire import Observed, Standing
-from hintsd.follow.readers import ANOTHERS, OWN, STRANGER, Pids, Standings
+from hintsd.follow.readers import ANOTHERS, OWN, STRANGER, Pids, Whose
 from hintsd.follow.search import (
     ENOUGH,
     EPOCHS_LEAST,
@@ -52,7 +52,7 @@ class _Seen(NamedTuple):
     inos: Inos
     kinds: npt.NDArray[np.uint8]
     processes: Pids
-    whose: Mapping[str, Standings]
+    whose: Mapping[str, Whose]
     now: float
 
     def part(self, chosen: slice | Mask) -> _Seen:
@@ -223,7 +223,7 @@ class Followers:
         inos: Inos,
         kinds: npt.NDArray[np.uint8],
         now: float,
-        whose: Mapping[str, Standings] | None = None,
+        whose: Mapping[str, Whose] | None = None,
         processes: Pids | None = None,
     ) -> None:
         """`seen` frames (docs/WIRE.md). `whose`: for each job who made each of these observations

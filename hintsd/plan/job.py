@@ -1,11 +1,16 @@
 """What is known of one training job on one mount, and how far each part of the plan has come with
 it (pure).
 
-The marks of each part are an object, and change by its methods alone. windows.py calls those of
-`Window` (staging.py: what is sent of it), lanes.py of `Reached`, placement.py of `Placed`
-(followers.py and planner.py: an order is new, fetches were taken back), layout.py of
-`Log` (staging.py: what has moved), followers.py of `Wiring`, followers.py of `Tally`
-(planner.py: time passes). `Job` says what becomes of the job, and changes what several parts go by.
+The marks of each part are an object, and change by its methods alone. These call them:
+
+* `Window`: windows.py (staging.py: what is sent of it)
+* `Reached`: lanes.py
+* `Placed`: placement.py (followers.py and planner.py: an order is new, fetches were taken back)
+* `Log`: layout.py (staging.py: what has moved)
+* `Wiring`: followers.py
+* `Tally`: followers.py (planner.py: time passes)
+
+`Job` says what becomes of the job, and changes what several parts go by.
 
 INVARIANT: begin ≤ sent ≤ end; a job that is not live has an empty window.
 """

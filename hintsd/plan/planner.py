@@ -1,11 +1,16 @@
 """From access sequences, sizes and budgets to commands for one mount: what to stage, fetch, drop
 and arm, in which order and when (pure: no I/O, no clock of its own).
 
-The rules are docs/HINTS.md's; HDMLP 3.1 is where they come from. Each has its module: which files
-are in RAM, windows.py; in which order they are sent, staging.py; which are on SSD, placement.py;
-how they lie there, layout.py; which reader is where, and whether it
-follows its order, followers.py. All of them go by the state of each file (files.py, ram.py) and of
-each job (job.py). Here jobs come and go, and the parts are asked in turn.
+The rules are docs/HINTS.md's; HDMLP 3.1 is where they come from. Each has its module:
+
+* which files are in RAM: windows.py
+* in which order they are sent: staging.py
+* which are on SSD: placement.py
+* how they lie there: layout.py
+* which reader is where, and whether it follows its order: followers.py
+
+All of them go by the state of each file (files.py, ram.py) and of each job (job.py). Here jobs come
+and go, and the parts are asked in turn.
 
 INVARIANT: what is sent is sent for a job that is live: what no live job wants is taken back when
 one ends, or is taken for wrong.

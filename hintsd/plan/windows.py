@@ -208,17 +208,17 @@ class Windows:
             growing = [job for job in jobs if job.name not in blocked]
             if not growing:
                 break
-            small = min(growing, key=_standing)
+            small = min(growing, key=_in_turn)
             others = [job for job in jobs if job is not small]
             share = self._ram.budget_bytes
-            if others and not (nearest := min(others, key=_standing)).yields:
+            if others and not (nearest := min(others, key=_in_turn)).yields:
                 ahead_bytes = nearest.window.size_bytes - small.window.size_bytes
                 share = max(ahead_bytes, 0) + uneven_bytes
             taken = self._extend(small, share, min(work, CHUNK))
             work -= taken
             if taken:
                 continue
-            large = max(others, key=_standing, default=None)
+            large = max(others, key=_in_turn, default=None)
             excess = 0 if large is None else _excess_bytes(large, small)
             if large is None or excess <= even_bytes or not self._shrink(large, excess // 2):
                 blocked.add(small.name)
@@ -349,7 +349,7 @@ class Windows:
         assert (refs == self._ram.refs).all()
 
 
-def _standing(job: Job) -> tuple[bool, int]:
+def _in_turn(job: Job) -> tuple[bool, int]:
     """Windows grow in this order, and shrink in the opposite one."""
     return job.yields, job.window.size_bytes
 

@@ -72,7 +72,8 @@ def check_traffic(mount: Mount, directed: Directed, read: Callable[[int], None])
     missing = 1 - mount.value("ssd", "blocks") / FILES - KEPT_SHARE
     told = repr((shares, missing, directed.status(), mount.status()))
     assert 0.3 < missing < 0.62, told
-    # exact is unit/test_planner_kept.py; here what hintsd wants crosses what it has not heard of
+    # exact is unit/plan/test_planner_kept.py; here what hintsd wants crosses what it has not heard
+    # of
     assert sum(shares) <= 1.05 * (1 + (EPOCHS - 1) * missing), told
     window_share = RAM_BYTES / (FILES * PAGES_BYTES) - KEPT_SHARE
     assert shares[0] <= 1.05 + window_share, told

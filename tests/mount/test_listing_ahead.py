@@ -48,7 +48,7 @@ def test_siblings_are_listed_once_and_ahead(
     os.listdir(mount.path)
     list_some(mount, names[:1])
     assert listed(faulty, names) == names[:1]  # one alone
-    # How many exactly: unit/read/test_listing_ahead.py. A reader that comes to one which is being
+    # How many exactly: unit/read/test_directories.py. A reader that comes to one which is being
     # listed just now brings more.
     list_some(mount, names[1:2])
     eventually(lambda: len(listed(faulty, names)) >= 3)

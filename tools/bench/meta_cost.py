@@ -3,9 +3,9 @@
 Run as a process: `python -m tools.bench.meta_cost SAMPLES`. hintsd's planner makes the orders of
 two epochs, cuts them into chunks and announces the log of the second; its frames go over a Unix
 socket to a forked process that plays the mount: it decodes them and fills the index in C, as
-packer.py does. Prints JSON: chunks; of hintsd, mount and both together cpu_s (of all threads, from
-the first order to the opened log) and bytes (the peak above what was resident before: modules, the
-sizes of all files, the mount's inode table).
+reorder/packer.py does. Prints JSON: chunks; of hintsd, mount and both together cpu_s (of all
+threads, from the first order to the opened log) and bytes (the peak above what was resident before:
+modules, the sizes of all files, the mount's inode table).
 """
 
 import json

@@ -4,7 +4,7 @@ Run as a process: `python -m tools.bench.plan_cost DIRECTORIES FILES`; prints "S
 the first commands were decided, and the most memory that was resident meanwhile, in this process
 and in torch's, which begins with the clock. The listings come
 as frames over a Unix socket, as a mount's server sends them, from a forked process that invents
-them; all else is hintsd's own code in the order in which mount.py calls it.
+them; all else is hintsd's own code in the order in which daemon/mount.py calls it.
 """
 
 import errno

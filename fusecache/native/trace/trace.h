@@ -12,7 +12,7 @@ struct access {
 	uint32_t ino;
 	uint32_t who; /* thread id << 8 | SEEN_* | TRACE_CONTINUES */
 };
-_Static_assert(sizeof(struct access) == 16, "recording.py knows it");
+_Static_assert(sizeof(struct access) == 16, "recording/recording.py knows it");
 extern _Atomic uint8_t trace_mode;
 static inline bool trace_is(uint8_t bit) { return atomic_load_explicit(&trace_mode, memory_order_relaxed) & bit; }
 int trace_begin(bool wires, bool lookups); /* -EBUSY: a recording is under way */

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fusecache.ahead.pool import Depth, TokenBucket
+from fusecache.ahead.depth import Depth, TokenBucket
 
 FILE_BYTES = 110_000
 

@@ -25,8 +25,8 @@ def test_no_mount(tmp_path: Path) -> None:
 
 def mounted(owner: Director, name: str, cache_dir: str, ram_bytes: int) -> Mount:
     mount = Mount(owner, name)
-    mount.standing.learn(MountFacts(name, name, cache_dir, ram_bytes, 0))
-    mount.standing.values = {"ssd_room_bytes": 900}
+    mount.server.learn(MountFacts(name, name, cache_dir, ram_bytes, 0))
+    mount.server.values = {"ssd_room_bytes": 900}
     mount.jobs["job"] = cast(Any, None)
     owner._mounts[name] = mount
     return mount
@@ -43,5 +43,5 @@ def test_budgets_are_shared() -> None:
     ]  # fmt: skip
     third.jobs.clear()  # without jobs it needs nothing
     assert owner.budgets(first) == (400, 450)
-    second.standing.go()  # its job waits for it to be mounted again
+    second.server.go()  # its job waits for it to be mounted again
     assert owner.budgets(first) == (800, 900)

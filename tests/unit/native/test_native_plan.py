@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fusecache import _native
-from fusecache.ahead.pool import LOST_MOST
+from fusecache.ahead.depth import LOST_MOST
 from fusecache.base.errors import UnknownInode
 from fusecache.config.settings import PREFETCH_DEPTH_MAX
 from fusecache.read.misses import FLYING_MOST

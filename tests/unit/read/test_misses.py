@@ -231,7 +231,7 @@ def test_what_was_answered_before_its_turn_is_not_fetched(scene: Scene) -> None:
 
 
 def test_it_says_that_some_wait_for_a_place(scene: Scene) -> None:
-    """Then a plan begins no fetches (fetching.py)."""
+    """Then a plan begins no fetches (ahead/fetching.py)."""
 
     async def act() -> None:
         assert not scene.misses.is_crowded

@@ -163,8 +163,8 @@ class TokenBucket:
         self._tokens -= size_bytes
 
 
-class Pool:
-    """Of one mount. Its fetches outlive their plan."""
+class LimitedPool:
+    """The fetch pool of one mount, within depth and bandwidth. Its fetches outlive their plan."""
 
     def __init__(self, pool: FetchPool, depth_most: int, bytes_per_s: int | None) -> None:
         self._pool = pool

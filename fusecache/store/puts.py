@@ -84,7 +84,7 @@ class StoredBlocks:
             self.gone(segno)
 
 
-class Publisher:
+class Puts:
     """One thread of the process at a time."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Publisher:
 
 
 class _How(NamedTuple):
-    """See `Publisher.put_many`."""
+    """See `Puts.put_many`."""
 
     evict: bool
     asked: bool
