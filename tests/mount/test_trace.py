@@ -53,7 +53,10 @@ class Recorder:
             text=True,
             env=environment(),
         )
-        eventually(lambda: path.exists() or self.process.poll() is not None)
+        eventually(lambda: self._has_header() or self.process.poll() is not None)
+
+    def _has_header(self) -> bool:
+        return self.path.exists() and self.path.stat().st_size > 0
 
     def wait(self) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
