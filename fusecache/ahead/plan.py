@@ -152,8 +152,11 @@ class Plan:
     async def state(self) -> dict[str, int]:
         pins = self._prefetcher.pins.number  # now: what is said of room heeds them at least
         usage = await trio.to_thread.run_sync(self._store.usage)
+        stored_bytes = self._store.stored_bytes()
         room_bytes = await trio.to_thread.run_sync(self.packer.room_bytes, abandon_on_cancel=True)
         is_full = room_bytes == 0 and await self._is_disk_full()
+        if not self.packer.is_open:  # hintsd may have been told of what was stored meanwhile
+            room_bytes = max(0, room_bytes - (self._store.stored_bytes() - stored_bytes))
         now = self.metrics.read()
         origin_files, origin_bytes = read_so_far(now)
         return {

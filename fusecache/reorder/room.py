@@ -65,15 +65,20 @@ class Room:
         self._store = store
         self._pins = pins
         self._free = 0
+        self._stored_bytes = 0  # of the store, when that was looked at
         self._until = 0.0  # when that will not do any more ...
         self._number = 0  # ... of the list of pins
 
     def of_store(self, has_logs: bool) -> int:
         """May wait for the disk."""
         pins = self._pins
-        if pins is not None and pins.may_evict and not has_logs:
-            return self._look(lambda: self._store.room_bytes(pins.segments))
-        return self._look(self._store.room_bytes)
+        if has_logs:  # `take` is told all
+            return self._look(self._store.room_bytes)
+        if pins is not None and pins.may_evict:
+            free = self._look(lambda: self._store.room_bytes(pins.segments))
+        else:
+            free = self._look(self._store.room_bytes)
+        return max(0, free - (self._store.stored_bytes() - self._stored_bytes))
 
     def of_log(self, opened: Log) -> int:
         """May wait for the disk."""
@@ -82,7 +87,7 @@ class Room:
     def _look(self, room_bytes: Callable[[], int]) -> int:
         begin, number = time.monotonic(), 0 if self._pins is None else self._pins.number
         if begin >= self._until or number != self._number:
-            self._number = number
+            self._number, self._stored_bytes = number, self._store.stored_bytes()
             self._free = room_bytes()
             self._until = begin + LOOK_SHARE * (time.monotonic() - begin)
         return self._free

@@ -75,6 +75,7 @@ class Store:
         self.directories = accounts.directories
         self.room_bytes = accounts.room_bytes
         self.full_disk_bytes = accounts.full_disk_bytes
+        self.stored_bytes = accounts.stored_bytes
         self.taken_bytes = accounts.taken_bytes
 
     # ---- open and close --------------------------------------------------------------------------

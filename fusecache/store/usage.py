@@ -111,6 +111,10 @@ class Accounts:
         except (*idx.ERRORS, OSError):
             return None  # whoever puts will say what is wrong
 
+    def stored_bytes(self) -> int:
+        """What this process has stored so far. Any thread, at no cost."""
+        return self._segment.seen.payload_bytes
+
     def taken_bytes(self, length: int) -> int:
         """What is reserved, at most, for a block of that length: all of a new segment and of its
         index rows, where the open one has no room for it.

@@ -47,6 +47,11 @@ class RecordsSeen:
         self._sums = (count, payload, length, rows)
         self.largest_bytes = max(self.largest_bytes, record.record_len)
 
+    @property
+    def payload_bytes(self) -> int:
+        """Of all of them. Any thread."""
+        return self._sums[1]
+
     def mean(self) -> MeanRecord:
         """What takes room is rounded up. Any thread."""
         count, payload, length, rows = self._sums

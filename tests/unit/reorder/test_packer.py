@@ -79,6 +79,7 @@ class Disk:
         self.orphans_bytes = 0  # that dead writers have reserved, and nobody has adopted yet
         self.segment_bytes = 0  # of the new one that the store needs for what comes; 0: none
         self.limit_bytes = 1 << 30
+        self.put_bytes = 0  # in the store
         self.segments = {STATIC}
         self.rows = {STATIC: 10}
         self.in_use: set[int] = set()  # being written by another store
@@ -127,6 +128,9 @@ class Disk:
         self.room_bytes += found
         self.adopted += found > 0
         self.rowless += self.orphaned
+
+    def stored_bytes(self) -> int:
+        return self.put_bytes
 
     def taken_bytes(self, length: int) -> int:
         return self.segment_bytes or length
@@ -638,6 +642,23 @@ def test_without_an_open_log_a_new_segment_takes_what_is_written_into_it(
     monkeypatch.setattr(disk, "room_bytes", lambda: BLOCK_BYTES)
     assert disk.packer.has_spare(BLOCK_BYTES)
     assert not disk.packer.has_spare(BLOCK_BYTES + 1)
+
+
+def test_what_is_stored_is_no_room_any_more(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as long as nobody looks for it, and where it came while someone looked."""
+
+    def look() -> int:
+        disk.now += 1.0
+        left = 1_000 - disk.put_bytes
+        disk.put_bytes += 100
+        return left
+
+    monkeypatch.setattr(disk, "room_bytes", look)
+    assert disk.packer.room_bytes() == 900
+    disk.put_bytes += 300
+    assert disk.packer.room_bytes() == 600
+    disk.put_bytes += 1_000
+    assert disk.packer.room_bytes() == 0
 
 
 def test_what_is_drawn_is_no_room_any_more(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

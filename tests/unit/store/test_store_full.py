@@ -12,7 +12,7 @@ import pytest
 
 from fusecache.base import digest
 from fusecache.store import Location, Version
-from fusecache.store.index import rows
+from fusecache.store.index import database, rows
 from fusecache.store.segment import format as fmt
 from tests.support.store_support import (
     DATASET,
@@ -203,8 +203,11 @@ def test_a_record_is_read_while_the_next_is_written_into_its_page(tmp_path: Path
         assert store.faults == []
 
 
-def test_a_checkpoint_waits_for_that_of_another_process(tmp_path: Path) -> None:
+def test_a_checkpoint_waits_for_that_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else SQLite's log grows beyond what is reserved for it."""
+    monkeypatch.setattr(database, "_CHECKPOINT_SECONDS", 30.0)  # the other has no time of its own
     with opened(tmp_path) as store:
         payload = content(1, 100)
         assert store.store.put_many(DATASET, [(path_of(1), version_of(payload), 0, payload)])[0]
