@@ -85,14 +85,15 @@ class Progress:
         self.is_low_known = workers > 1
         """Whether all that lies before `low` was read: a slow worker is waited for."""
         self._told = self.low = self.high = start  # _told: by the trainer, the last time
-        self._unstepped = start  # `low`, had there been no steps
+        # `high` and `low`, had there been no steps; and `low` a while ago
+        self._observed = self._unstepped = self._low_before = start
         self.moves, self.moved_to = 0, start  # to where its way did not lead; the last place
         self._unseen = 0  # samples beyond `high` that may be read: others have fired the wires
         self.begun = False
         self.passed_samples = 0
         self.samples_per_s = 0.0
         self.confirmed_at = now
-        self._paced = (now, start)
+        self._paced, self._paced_low = (now, start), start
         self._last_step: int | None = None
         self.evidence = Evidence(
             samples_per_epoch,
@@ -131,10 +132,10 @@ class Progress:
 
     @property
     def _floor(self) -> int:
-        """What is used from here on may not have been read yet: a step is here before the reads
-        that it tells of.
+        """What is used from here on may be told of only now: a step is here before the reads that
+        it is about, by as much as a reader comes on in PACE_S on a busy machine.
         """
-        return max(self._unstepped, self.low - self.slack)
+        return max(self._unstepped, min(self.low, self._low_before) - self.slack)
 
     def place(self, candidates: Positions, unfired: int | None) -> Positions:
         """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
@@ -183,13 +184,14 @@ class Progress:
         self.begun = True
         self.confirmed_at = now
         self.high = max(self.high, position + 1)
+        self._observed = max(self._observed, position + 1)
 
     def reach(self, position: int, now: float) -> None:
         """All wires before `position` have fired: chance cannot do that."""
         if position > self.high:
             self.begun = True
             self.confirmed_at = now
-            self.high = position
+            self.high = self._observed = position
 
     # --- moving
 
@@ -198,12 +200,15 @@ class Progress:
         read, and never more than `slack` behind `high`. Before `wired_from` (None: anywhere) no
         wires are laid, and that none stands there says nothing of a slow worker.
         """
-        first = self.high if unfired is None else min(unfired, self.high)
-        seen = max(self._unstepped, self.high - self.slack)
+        self._unstepped = max(self._unstepped, self._low_of(self._observed, unfired, wired_from))
+        self._advance(max(self.low, self._low_of(self.high, unfired, wired_from)))
+
+    def _low_of(self, high: int, unfired: int | None, wired_from: int | None) -> int:
+        """As far as it goes by the furthest position."""
+        first = high if unfired is None else min(unfired, high)
         if wired_from is not None and first - self._reading >= wired_from:
-            seen = max(seen, first - self._reading)
-        self._unstepped = seen
-        self._advance(max(self.low, seen))
+            return max(high - self.slack, first - self._reading)
+        return high - self.slack
 
     def _advance(self, low: int) -> None:
         self.passed_samples += low - self.low
@@ -225,6 +230,7 @@ class Progress:
         """The reader is found in this epoch: a loader begins it when all before is read."""
         start = epoch * self._epoch_samples
         self._unstepped = max(self._unstepped, start)
+        self._observed = max(self._observed, start)
         self.high = max(self.high, start)
         self._advance(max(self.low, start))
 
@@ -243,8 +249,9 @@ class Progress:
         self.moved_to = position
         if position > self.low:
             self._advance(position)
-        self.low = self.high = self._unstepped = position
-        self._paced = (now, position)
+        self.low = self.high = position
+        self._observed = self._unstepped = self._low_before = position
+        self._paced, self._paced_low = (now, position), position
         self.confirmed_at = now
         self.evidence.forget()
 
@@ -274,6 +281,7 @@ class Progress:
         speed = max(0, self.high - position) / (now - then)
         self.samples_per_s = speed if not self.samples_per_s else (self.samples_per_s + speed) / 2
         self._paced = (now, self.high)
+        self._low_before, self._paced_low = self._paced_low, self.low
 
     def idle(self, now: float) -> bool:
         """Nothing was read for a while, or nothing since it was announced."""

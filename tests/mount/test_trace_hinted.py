@@ -67,9 +67,7 @@ class Files(Dataset[int]):
 
 
 class Training:
-    """A hinted loader over the mount, whose place hintsd knows. It needs an epoch to begin, and on
-    a busy machine may see the end of the next one in the one behind it.
-    """
+    """A hinted loader over the mount, whose place hintsd knows: it needs an epoch to begin."""
 
     def __init__(self, place: Place, mount: Mount, daemon: DaemonProcess, workers: int) -> None:
         self._names = make_dataset(place, SAMPLES)
@@ -89,16 +87,8 @@ class Training:
         """Samples that hintsd is not sure of, at most."""
         self.epoch()
         eventually(lambda: "epoch" in status(daemon))
-        epochs = itertools.count(2)
-
-        def is_followed() -> bool:
-            self.epoch()
-            begun = next(epochs), 0
-            return eventually(
-                lambda: (status(daemon)["epoch"], status(daemon)["index"]) == begun, 5
-            )
-
-        eventually(is_followed, 60)
+        self.epoch()
+        eventually(lambda: (status(daemon)["epoch"], status(daemon)["index"]) == (2, 0))
 
     def epoch(
         self,

@@ -180,12 +180,33 @@ def test_what_a_step_has_overtaken_is_no_stray() -> None:
     progress = make()
     for position in range(0, 5000, 64):
         now = position / 1000
+        progress.pace(now)
         progress.step(position + 64, now)
         feed(progress, [position], reads=False, now=now)
     assert progress.evidence.strays == 0
     assert not progress.evidence.condemned(10.0)
     feed(progress, [0], reads=False)
     assert progress.evidence.strays == 1
+
+
+def test_what_is_told_long_after_a_step_is_not_taken_for_the_next_use() -> None:
+    """A reader of one batch at a time; its look-ups come by frames, a while after its steps."""
+    progress = Progress(1000, start=0, batch_size=10, workers=1, prefetch_factor=2, now=0.0)
+    for position in range(0, 1000, 10):
+        now = position / 1000
+        progress.pace(now)
+        progress.step(position + 10, now)
+        if position < 800:
+            feed(progress, [position], reads=False, now=now)
+    late, again = 850, 1185  # the file's uses at one epoch's end and at the next one's beginning
+    candidates = np.array([[late], [again]])
+    assert late < progress.low - progress.slack
+    assert again < progress.zone_end(None)
+    assert progress.place(candidates, None).tolist() == [-1]
+    progress.pace(3.0)
+    progress.pace(5.0)
+    progress.step(1010, 5.0)
+    assert progress.place(candidates, None).tolist() == [again]  # nothing comes as late as that
 
 
 def test_pace_and_idleness() -> None:
