@@ -26,7 +26,10 @@ class Passed(NamedTuple):
 
     job: str
     position: int
-    samples_per_epoch: int
+    begin: int
+    """Position of its epoch."""
+    samples: int
+    """Of its epoch."""
     inos: npt.NDArray[np.uint32]
     time_ns: int  # when it was told
 
@@ -61,10 +64,16 @@ class Passings:
 
     def put(self, fields: Fields) -> None:
         """A `passed` frame (docs/WIRE.md). WireError."""
+        position, samples = (
+            fields.int("position", 0, COUNT_MOST),
+            fields.int("samples", 1, COUNT_MOST),
+        )
+        begin = fields.optional_int("begin", 0, position)
         passed = Passed(
             job=fields.str("job", JOB_CHARACTERS_MOST),
-            position=fields.int("position", 0, COUNT_MOST),
-            samples_per_epoch=fields.int("samples", 1, COUNT_MOST),
+            position=position,
+            begin=position - position % samples if begin is None else begin,
+            samples=samples,
             inos=fields.array("inos", np.uint32),
             time_ns=time.monotonic_ns(),
         )

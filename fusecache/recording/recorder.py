@@ -51,9 +51,15 @@ class _Job:
     """What hints have told of one; positions as in hintsd/follow/sequence.py."""
 
     number: int
-    samples_per_epoch: int = 0
-    next: int = 0  # where its next stretch begins, if nothing is missing
-    stop: int = 0  # before this all is written
+    begin: int  # of the epoch that was told last
+    samples: int  # of it
+    next: int  # where its next stretch begins, if nothing is missing
+    stop: int  # before this all is written
+
+    @property
+    def told(self) -> int:
+        """Samples of that epoch that are written."""
+        return self.stop - self.begin
 
 
 class _ServerGoneError(Exception):
@@ -96,9 +102,9 @@ class Recorder:
         told, samples of an epoch): what they read after that is there as far as the mount saw it.
         """
         return [
-            (name, job.stop % job.samples_per_epoch, job.samples_per_epoch)
+            (name, job.told, job.samples)
             for name, job in self._jobs.items()
-            if job.stop % job.samples_per_epoch
+            if 0 < job.told < job.samples
         ]
 
     def run(self, limits: Limits, wake_fd: int, report: Callable[[], None]) -> str:
@@ -228,22 +234,25 @@ class Recorder:
         name = fields.str("job", _JOB_CHARACTERS_MOST)
         position = fields.int("position", 0, _COUNT_MOST)
         samples = fields.int("samples", 1, _COUNT_MOST)
+        begin = fields.optional_int("begin", 0, position)
+        begin = position - position % samples if begin is None else begin  # an older server
         inos = fields.array("inos", np.uint32)
-        job = self._jobs.setdefault(name, _Job(len(self._jobs) + 1, samples, position, position))
-        is_other = samples != job.samples_per_epoch
-        if is_other or position != job.next:
+        job = self._jobs.setdefault(
+            name, _Job(len(self._jobs) + 1, begin, samples, position, position)
+        )
+        if position != job.next:
             self._writer.note_gap(None)
-        job.samples_per_epoch, job.next = samples, position + len(inos)
+        job.next = position + len(inos)
         again = job.stop - position
-        if not is_other and 0 < again <= samples // _AGAIN_SHARE:
+        if samples == job.samples and 0 < again <= samples // _AGAIN_SHARE:
             inos = inos[again:]
             position += again
         if len(inos) == 0:
             return
-        begins = position % samples == 0 or position // samples != (job.stop - 1) // samples
+        begins = position == begin or begin != job.begin
         if begins and job.number == 1:
             self._writer.begin_epoch()
-        job.stop = job.next
+        job.begin, job.samples, job.stop = begin, samples, job.next
         items = self._item_of[np.where(inos < len(self._item_of), inos, 0)]
         items = items[items >= 0]
         time_s = (fields.int("time_ns", 0, _COUNT_MOST) - self._clock_ns) / 1e9

@@ -129,8 +129,8 @@ class Recording:
         for stretch in passed:
             await self._send_names(frames, seen, stretch.inos)
             await frames.send(
-                "passed", job=stretch.job, position=stretch.position,
-                samples=stretch.samples_per_epoch, time_ns=stretch.time_ns, inos=stretch.inos,
+                "passed", job=stretch.job, position=stretch.position, begin=stretch.begin,
+                samples=stretch.samples, time_ns=stretch.time_ns, inos=stretch.inos,
             )  # fmt: skip
 
     async def _send_some(self, frames: FrameStream, seen: _Seen) -> bool:

@@ -134,7 +134,8 @@ class HintedJob:
 
     def tidy_place(self) -> tuple[int, int]:
         epoch, index = self.place
-        place = epoch + index // self.epoch_samples, index % self.epoch_samples
+        samples = self.status.get("samples") or self.epoch_samples  # of that epoch
+        place = epoch + index // samples, index % samples
         epochs = self.hint.epochs
         return place if epochs is None else min(place, (epochs, 0))
 

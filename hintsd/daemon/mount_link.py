@@ -150,7 +150,7 @@ class Channel:
         """To a recording that the server has told of. LinkDown."""
         await self._send(
             "passed", recording=recording, job=passed.job, position=passed.position,
-            samples=passed.samples_per_epoch, inos=passed.inos,
+            begin=passed.begin, samples=passed.samples, inos=passed.inos,
         )  # fmt: skip
 
     async def _send(self, kind: str, **fields: Any) -> None:

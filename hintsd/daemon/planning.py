@@ -161,9 +161,6 @@ class Planning:
 
     async def announce(self, job: HintedJob, order: Order, epoch: int, inos: Inos) -> None:
         """`lock` held: `inos` are read in `epoch`, and what `order` tells in those behind it."""
-        if job.is_planned and len(inos) != job.epoch_samples:
-            self.planner.close_job(job.name)  # epochs of another length: planned anew
-            job.unplan()
         job.announce(order, epoch)
         if job.is_planned:
             await self.in_thread(self.planner.announce, job.name, epoch, inos, clock())

@@ -57,13 +57,17 @@ def chance(hits: int, tries: int, share_percent: int) -> float:
 class Evidence:
     """Of one job, since the last verdict or jump."""
 
-    def __init__(self, epoch_samples: int, *, disorder: int, spacing: int, read_span: int) -> None:
-        """`disorder`: samples that may be read in any order; `spacing`: from wire to wire;
-        `read_span`: what strays that are READs may lie apart.
+    def __init__(self, *, spacing: int, read_span: int) -> None:
+        """`spacing`: samples from wire to wire; `read_span`: what strays that are READs may lie
+        apart.
         """
-        self._epoch_samples = epoch_samples
-        self._disorder, self._spacing, self._read_span = disorder, spacing, read_span
+        self._spacing, self._read_span = spacing, read_span
+        self.resize(0, 0)
         self.forget()
+
+    def resize(self, epoch_samples: int, disorder: int) -> None:
+        """The reader is in an epoch of this length; `disorder`: of it may be read in any order."""
+        self._epoch_samples, self._disorder = epoch_samples, disorder
 
     def forget(self) -> None:
         """Nothing that was seen counts any more."""

@@ -62,26 +62,17 @@ class Progress:
         prefetch_factor: int,
         now: float,
     ) -> None:
-        self._epoch_samples = samples_per_epoch
         workers_assumed = workers or UNKNOWN_WORKERS
         handed_out = workers_assumed * (prefetch_factor or UNKNOWN_PREFETCH_FACTOR) + 1
         if workers == 1:
             handed_out = 1  # one worker reads its batches one after another
-        quarter = max(1, samples_per_epoch // 4)
         self.spacing = wire_spacing(batch_size)
         self.workers = workers
         """0: not known."""
-        # All of a short epoch may be handed out: less, and `low` would pass what is not read yet.
-        self.disorder = min(handed_out * batch_size, samples_per_epoch)
-        self.is_scattered = self.disorder > quarter
-        """Whether so much is read at once that an epoch's files come in little order."""
+        self._handed_out = handed_out * batch_size
         # a worker that begins a batch has read its one before; no wire tells that of small batches
-        reading = workers_assumed * batch_size if self.spacing <= batch_size else self.disorder
-        self._reading = min(reading, samples_per_epoch)
-        # workers that are only assumed take no more of the RAM
-        at_once = self._reading if workers else min(self._reading, quarter)
-        self.at_once = at_once + self.spacing
-        """Samples from the first to the last that are being read, as far as wires tell."""
+        is_told = self.spacing <= batch_size
+        self._under_way = workers_assumed * batch_size if is_told else self._handed_out
         self.is_low_known = workers > 1
         """Whether all that lies before `low` was read: a slow worker is waited for."""
         self._told = self.low = self.high = start  # _told: by the trainer, the last time
@@ -95,12 +86,23 @@ class Progress:
         self.confirmed_at = now
         self._paced, self._paced_low = (now, start), start
         self._last_step: int | None = None
-        self.evidence = Evidence(
-            samples_per_epoch,
-            disorder=self.disorder,
-            spacing=self.spacing,
-            read_span=SPACING_LEAST,
-        )
+        self.evidence = Evidence(spacing=self.spacing, read_span=SPACING_LEAST)
+        self.resize(samples_per_epoch)
+
+    def resize(self, samples: int) -> None:
+        """The reader is in an epoch of this length."""
+        self._epoch_samples, quarter = samples, max(1, samples // 4)
+        # All of a short epoch may be handed out: less, and `low` would pass what is not read yet.
+        self.disorder = min(self._handed_out, samples)
+        self.is_scattered = self.disorder > quarter
+        """Whether so much is read at once that an epoch's files come in little order."""
+        self._reading = min(self._under_way, samples)
+        # workers that are only assumed take no more of the RAM
+        at_once = self._reading if self.workers else min(self._reading, quarter)
+        self.at_once = at_once + self.spacing
+        """Samples from the first to the last that are being read, as far as wires tell."""
+        self.evidence.resize(samples, self.disorder)
+        self._advance(max(self.low, self.high - self.slack))
 
     # --- the zone
 
@@ -113,11 +115,6 @@ class Progress:
         """End of what is in order; `unfired`: the first wire from `low` on that has not fired."""
         base = self.high if unfired is None else min(unfired, self.high)
         return max(base + self.disorder + 4 * self.spacing + self._unseen, self.high + 1)
-
-    @property
-    def is_epoch_short(self) -> bool:
-        """Whether more than a quarter of an epoch is in order."""
-        return 4 * (self.disorder + 4 * self.spacing) > self._epoch_samples
 
     @property
     def is_to_be_checked(self) -> bool:
@@ -200,15 +197,15 @@ class Progress:
         read, and never more than `slack` behind `high`. Before `wired_from` (None: anywhere) no
         wires are laid, and that none stands there says nothing of a slow worker.
         """
-        self._unstepped = max(self._unstepped, self._low_of(self._observed, unfired, wired_from))
-        self._advance(max(self.low, self._low_of(self.high, unfired, wired_from)))
 
-    def _low_of(self, high: int, unfired: int | None, wired_from: int | None) -> int:
-        """As far as it goes by the furthest position."""
-        first = high if unfired is None else min(unfired, high)
-        if wired_from is not None and first - self._reading >= wired_from:
-            return max(high - self.slack, first - self._reading)
-        return high - self.slack
+        def behind(high: int) -> int:
+            first = high if unfired is None else min(unfired, high)
+            if wired_from is not None and first - self._reading >= wired_from:
+                return max(high - self.slack, first - self._reading)
+            return high - self.slack
+
+        self._unstepped = max(self._unstepped, behind(self._observed))
+        self._advance(max(self.low, behind(self.high)))
 
     def _advance(self, low: int) -> None:
         self.passed_samples += low - self.low
@@ -226,9 +223,10 @@ class Progress:
         if position > self.low:
             self._advance(position)
 
-    def enter(self, epoch: int) -> None:
-        """The reader is found in this epoch: a loader begins it when all before is read."""
-        start = epoch * self._epoch_samples
+    def enter(self, start: int) -> None:
+        """The reader is found in the epoch that begins there: a loader begins it when all before
+        is read.
+        """
         self._unstepped = max(self._unstepped, start)
         self._observed = max(self._observed, start)
         self.high = max(self.high, start)
@@ -266,8 +264,8 @@ class Progress:
 
     def jump(self) -> int | None:
         """Another place that the strays agree on, if the present one explains nothing."""
-        if self.is_epoch_short:
-            return None  # chance agrees as well; search.py looks for it
+        if 4 * (self.disorder + 4 * self.spacing) > self._epoch_samples:
+            return None  # so much is in order: chance agrees as well; search.py looks for it
         share = self.evidence.share_percent(self.zone_end(None) - self.low)
         return self.evidence.elsewhere(share)
 

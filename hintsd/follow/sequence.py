@@ -1,10 +1,13 @@
 """The access sequence of one job: the orders of the epochs that are known, as inode numbers.
 
-A *position* is `epoch * samples_per_epoch + index`: one number line over all epochs. Here positions
-become inode numbers (`piece`) and inode numbers become positions (`locate`), vectorised. Neither
-what is cached nor where the reader is belongs here.
+A *position* counts samples over all epochs: one number line. Epochs may differ in length; one
+whose order is not known counts as long as the latest that is. Here positions become inode numbers
+(`piece`) and inode numbers become positions (`locate`), vectorised. Neither what is cached nor
+where the reader is belongs here.
 
-INVARIANT: every order has `samples_per_epoch` entries; entry 0 is a sample outside the mount.
+INVARIANT: entry 0 of an order is a sample outside the mount.
+INVARIANT: no known epoch moves; where an order would move one (`is_moved_by`), all is forgotten
+first.
 """
 
 from __future__ import annotations
@@ -87,9 +90,14 @@ class Sequence:
     """The known epochs of one job."""
 
     def __init__(self, samples_per_epoch: int, epochs: int | None = None) -> None:
-        """`epochs`: of the job; None: not known how many."""
+        """`samples_per_epoch`: as far as is known now; `epochs`: of the job; None: not known how
+        many.
+        """
         self.samples_per_epoch = samples_per_epoch
+        """Of each epoch whose order is not known."""
         self.epochs = epochs
+        self._anchor = (0, 0)  # an epoch, and where it begins: all that is known lies behind
+        self._lengths: dict[int, int] = {}  # of epochs from there on that are not so long; sorted
         self.orders: dict[int, EpochOrder] = {}
         self.unknown: set[int] = set()
         """Epochs whose order cannot be known (yet)."""
@@ -97,7 +105,7 @@ class Sequence:
     @property
     def total(self) -> int | None:
         """The job's samples; None: it is not known how many epochs it has."""
-        return None if self.epochs is None else self.epochs * self.samples_per_epoch
+        return None if self.epochs is None else self.start(self.epochs)
 
     def last(self, position: int) -> int:
         """`position`, or the job's end if that comes first."""
@@ -111,15 +119,67 @@ class Sequence:
         """Whether its order is neither known nor known to be unknown."""
         return epoch not in self.orders and epoch not in self.unknown
 
+    # --- the number line
+
+    def length(self, epoch: int) -> int:
+        """Its samples."""
+        return self._lengths.get(epoch, self.samples_per_epoch)
+
+    def start(self, epoch: int) -> int:
+        """Position of its first sample."""
+        first, position = self._anchor
+        uneven = sum(
+            length - self.samples_per_epoch
+            for other, length in self._lengths.items()
+            if other < epoch
+        )
+        return position + (epoch - first) * self.samples_per_epoch + uneven
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Its epoch, and its index there."""
+        (epoch, start), n = self._anchor, self.samples_per_epoch
+        for uneven, length in self._lengths.items():
+            if position < start + (uneven - epoch) * n:
+                break
+            start += (uneven - epoch) * n
+            if position < start + length:
+                return uneven, position - start
+            epoch, start = uneven + 1, start + length
+        passed, index = divmod(position - start, n)
+        return epoch + passed, index
+
     def epoch_of(self, position: int) -> int:
-        return position // self.samples_per_epoch
+        return self.at(position)[0]
+
+    def starts_of(self, positions: Positions) -> Positions:
+        """Where the epoch of each begins."""
+        if len(positions) == 0:
+            return positions
+        first, last = self.epoch_of(int(positions.min())), self.epoch_of(int(positions.max()))
+        starts = np.array([self.start(epoch) for epoch in range(first, last + 1)])
+        found: Positions = starts[np.searchsorted(starts, positions, "right") - 1]
+        return found
+
+    def is_moved_by(self, epoch: int, length: int) -> bool:
+        """Whether an order of that length would move known epochs, or what lies before them."""
+        is_before = epoch < self._anchor[0] or any(known > epoch for known in self.orders)
+        return is_before and length != self.length(epoch)
+
+    def _measure(self, epoch: int, length: int) -> None:
+        """It has this length, and those that are not known yet, too."""
+        assert not self.is_moved_by(epoch, length)
+        if length != self.length(epoch):
+            lengths = {other: self.length(other) for other in range(self._anchor[0], epoch)}
+            self.samples_per_epoch = length
+            self._lengths = {other: n for other, n in lengths.items() if n != length}
+
+    # --- the orders
 
     def put(self, epoch: int, inos: Inos) -> None:
-        """ValueError: the order has another length than the epoch."""
-        if len(inos) != self.samples_per_epoch:
-            raise ValueError(
-                f"epoch {epoch}: {len(inos)} samples given, {self.samples_per_epoch} expected"
-            )
+        """ValueError: the order is empty."""
+        if len(inos) == 0:
+            raise ValueError(f"epoch {epoch} has no samples")
+        self._measure(epoch, len(inos))
         self.orders[epoch] = EpochOrder(inos)
         self.unknown.discard(epoch)
 
@@ -128,14 +188,19 @@ class Sequence:
         self.unknown.add(epoch)
 
     def forget(self) -> None:
-        """Nothing is known of any epoch."""
+        """Nothing is known of any epoch, and positions may mean others."""
         self.orders.clear()
         self.unknown.clear()
+        self._anchor = (0, 0)
+        self._lengths.clear()
 
     def forget_before(self, epoch: int) -> None:
         for old in [known for known in self.orders if known < epoch]:
             del self.orders[old]
         self.unknown = {known for known in self.unknown if known >= epoch}
+        if epoch > self._anchor[0]:
+            self._anchor = epoch, self.start(epoch)
+            self._lengths = {known: n for known, n in self._lengths.items() if known >= epoch}
 
     def known_until(self, position: int) -> int:
         """First position from `position` on that no known order covers."""
@@ -144,13 +209,13 @@ class Sequence:
             return position
         while epoch in self.orders:
             epoch += 1
-        return epoch * self.samples_per_epoch
+        return self.start(epoch)
 
     def piece(self, start: int, most: int) -> tuple[Inos, bool]:
         """At most `most` inode numbers from `start` on, none beyond the epoch's end or of an
         unknown epoch; and whether the epoch has repeats.
         """
-        epoch, index = divmod(start, self.samples_per_epoch)
+        epoch, index = self.at(start)
         order = self.orders.get(epoch)
         if order is None:
             return np.empty(0, np.uint32), False
@@ -166,11 +231,11 @@ class Sequence:
 
     def inos_at(self, positions: Positions) -> Inos:
         """The file at each position; 0 where the epoch is unknown."""
-        epochs, indices = np.divmod(positions, self.samples_per_epoch)
         found = np.zeros(len(positions), np.uint32)
         for epoch, order in self.orders.items():
-            here = epochs == epoch
-            found[here] = order.inos[indices[here]]
+            start = self.start(epoch)
+            here = (positions >= start) & (positions < start + len(order.inos))
+            found[here] = order.inos[positions[here] - start]
         return found
 
     def contains(self, inos: Inos) -> npt.NDArray[np.bool_]:
@@ -184,12 +249,12 @@ class Sequence:
         """Where each file is used: shape (known epochs, files), -1 where it is not. In each epoch
         the first use at or after `at_or_after`, or the first at all.
         """
-        n = self.samples_per_epoch
         rows = []
         for epoch, order in sorted(self.orders.items()):
-            floor = min(max(at_or_after - epoch * n, 0), n)
+            start = self.start(epoch)
+            floor = min(max(at_or_after - start, 0), len(order.inos))
             index = order.find(inos, floor)
             if floor:
                 index = np.where(index < 0, order.find(inos, 0), index)
-            rows.append(np.where(index >= 0, index + epoch * n, -1))
+            rows.append(np.where(index >= 0, index + start, -1))
         return np.array(rows, np.int64).reshape(len(rows), len(inos))

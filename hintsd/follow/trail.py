@@ -22,7 +22,8 @@ class Passed(NamedTuple):
 
     job: str
     position: int
-    samples_per_epoch: int
+    begin: int  # position of its epoch
+    samples: int  # of its epoch
     inos: Inos  # 0: a sample outside the mount
 
 
@@ -34,7 +35,8 @@ class Trail:
         self._position = progress.high
         self._moves = progress.moves
         self._lost_at: int | None = None  # where the reader was thought to be when it was lost
-        # The sequence forgets an epoch that its window has left, which may be ahead of `low`.
+        # The sequence forgets an epoch that its window has left, which may be ahead of `low`. By
+        # where it begins.
         self._orders: dict[int, EpochOrder] = {}
 
     def lose(self) -> None:
@@ -53,18 +55,28 @@ class Trail:
         elif self._moves != progress.moves:
             self._position = progress.moved_to
         self._moves = progress.moves
-        self._orders |= self._sequence.orders
-        n, found = self._sequence.samples_per_epoch, []
+        sequence, found = self._sequence, []
+        for epoch, order in sequence.orders.items():
+            self._orders[sequence.start(epoch)] = order
         while self._position < stop:
-            epoch, index = divmod(self._position, n)
-            count = min(stop - self._position, n - index, STRETCH_MOST)
-            if (order := self._orders.get(epoch)) is not None:
-                inos = order.inos[index : index + count]
-                found.append(Passed(self._job, self._position, n, inos))
+            begin, samples, known = self._epoch_at(self._position)
+            index = self._position - begin
+            count = min(stop - self._position, samples - index, STRETCH_MOST)
+            if known is not None:
+                inos = known.inos[index : index + count]
+                found.append(Passed(self._job, self._position, begin, samples, inos))
             self._position += count
-        epoch = self._position // n
-        self._orders = {known: order for known, order in self._orders.items() if known >= epoch}
+        first = self._epoch_at(self._position)[0]
+        self._orders = {begin: order for begin, order in self._orders.items() if begin >= first}
         return found
+
+    def _epoch_at(self, position: int) -> tuple[int, int, EpochOrder | None]:
+        """Where the epoch of this position begins, its samples, and its order, if that is known."""
+        for begin, order in self._orders.items():
+            if begin <= position < begin + len(order.inos):
+                return begin, len(order.inos), order
+        epoch, index = self._sequence.at(position)
+        return position - index, self._sequence.length(epoch), None
 
 
 class Followed(Protocol):
@@ -116,8 +128,9 @@ class Trails:
         """
         found, self._passed = self._passed, []
         for job in self._jobs.values():
-            progress, n = job.progress, job.sequence.samples_per_epoch
-            is_at_end = progress.high % n == 0 and now - progress.confirmed_at > AT_END_S
+            progress = job.progress
+            is_at_end = job.sequence.at(progress.high)[1] == 0
+            is_at_end = is_at_end and now - progress.confirmed_at > AT_END_S
             found += self._passed_of(job, progress.high if is_at_end else progress.low)
         return found
 

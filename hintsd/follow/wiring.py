@@ -160,31 +160,34 @@ class Wiring:
 
     def sentinels(self, now: float) -> list[Positions]:
         """Wires over the rest of the epoch, and, four times as far apart, over what is read."""
-        progress, n = self._progress, self._sequence.samples_per_epoch
-        epoch = self._sequence.epoch_of(progress.high)
+        progress, sequence = self._progress, self._sequence
+        epoch = sequence.epoch_of(progress.high)
         if epoch == self._sentinel_epoch and now - self._sentinels_at < SENTINELS_EVERY_S:
             return []
         self._sentinels_at, self._sentinel_epoch = now, epoch
+        start, n = sequence.start(epoch), sequence.length(epoch)
         wide = progress.spacing * max(1, -(-n // (progress.spacing * SENTINELS_MOST)))
-        stop = self._sequence.last((epoch + 1) * n)
+        stop = sequence.last(start + n)
         return [
-            self._grid(max(self._until, epoch * n), stop, wide),
-            self._grid(epoch * n, max(progress.low, epoch * n), 4 * wide),
+            self._grid(max(self._until, start), stop, wide),
+            self._grid(start, max(progress.low, start), 4 * wide),
         ]
 
     def over_an_epoch(self, spacing: int) -> Positions:
         """Wires for a search: any files do."""
-        n = self._sequence.samples_per_epoch
-        return np.arange(0, n, spacing) + min(self._sequence.orders) * n
+        epoch = min(self._sequence.orders)
+        return np.arange(0, self._sequence.length(epoch), spacing) + self._sequence.start(epoch)
 
     def _grid(self, start: int, stop: int, spacing: int) -> Positions:
         """Wires in [start, stop): every `spacing`-th sample and the last one of each epoch."""
-        n = self._sequence.samples_per_epoch
-        parts = []
-        for epoch in range(start // n, -(-stop // n) if stop > start else start // n):
-            base = epoch * n
+        sequence, parts = self._sequence, []
+        epoch, index = sequence.at(start)
+        base = start - index
+        while base < stop:
+            n = sequence.length(epoch)
             low, high = max(start - base, 0), min(stop - base, n)
             parts.append(np.arange(-(-low // spacing) * spacing, high, spacing) + base)
             if low < n <= high and (n - 1) % spacing and n - 1 >= low:
                 parts.append(np.array([base + n - 1]))
+            epoch, base = epoch + 1, base + n
         return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -145,7 +145,7 @@ class Followers:
         job.sequence.forget()
         job.sequence.put(place.epoch, place.inos)
         job.placed.demand()
-        self._jump(job, place.epoch * job.sequence.samples_per_epoch + place.position, now)
+        self._jump(job, job.sequence.start(place.epoch) + place.position, now)
 
     def _find(self, job: Job, now: float) -> int | None:
         """Where the reader is found in the known epochs, unless it is where we thought."""
@@ -156,10 +156,10 @@ class Followers:
             return None
         job.end_search(now)
         progress = job.progress
-        position = place[0] * job.sequence.samples_per_epoch + place[1]
+        position = job.sequence.start(place[0]) + place[1]
         if job.live and progress.low - progress.slack <= position < progress.zone_end(None):
             progress.evidence.forget()
-            progress.enter(place[0])
+            progress.enter(job.sequence.start(place[0]))
             return None
         return position
 
@@ -196,6 +196,22 @@ class Followers:
         if was_wrong:
             self._notices.append((job.name, "follows its order again; planned again"))
 
+    def begin_anew(self, job: Job, epoch: int, inos: Inos) -> None:
+        """Its order has another length than was known, and all behind it lies elsewhere now: the
+        reader is there, or comes there next.
+        """
+        sequence, progress = job.sequence, job.progress
+        current, index = sequence.at(progress.high)
+        if current != epoch - 1:
+            current, index = epoch, 0
+        self._windows.empty(job)
+        self._layout.end(job)
+        sequence.forget()
+        sequence.put(epoch, inos)
+        progress.begin(sequence.start(current) + index, progress.confirmed_at)
+        job.restart()
+        job.placed.demand()
+
     def _condemn(self, job: Job, now: float) -> None:
         job.condemn(now)
         self._retire(job)
@@ -208,8 +224,8 @@ class Followers:
         job = self._jobs[name]
         if job.state == "done":
             return
-        n = job.sequence.samples_per_epoch
-        job.progress.step(epoch * n + min(batch * job.batch_size, n), now)
+        start, n = job.sequence.start(epoch), job.sequence.length(epoch)
+        job.progress.step(start + min(batch * job.batch_size, n), now)
         if job.live:
             if job.is_lost:
                 job.end_search(now)

@@ -278,7 +278,7 @@ class Job:
 
     def chunk_end(self, position: int) -> int | None:
         """End of the chunk at `position`, if its epoch is cut."""
-        epoch, index = divmod(position, self.sequence.samples_per_epoch)
+        epoch, index = self.sequence.at(position)
         chunks = self.log.chunks.get(epoch)
         return None if chunks is None else position - index + chunks.end_of(index)
 

@@ -146,7 +146,8 @@ class Lanes:
 
 def _starts(job: Job, positions: Positions) -> Positions:
     """Where the batch of each begins."""
-    starts: Positions = positions - positions % job.sequence.samples_per_epoch % job.batch_size
+    of_epochs = job.sequence.starts_of(positions)
+    starts: Positions = positions - (positions - of_epochs) % job.batch_size
     return starts
 
 
@@ -154,16 +155,21 @@ def _coming(job: Job, most: int) -> tuple[Positions, Positions]:
     """What the job's readers come to next in its window, the same number of positions of each
     lane, `most` of all; and the lane of each.
     """
-    n, size, workers = job.sequence.samples_per_epoch, job.batch_size, job.progress.workers
+    sequence, size, workers = job.sequence, job.batch_size, job.progress.workers
     begin, end, seen = job.window.begin, job.window.end, job.reached.seen
     left = [max(1, most // workers)] * workers
-    parts, lanes, start = [NO_POSITIONS], [0], int(_starts(job, np.array(begin)))
-    counts = [0]
+    parts, lanes, counts = [NO_POSITIONS], [0], [0]
+    epoch, index = sequence.at(begin)
+    epoch_start, epoch_stop = begin - index, sequence.start(epoch + 1)
+    start = begin - index % size
     while start < end and any(left):
-        stop = min(start + size, start - start % n + n)
+        if start == epoch_stop:
+            epoch, epoch_start = epoch + 1, epoch_stop
+            epoch_stop = sequence.start(epoch + 1)
+        stop = min(start + size, epoch_stop)
         ahead = start + workers * size
-        is_over = ahead in seen and ahead // n == start // n
-        lane = start % n // size % workers
+        is_over = ahead in seen and ahead < epoch_stop
+        lane = (start - epoch_start) // size % workers
         first = max(seen.get(start, start - 1) + 1, begin)
         count = min(stop, end, first + left[lane]) - first
         if count > 0 and not is_over:

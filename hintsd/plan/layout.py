@@ -77,7 +77,8 @@ class Logs:
 
     def epochs_served(self, job: Job) -> int:
         """By one log at most, as far as sizes tell."""
-        n, order_bytes = job.sequence.samples_per_epoch, job.log.order_bytes or 0
+        n = job.sequence.samples_per_epoch
+        order_bytes = job.log.order_bytes or 0
         by_sizes = packing.epochs_served(n, order_bytes, self.window_share(), self._ram.limit_bytes)
         return min(by_sizes, job.log.epochs_most)
 
@@ -315,8 +316,8 @@ class Layout:
         window = job.window
         if not self.is_packable(job):
             return window.end
-        n = job.sequence.samples_per_epoch
-        return min(window.end, (window.sent // n + 1) * n)
+        sequence = job.sequence
+        return min(window.end, sequence.start(sequence.epoch_of(window.sent) + 1))
 
     def is_begun(self, job: Job) -> bool:
         """Whether the files at `sent` may be staged: `begin_epochs` has decided on their epoch."""

@@ -183,7 +183,7 @@ class MountPlanner:
         """
         job = self._jobs[name]
         if job.state == "wrong":
-            job.progress.begin(epoch * job.sequence.samples_per_epoch, now)
+            job.progress.begin(job.sequence.start(epoch), now)
             job.sequence.forget_before(epoch)
             job.restart()
             job.believe()
@@ -194,8 +194,8 @@ class MountPlanner:
         self.supply(name, epoch, inos)
 
     def supply(self, name: str, epoch: int, inos: Inos) -> None:
-        """The order of one epoch; 0: a sample outside the mount. The array is kept. Again: replaces
-        what was predicted. ValueError: not samples_per_epoch long.
+        """The order of one epoch, of any length; 0: a sample outside the mount. The array is kept.
+        Again: replaces what was predicted. ValueError: it is empty.
         """
         job = self._jobs[name]
         sequence = job.sequence
@@ -211,6 +211,9 @@ class MountPlanner:
         old = sequence.orders.get(epoch)
         if old is not None and np.array_equal(old.inos, inos):
             return
+        if sequence.is_moved_by(epoch, len(inos)):
+            self.followers.begin_anew(job, epoch, inos)
+            return
         if old is not None or current not in sequence.orders:
             self._windows.empty(job)
         if old is not None:
@@ -218,7 +221,7 @@ class MountPlanner:
         sequence.put(epoch, inos)
         if current not in sequence.orders and job.live:
             # the reader is in an epoch that could not be told us: it begins here
-            job.progress.begin(epoch * sequence.samples_per_epoch, job.progress.confirmed_at)
+            job.progress.begin(sequence.start(epoch), job.progress.confirmed_at)
             job.restart()
         job.placed.demand()
 
@@ -330,6 +333,7 @@ class MountPlanner:
         if not job.live:
             return
         progress, total = job.progress, job.sequence.total
+        progress.resize(job.sequence.length(job.sequence.epoch_of(progress.high)))
         progress.pace(now)
         job.tally.tick(now)
         if total is not None and progress.finished(total, now):

@@ -45,17 +45,17 @@ def status(
     `origin_bytes_per_s`: what it reads at most, 0: not known.
     """
     progress = job.progress
-    n, total = job.sequence.samples_per_epoch, job.sequence.total
-    epoch, index = divmod(job.sequence.last(progress.high), n)
+    total = job.sequence.total
+    epoch, index = job.sequence.at(job.sequence.last(progress.high))
     if total is not None and progress.high >= total > 0:
-        epoch, index = epoch - 1, n
+        epoch, index = epoch - 1, job.sequence.length(epoch - 1)
     return {
         "state": job.state,
         "reason": job.reason,
         "epoch": epoch,
         "epochs": job.sequence.epochs,
         "index": index,
-        "samples": n,
+        "samples": job.sequence.length(epoch),
         "window_bytes": _distinct_bytes(job, jobs, files, ram),
         "ahead_bytes": _ahead_bytes(job, files, ram),
         "not_late": _not_late(job),
@@ -88,9 +88,9 @@ def _distinct_bytes(job: Job, jobs: Collection[Job], files: Files, ram: Ram) -> 
     """Bytes of its window, a file of two epochs counted once."""
     if all(other is job or other.window.begin == other.window.end for other in jobs):
         return ram.wanted_bytes  # no other job wants any
-    n, window = job.sequence.samples_per_epoch, job.window
+    window, epoch_of = job.window, job.sequence.epoch_of
     pieces = list(job.sequence.pieces(window.begin, window.end))
-    is_of_one = window.begin // n == max(window.end - 1, 0) // n
+    is_of_one = epoch_of(window.begin) == epoch_of(max(window.end - 1, 0))
     if is_of_one and not any(repeats for _, repeats in pieces):
         return window.size_bytes
     in_window = np.zeros(len(files.flags), np.bool_)
@@ -120,9 +120,8 @@ def _predicted_stall_s(job: Job, files: Files, origin_bytes_per_s: float) -> flo
     there would be none, but reads were late just now: for reasons that the model does not know (a
     rate that is not known, processors, hintsd itself).
     """
-    start = job.progress.high
-    n = job.sequence.samples_per_epoch
-    stop = min((start // n + 1) * n, job.sequence.known_until(start))
+    start, sequence = job.progress.high, job.sequence
+    stop = min(sequence.start(sequence.epoch_of(start) + 1), sequence.known_until(start))
     speed = job.progress.samples_per_s
     if stop <= start or not job.live or speed <= 0:
         return 0.0

@@ -242,7 +242,7 @@ class Windows:
             taken, own_bytes = self._extend_piece(job, most_bytes, step)
             total += taken
             most_bytes -= own_bytes
-            if (taken < step and window.end % job.sequence.samples_per_epoch) or taken == 0:
+            if (taken < step and job.sequence.at(window.end)[1]) or taken == 0:
                 break
             step *= 4
         return total
@@ -272,14 +272,14 @@ class Windows:
 
     def _shrink(self, job: Job, by_bytes: int) -> bool:
         """Takes about so many bytes (at least) off the window's far end; False: it is empty."""
-        window, n = job.window, job.sequence.samples_per_epoch
+        window, sequence = job.window, job.sequence
         end, freed = window.end, 0
         while freed < by_bytes and end > window.begin:
-            epoch, index = divmod(end - 1, n)
+            epoch, index = sequence.at(end - 1)
             chunks = job.log.chunks.get(epoch)
             first = max(index + 1 - 4096, 0) if chunks is None else chunks.begin_of(index)
-            start = max(window.begin, epoch * n + first)
-            inos, _ = job.sequence.piece(start, end - start)
+            start = max(window.begin, sequence.start(epoch) + first)
+            inos, _ = sequence.piece(start, end - start)
             back = self._ram.bytes_of(inos)[::-1]
             count = takes(back, by_bytes - freed) if chunks is None else len(back)
             freed += int(back[:count].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -10,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hintsd.daemon.messages import JobRefused
 from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
@@ -322,6 +324,38 @@ def test_epochs_announced_one_by_one(place: Place, mounting: Mounting) -> None:
             directed.step("job", epoch, 15)
         with pytest.raises(JobRefused, match="61 samples"):
             directed.order("job", 3, OrderSpec("sequential", 61))
+
+
+def is_at(directed: Directed, expected: tuple[int, int]) -> bool:
+    job = directed.job("job")
+    return (job["epoch"], job["index"]) == expected
+
+
+@in_one_mode
+def test_epochs_of_unequal_lengths_announced_one_ahead(place: Place, mounting: Mounting) -> None:
+    """As `connect(…).order(…)` does: what comes next takes nothing away from what is read."""
+    names = make_dataset(place, 60)
+    mount = mounting("--ram", "64M")
+    reader = Reader(mount, names)
+    specs = [
+        OrderSpec("indices", 60, indices=np.random.default_rng(epoch).permutation(60)[:length],
+                  start_epoch=epoch, epochs_known=1, batch_size=4)
+        for epoch, length in enumerate([60, 20, 48, 8, 60])
+    ]  # fmt: skip
+    with Directed() as directed:
+        directed.open("job", request(mount.path, None, epochs=len(specs)))
+        directed.order("job", 0, specs[0])
+        staged(directed, "job", 60 * PAGES_BYTES)
+        for epoch, spec in enumerate(specs):
+            if epoch + 1 < len(specs):
+                directed.order("job", epoch + 1, specs[epoch + 1])
+            with reader.asks_at_most(0, directed):
+                reader.read(order(spec, epoch))
+            directed.step("job", epoch, len(order(spec, epoch)) // 4)
+            is_last = epoch + 1 == len(specs)
+            expected = (epoch, len(order(spec, epoch))) if is_last else (epoch + 1, 0)
+            eventually(functools.partial(is_at, directed, expected))
+        assert mount.value("origin", "files") == 60
 
 
 def test_refusals(place: Place, mounting: Mounting, tmp_path: Path) -> None:

@@ -40,8 +40,46 @@ def test_positions_run_over_the_epochs() -> None:
     assert sequence.known_until(12) == 18
     assert sequence.known_until(9) == 9
     assert sequence.inos_at(np.array([14, 15, 18])).tolist() == [9, 9, 0]
-    with pytest.raises(ValueError, match="2 samples given, 3 expected"):
-        sequence.put(6, np.array([7, 8], np.uint32))
+    with pytest.raises(ValueError, match="epoch 6 has no samples"):
+        sequence.put(6, np.empty(0, np.uint32))
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=8),
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.data(),
+)
+def test_positions_of_epochs_of_unequal_lengths(
+    lengths: list[int], first: int, n: int, data: st.DataObject
+) -> None:
+    """They come one after the other, and the reader follows; what was known moves nowhere."""
+    sequence = Sequence(n)
+    starts: dict[int, int] = {}
+    for epoch, length in enumerate(lengths, first):
+        order = (np.arange(length) + 100 * epoch + 1).astype(np.uint32)
+        sequence.put(epoch, order)
+        starts[epoch] = sequence.start(epoch)
+        if data.draw(st.booleans()):
+            sequence.forget_before(data.draw(st.integers(first, epoch)))
+    where: dict[int, tuple[int, int]] = {}
+    for epoch in sequence.orders:
+        length = lengths[epoch - first]
+        assert (sequence.start(epoch), sequence.length(epoch)) == (starts[epoch], length)
+        where |= {starts[epoch] + index: (epoch, index) for index in range(length)}
+    positions = np.array(sorted(where))
+    for position, place in where.items():
+        assert sequence.at(position) == place
+    assert sequence.starts_of(positions).tolist() == [
+        starts[where[p][0]] for p in positions.tolist()
+    ]
+    inos = [100 * epoch + index + 1 for epoch, index in map(where.__getitem__, positions.tolist())]
+    assert sequence.inos_at(positions).tolist() == inos
+    assert sequence.locate(np.array(inos, np.uint32), 0).max(axis=0).tolist() == positions.tolist()
+    end = max(where) + 1
+    assert sequence.known_until(min(where)) == end
+    assert sequence.at(end) == (first + len(lengths), 0)
+    assert sequence.at(end + lengths[-1]) == (first + len(lengths) + 1, 0)
 
 
 @given(st.integers(1, 5000))
@@ -108,9 +146,9 @@ def test_low_passes_nothing_of_an_epoch_that_may_be_in_flight_as_a_whole(workers
     assert (progress.low, progress.high) == (150, 300)
     feed(progress, [152, 280, 216], reads=True)
     assert (progress.low, progress.high) == (150, 300)
-    progress.enter(2)
+    progress.enter(300)
     assert (progress.low, progress.high) == (300, 300)
-    progress.enter(1)
+    progress.enter(150)
     assert (progress.low, progress.high) == (300, 300)
 
 
