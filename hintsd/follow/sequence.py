@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 Inos: TypeAlias = npt.NDArray[np.uint32]
 Positions: TypeAlias = npt.NDArray[np.int64]
+Uses: TypeAlias = npt.NDArray[np.float64]
 
 NO_INOS: Inos = np.empty(0, np.uint32)
 NO_POSITIONS: Positions = np.empty(0, np.int64)
@@ -114,6 +115,11 @@ class Sequence:
     def has(self, epoch: int) -> bool:
         """Whether the job has so many epochs, as far as anybody knows."""
         return self.epochs is None or epoch < self.epochs
+
+    @property
+    def has_repeats(self) -> bool:
+        """Whether a known epoch reads a file more than once."""
+        return any(order.repeats for order in self.orders.values())
 
     def is_open(self, epoch: int) -> bool:
         """Whether its order is neither known nor known to be unknown."""
@@ -228,6 +234,19 @@ class Sequence:
             assert len(inos), "a window covers known positions only"
             yield inos, repeats
             start += len(inos)
+
+    def next_uses(self, inos: Inos, at_or_after: int, uses_per_epoch: Uses) -> Uses:
+        """Position of each file's first use from there on: where no known order has one the
+        expected one, beyond them all. Shape (files,); `uses_per_epoch`: expected, 0 or more, of
+        the same shape, or one number for all.
+        """
+        n, end = self.samples_per_epoch, self.known_until(at_or_after)
+        with np.errstate(divide="ignore"):
+            found: Uses = end + n / np.broadcast_to(uses_per_epoch, inos.shape)
+        for row in reversed(self.locate(inos, at_or_after)):
+            is_there = row >= at_or_after
+            found[is_there] = row[is_there]
+        return found
 
     def inos_at(self, positions: Positions) -> Inos:
         """The file at each position; 0 where the epoch is unknown."""

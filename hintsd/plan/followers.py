@@ -353,7 +353,7 @@ class Followers:
         if not job.is_lost:
             progress.settle(job.wiring.first_unfired(), job.wiring.laid_from)
             job.wiring.doubt_fired()
-            if progress.is_to_be_checked:
+            if progress.is_to_be_checked and not job.sequence.has_repeats:
                 job.check(now)
             elif progress.evidence.condemned(now):
                 self._condemn(job, now)

@@ -21,6 +21,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 
 from hintsd.follow.progress import Progress
 from hintsd.follow.search import (
@@ -32,20 +33,23 @@ from hintsd.follow.search import (
     WIRES_EVERY_S,
     Search,
 )
-from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence
+from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence, Uses
 from hintsd.follow.wiring import Wiring
 from hintsd.plan.files import Wires
 from hintsd.reorder.log import Log
 
+EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 LATE_LATELY_S = 5.0  # a late read is no more told of then
 
 
 class Window:
-    """Positions [begin, end) are referenced, [begin, sent) have been looked at for staging."""
+    """Positions [begin, end) are referenced, [begin, sent) have been looked at for staging. What
+    lies before `passed` the reader has passed, or it is given up.
+    """
 
     def __init__(self, position: int, mean_bytes: float) -> None:
         """`mean_bytes`: of RAM, that a sample takes, as far as is known."""
-        self.begin = self.end = self.sent = position
+        self.begin = self.end = self.sent = self.passed = position
         self.size_bytes = self.sent_bytes = 0
         self.reach = 0  # samples in the last window that was not empty
         self.known_mean_bytes = mean_bytes  # of RAM, that a sample of its last window took
@@ -55,8 +59,12 @@ class Window:
 
     def restart(self, position: int) -> None:
         """It is empty."""
-        self.begin = self.end = self.sent = position
+        self.begin = self.end = self.sent = self.passed = position
         self.size_bytes = self.sent_bytes = 0
+
+    def leave_behind(self, position: int) -> None:
+        """All before that is about to be shed."""
+        self.passed = position
 
     def grow(self, samples: int, size_bytes: int) -> None:
         self.end += samples
@@ -253,12 +261,36 @@ class Job:
         self.is_lost = False
         self._check_at = 0.0  # when it is looked for next, in a short epoch
         self._rest_s = REST_FIRST_S  # of a search, once more taken for wrong
+        self._scores: npt.NDArray[np.float32] | None = None  # by inode number
         self.laid_out: dict[str, str] = {}  # of a job that is done: `Layout.status` before
 
     @property
     def live(self) -> bool:
         """Whether it is planned for."""
         return self.state in ("waiting", "running", "idle")
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether an epoch reads some of its files more often than others, or not at all."""
+        if self._scores is not None:
+            return True
+        most = EVEN_SHARE * len(self.dataset)
+        orders = self.sequence.orders.values()
+        return self.sequence.has_repeats or any(len(order.inos) < most for order in orders)
+
+    def score(self, inos: Inos, uses: npt.NDArray[np.float32]) -> None:
+        """How often each of these is expected to be used in an epoch that is not known; what is
+        not among them is not used. Shapes (files,), 0 or more; a file may stand there twice.
+        """
+        self._scores = np.zeros(int(inos.max(initial=0)) + 1, np.float32)
+        np.add.at(self._scores, inos, uses)
+
+    def uses_per_epoch(self, inos: Inos) -> Uses:
+        """How often each is expected to be used in an epoch that is not known."""
+        if self._scores is None:
+            return np.ones(len(inos))
+        is_scored = inos < len(self._scores)
+        return np.where(is_scored, self._scores[np.where(is_scored, inos, 0)], 0.0)
 
     @property
     def takes_share(self) -> bool:

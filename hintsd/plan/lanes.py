@@ -12,6 +12,9 @@ INVARIANT: behind a lane's reader nothing is held but what is kept, or needed ag
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions
@@ -35,6 +38,9 @@ from hintsd.policies.residents import fits
 
 WINDOW_SHARE = 2  # a window covers what is read at once, twice
 LOOK_MOST = 1 << 13  # samples that are looked at in one decide(): 0.1 s of fast readers
+
+
+Keep: TypeAlias = Callable[[Inos], None]
 
 
 class Lanes:
@@ -73,17 +79,17 @@ class Lanes:
         return found
 
     def hold(
-        self, job: Job, others: list[Job], most_bytes: int, keep_bytes: int, most: int = LOOK_MOST
+        self, job: Job, others: list[Job], most_bytes: int, keep: Keep, most: int = LOOK_MOST
     ) -> None:
-        """Keeps what the job's readers have passed (all kept: `keep_bytes` at most), or lets
-        go of it; holds what they need next, `most_bytes` of it at most, of `most` samples (at
-        least one of each lane). `others`: all other jobs that have windows.
+        """Keeps what is to stay of what the job's readers have passed, and lets go of the rest;
+        holds what they need next, `most_bytes` of it at most, of `most` samples (at least one of
+        each lane). `others`: all other jobs that have windows.
         """
         files, ram, reached = self._files, self._ram, job.reached
         reached.forget_before(job.window.begin - job.batch_size * (1 + job.progress.workers))
         positions = reached.take_passed(job.window.begin, job.window.end)
         passed = np.unique(job.sequence.inos_at(positions))
-        ram.keep(passed, keep_bytes)
+        keep(passed)
         positions, lane = _coming(job, most)
         inos = job.sequence.inos_at(positions)
         flags, own = files.flags[inos], ram.bytes_of(inos)

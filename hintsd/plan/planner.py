@@ -219,11 +219,18 @@ class MountPlanner:
         if old is not None:
             self._layout.end(job)
         sequence.put(epoch, inos)
+        self._windows.kept.sort_anew()
         if current not in sequence.orders and job.live:
             # the reader is in an epoch that could not be told us: it begins here
             job.progress.begin(sequence.start(epoch), job.progress.confirmed_at)
             job.restart()
         job.placed.demand()
+
+    def score(self, name: str, inos: Inos, uses: npt.NDArray[np.float32]) -> None:
+        """As `Job.score`."""
+        self._grow(inos)
+        self._jobs[name].score(inos, uses)
+        self._windows.kept.sort_anew()
 
     def unknown(self, name: str, epoch: int) -> None:
         """This epoch's order cannot be known (yet)."""
@@ -276,7 +283,14 @@ class MountPlanner:
         self._windows.empty_all()
         for job in self._jobs.values():
             job.disconnected()
-        for part in (self._ram, self._windows.spare, self._ssd, self._withdrawn, self._wires):
+        for part in (
+            self._ram,
+            self._windows.kept,
+            self._windows.spare,
+            self._ssd,
+            self._withdrawn,
+            self._wires,
+        ):
             part.void()
         self._placement.void()
         self._layout.void()

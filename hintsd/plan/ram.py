@@ -12,12 +12,13 @@ INVARIANT: a file that is KEPT counts as one use more in `refs`: it is wanted, i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from fusecache.base.wire import Result
-from hintsd.follow.sequence import CHUNK, NO_INOS, Inos
+from hintsd.follow.sequence import CHUNK, NO_INOS, Inos, Uses
 from hintsd.plan.commands import Withdrawn
 from hintsd.plan.files import (
     FAILED,
@@ -42,6 +43,8 @@ from hintsd.policies.residents import fits
 
 OUTSIDE_SHARE = 10  # a tenth of the budget is left to reads outside any plan
 RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
+# What is kept is sorted anew when so many files, and such a part of it, have been passed.
+SORT_LEAST, SORT_SHARE = 256, 8
 _OF_RAM = HELD | SENT | STAGED | FAILED | MOVING | KEPT | READ
 
 Bytes = npt.NDArray[np.int64]
@@ -129,10 +132,10 @@ class Ram:
         self.refs[0] = 0  # stands for all samples outside the mount
         self._files.unmark(inos, READ)
 
-    def leave(self, inos: Inos, *, repeats: bool, keep_bytes: int = 0) -> Inos:
-        """A window loses these; what is spare now. `keep_bytes`: of all files that are missing on
-        SSD as much may stay for good.
-        """
+    def leave(
+        self, inos: Inos, *, repeats: bool, keep: Callable[[Inos], None] | None = None
+    ) -> Inos:
+        """A window loses these; what is spare now. `keep`: keeps those of them that are to stay."""
         if repeats:
             np.subtract.at(self.refs, inos, 1)
             inos = np.unique(inos)
@@ -140,8 +143,8 @@ class Ram:
             self.refs[inos] -= 1
         self.refs[0] = 0
         left = self.still_spare(inos)
-        if keep_bytes:
-            self.keep(left, keep_bytes)
+        if keep is not None:
+            keep(left)
             left = self.still_spare(left)
         self.wanted_bytes -= self.total_bytes(left)
         is_staged = self._files.flags[left] & STAGED != 0
@@ -197,14 +200,19 @@ class Ram:
 
     def keep(self, inos: Inos, most_bytes: int) -> None:
         """Of these the first ones that are missing on SSD are KEPT, as far as there is room."""
-        flags = self._files.flags[inos]
-        missing = inos[flags & (STAGED | STORED | RESIDENT | KEPT) == STAGED]
+        missing = self.keepable(inos)
         own = self.bytes_of(missing)
         count = fits(own, most_bytes - self.kept_bytes)
         if count:
             self._files.mark(missing[:count], KEPT)
             self.refs[missing[:count]] += 1
             self.kept_bytes += int(own[:count].sum())
+
+    def keepable(self, inos: Inos) -> Inos:
+        """Those of them that are staged, missing on SSD, and not kept."""
+        flags = self._files.flags[inos]
+        found: Inos = inos[flags & (STAGED | STORED | RESIDENT | KEPT) == STAGED]
+        return found
 
     def unkeep(self, inos: Inos) -> Inos:
         """They are kept no more; which of them no window wants either: they are spare."""
@@ -322,6 +330,95 @@ class Ram:
         moving = flags & MOVING != 0
         assert not (moving & ~sent).any()
         assert np.count_nonzero(moving) == self.moving
+
+
+class Kept:
+    """Which of the files that readers pass, and SSD will not have, stay for good: as many as there
+    is room for. Where all are used equally often the first ones: to replace one gains nothing
+    (MinIO). Else those that are used soonest, as far as orders tell, and are expected to be beyond
+    (`next_uses`): what would be used later makes way (Belady's MIN, with bypass).
+    """
+
+    def __init__(self, files: Files, ram: Ram, spare: Spare) -> None:
+        self._files, self._ram, self._spare = files, ram, spare
+        self.most_bytes = 0
+        """Of RAM, that they may take."""
+        self._next_uses: Callable[[Inos], Uses] | None = None
+        self._latest = NO_INOS  # those that are kept, the one that is used last first ...
+        self._used_at = np.zeros(0)  # ... and when
+        self._passed = 0  # files that were taken since they were sorted
+        self._is_stale = True
+
+    def limit(self, most_bytes: int) -> None:
+        """So much may be kept from now on."""
+        self.most_bytes = most_bytes
+
+    def choose_by(self, next_uses: Callable[[Inos], Uses] | None) -> None:
+        """When each of some files is used next; None: all are used equally often."""
+        self._next_uses = next_uses
+
+    def sort_anew(self) -> None:
+        """It is known now that they are used at other times."""
+        self._is_stale = True
+
+    def take(self, inos: Inos) -> None:
+        """Readers have passed these; a file may stand here twice."""
+        if self._next_uses is None:
+            self._ram.keep(inos, self.most_bytes)
+            return
+        self._passed += len(inos)
+        coming = self._ram.keepable(np.unique(inos))
+        room_bytes = self.most_bytes - self._ram.kept_bytes
+        if self._ram.total_bytes(coming) > room_bytes:
+            uses = self._next_uses(coming)
+            order = np.argsort(uses, kind="stable")
+            coming = coming[order]
+            coming = coming[: self._make_way(coming, uses[order], room_bytes)]
+        self._ram.keep(coming, self.most_bytes)
+
+    def _make_way(self, coming: Inos, uses: Uses, room_bytes: int) -> int:
+        """How many of these are to be kept, which are used at `uses` (ascending); those that are
+        used later than they make way for them.
+        """
+        self._sort()
+        count = fits(self._ram.bytes_of(coming), max(0, room_bytes))
+        is_kept = self._files.flags[self._latest] & KEPT != 0
+        self._latest, self._used_at = self._latest[is_kept], self._used_at[is_kept]
+        pairs = min(len(coming) - count, len(self._latest))
+        replaces = self._used_at[:pairs] > uses[count : count + pairs]
+        leaving = int(np.count_nonzero(replaces))
+        self._spare.add(self._ram.unkeep(self._latest[:leaving]))
+        self._latest, self._used_at = self._latest[leaving:], self._used_at[leaving:]
+        return count + leaving
+
+    def _sort(self) -> None:
+        if not self._is_stale and self._passed < max(SORT_LEAST, len(self._latest) // SORT_SHARE):
+            return
+        assert self._next_uses is not None
+        kept = self._ram.kept()
+        uses = self._next_uses(kept)
+        order = np.argsort(-uses, kind="stable")
+        self._latest, self._used_at = kept[order], uses[order]
+        self._is_stale, self._passed = False, 0
+
+    def shrink(self, uses: Integers | None) -> None:
+        """What is kept beyond the limit is spare: what is used last goes first, or least often,
+        where `uses` of all files are known and nothing else is.
+        """
+        surplus = self._ram.kept_bytes - self.most_bytes
+        if surplus <= 0:
+            return
+        kept = self._ram.kept()
+        if self._next_uses is not None:
+            kept = kept[np.argsort(-self._next_uses(kept), kind="stable")]
+        elif uses is not None:
+            kept = kept[np.argsort(uses[kept], kind="stable")]
+        count = takes(self._ram.bytes_of(kept), surplus)
+        self._spare.add(self._ram.unkeep(kept[:count]))
+
+    def void(self) -> None:
+        """Nothing is kept any more."""
+        self._latest, self._used_at, self._is_stale = NO_INOS, np.zeros(0), True
 
 
 class Spare:

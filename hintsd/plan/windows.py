@@ -21,17 +21,18 @@ INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from hintsd.follow.sequence import CHUNK
+from hintsd.follow.sequence import CHUNK, Inos, Uses
 from hintsd.plan.files import GONE, READ, Files, Ssd, takes
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import LOOK_MOST, Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
-from hintsd.plan.ram import OUTSIDE_SHARE, Ram, Spare
+from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Spare
 from hintsd.policies.residents import fits
 
 EXTEND_MOST = 1 << 20  # positions that enter windows in one decide()
@@ -62,6 +63,8 @@ class Windows:
         self._placement, self._layout, self._lanes = placement, layout, lanes
         self.spare = Spare(files, ram)
         """What has left them."""
+        self.kept = Kept(files, ram, self.spare)
+        """What stays of that for good."""
         self.has_lanes = False
         """Whether those of all jobs that are planned for are lanes; else none is."""
 
@@ -102,8 +105,10 @@ class Windows:
 
     def _move_on(self, job: Job, begin: int) -> None:
         self._note_need(job, begin)
-        keep_bytes = 0 if job.placed.is_due else self._keep_bytes()
-        self._release(job, job.window.begin, min(begin, job.window.end), keep_bytes)
+        self.kept.limit(self._keep_bytes())
+        keep = None if job.placed.is_due else self.kept.take
+        job.window.leave_behind(begin)
+        self._release(job, job.window.begin, min(begin, job.window.end), keep)
         job.move_on(begin)
 
     # --- what is kept
@@ -136,18 +141,28 @@ class Windows:
         return budget_bytes - min(need_bytes, budget_bytes // NEED_SHARE)
 
     def keep(self) -> None:
-        """What is kept beyond what windows can spare is spare, too, what is used least first."""
+        """What is kept beyond what windows can spare is spare, too, what is used last first."""
+        jobs = self._live
+        is_uneven = any(job.is_uneven for job in jobs)
+        self.kept.choose_by(functools.partial(self._next_uses, jobs) if is_uneven else None)
         self._keep_at_most(self._keep_bytes())
 
+    def _next_uses(self, jobs: list[Job], inos: Inos) -> Uses:
+        """When each is used next by one of them, after all that was passed: a position, or where
+        there are several in how many seconds. Shape (files,).
+        """
+        found = np.full(len(inos), np.inf)
+        for job in jobs:
+            start = job.window.end if self.has_lanes else job.window.passed  # lanes lie in windows
+            uses = job.sequence.next_uses(inos, start, job.uses_per_epoch(inos))
+            if len(jobs) > 1:
+                uses = (uses - start) / max(job.progress.samples_per_s, 1.0)
+            found = np.minimum(found, uses)
+        return found
+
     def _keep_at_most(self, most_bytes: int) -> None:
-        surplus = self._ram.kept_bytes - most_bytes
-        if surplus <= 0:
-            return
-        kept = self._ram.kept()
-        if self._ssd.uses is not None:
-            kept = kept[np.argsort(self._ssd.uses[kept], kind="stable")]
-        count = takes(self._ram.bytes_of(kept), surplus)
-        self.spare.add(self._ram.unkeep(kept[:count]))
+        self.kept.limit(most_bytes)
+        self.kept.shrink(self._ssd.uses)
 
     # --- they fill what there is
 
@@ -187,12 +202,12 @@ class Windows:
                     break
                 self._ram.cover(inos, repeats=repeats)
                 job.window.grow(len(inos), self._ram.total_bytes(inos))
-        keep_bytes = self._keep_bytes()
+        self.kept.limit(self._keep_bytes())
         for job in jobs:
             share_bytes = (self._ram.budget_bytes - self._ram.kept_bytes) // max(1, sharing)
             others = [other for other in jobs if other is not job]
             most_bytes = share_bytes if job.takes_share else 0
-            self._lanes.hold(job, others, most_bytes, keep_bytes, LOOK_MOST // len(jobs))
+            self._lanes.hold(job, others, most_bytes, self.kept.take, LOOK_MOST // len(jobs))
 
     def _balance(self) -> None:
         jobs = self._live
@@ -292,17 +307,17 @@ class Windows:
 
     # --- what leaves them
 
-    def _release(self, job: Job, start: int, stop: int, keep_bytes: int = 0) -> None:
-        """Positions at one end of the window leave it. `keep_bytes`: of all files that are missing
-        on SSD as much may stay for good.
-        """
+    def _release(
+        self, job: Job, start: int, stop: int, keep: Callable[[Inos], None] | None = None
+    ) -> None:
+        """Positions at one end of the window leave it. `keep`: as `Ram.leave` has it."""
         position, window = start, job.window
         for inos, repeats in job.sequence.pieces(start, stop):
             own = self._ram.bytes_of(inos)
             looked_at = max(min(window.sent - position, len(inos)), 0)
             window.shed(int(own.sum()), int(own[:looked_at].sum()))
             position += len(inos)
-            self.spare.add(self._ram.leave(inos, repeats=repeats, keep_bytes=keep_bytes))
+            self.spare.add(self._ram.leave(inos, repeats=repeats, keep=keep))
 
     def empty(self, job: Job) -> None:
         """The window begins anew; what is staged is spare until the next `fill` has looked."""
