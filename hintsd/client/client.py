@@ -26,6 +26,7 @@ import numpy.typing as npt
 from hintsd.orders.extensions import IMG_EXTENSIONS
 from hintsd.client.finding import Unhinted
 from hintsd.client.link import Link, State, Ways
+from hintsd.client.warning import warn_once
 from hintsd.orders.hint import Check, Files, Hint
 from hintsd.orders.spec import LoaderDraws, OrderSpec
 
@@ -102,6 +103,18 @@ class Job:
     def announce(self, epoch: int, spec: OrderSpec) -> None:
         """The order of this epoch, which begins now or later. It replaces what was told of it."""
         self._link.announce(epoch, spec)
+
+    def score(self, uses: npt.ArrayLike) -> None:
+        """How often each index of the dataset is expected to be used in an epoch whose order is not
+        announced yet (Σ = its samples): what is used most stays in RAM. It replaces what was told
+        before. Shape (samples,), finite, 0 or more; else one warning, and what was told before
+        holds.
+        """
+        array = np.asarray(uses, np.float32)
+        if array.ndim != 1 or not (np.isfinite(array).all() and (array >= 0).all()):
+            warn_once("scores must be a row of finite numbers of 0 or more; the last ones hold")
+            return
+        self._link.score(array.astype("<f4").tobytes())
 
     def drawn(self, batches: int, epoch: int) -> None:
         """This epoch has so many batches, and all are drawn: where the reader is, if the job ends

@@ -88,6 +88,19 @@ class _Agenda:
         self._lock = threading.Lock()
         self._orders: dict[int, OrderSpec] = {}  # by epoch, from the position's epoch on
         self._unsent: list[int] = []
+        self._scores = b""  # the latest; and whether they are to be sent
+        self._are_scores_due = False
+
+    def score(self, uses: bytes) -> None:
+        """What was told before is forgotten."""
+        with self._lock:
+            self._scores, self._are_scores_due = uses, True
+
+    def take_scores(self) -> bytes:
+        """b"": there are none to be told."""
+        with self._lock:
+            is_due, self._are_scores_due = self._are_scores_due, False
+            return self._scores if is_due else b""
 
     def announce(self, epoch: int, spec: OrderSpec) -> None:
         """What was told of epochs before the position is forgotten."""
@@ -127,13 +140,15 @@ class _Agenda:
         return None
 
     def repeat(self) -> None:
-        """All orders are to be sent, to another hintsd."""
+        """All is to be sent, to another hintsd."""
         with self._lock:
             self._unsent = sorted(self._orders)
+            self._are_scores_due = bool(self._scores)
 
     def clear(self) -> None:
         with self._lock:
             self._orders.clear()
+            self._scores, self._are_scores_due = b"", False
 
 
 class Link:
@@ -199,6 +214,12 @@ class Link:
         """Tell the order of `epoch`; what was told of epochs before the position is forgotten."""
         if not self.is_over:
             self._agenda.announce(epoch, spec)
+            self._connection.wake()
+
+    def score(self, uses: bytes) -> None:
+        """Tell the scores (docs/WIRE.md); what was told before is forgotten."""
+        if not self.is_over:
+            self._agenda.score(uses)
             self._connection.wake()
 
     def step(self, epoch: int, batch: int) -> None:
@@ -359,6 +380,7 @@ class Link:
         while True:
             if self._connection.is_stopping:
                 raise Stopped
+            self._send_scores()
             self._send_orders()
             timeout_s: float | None = None
             if self._agenda.is_step_pending:
@@ -369,6 +391,14 @@ class Link:
                     continue
             for frame in self._connection.hear(timeout_s):
                 self._take_in(frame)
+
+    def _send_scores(self) -> None:
+        if uses := self._agenda.take_scores():
+            arrays: dict[str, bytes] = {}
+            named = _by_name({"uses": uses}, arrays, INLINE_BYTES_MOST)
+            for frame in _array_frames(arrays):
+                self._connection.send(frame)
+            self._connection.send(wire.encode("scores", named))
 
     def _send_orders(self) -> None:
         while (order := self._agenda.take_order()) is not None:
@@ -382,7 +412,8 @@ class Link:
     def _take_in(self, frame: wire.Frame) -> None:
         """What hintsd says of its own accord. Stopped: it has ended the job."""
         if frame.type == "rejected":
-            self._warn("an order was refused: " + said(frame))
+            why = said(frame)
+            self._warn(why if why.startswith("scores: ") else f"an order was refused: {why}")
         elif frame.type == "warning":
             self._warn(said(frame))
         elif frame.type == "state":
@@ -392,7 +423,7 @@ class Link:
                 raise Stopped
         elif frame.type == "error":
             fail(frame)
-        elif frame.type != "planned":
+        elif frame.type not in ("planned", "scored"):
             raise wire.WireError(f"unexpected {frame.type}")
 
     def _say_goodbye(self) -> None:

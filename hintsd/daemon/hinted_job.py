@@ -9,7 +9,7 @@ import math
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from hintsd.orders.drawing import Order
 from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec, samples_per_epoch
 from hintsd.plan import status
+
+Scores: TypeAlias = npt.NDArray[np.float32]
 
 EPOCH_SAMPLES_LEAST: Final = 1 << 24  # an epoch may always be so long, and longer ...
 EPOCH_REPEATS_MOST: Final = 4  # ... as long as each file comes so often on average
@@ -51,6 +53,8 @@ class HintedJob:
     inos: Inos = field(default_factory=lambda: np.empty(0, np.uint32))
     order: Order | None = None
     """None: each epoch is announced, and none has been."""
+    scores: Scores | None = None
+    """Expected uses of each index in an epoch that is not known; None: none were told."""
     known_from: int = 0
     """The first epoch that `order` is asked for."""
     epoch_samples: int = 0
@@ -81,6 +85,14 @@ class HintedJob:
         """The same files have other numbers."""
         self.inos, self.has_files = inos, True
         self.is_lost = self.is_lost or self.order is not None
+
+    def score(self, uses: Scores) -> None:
+        """What was told before is forgotten. JobRefused: not of this dataset."""
+        if len(uses) != self.samples:
+            raise JobRefused(
+                f"{len(uses)} scores, but {os.fsdecode(self.hint.path)} has {self.samples} samples"
+            )
+        self.scores = uses
 
     def samples_of(self, spec: OrderSpec) -> int:
         """Samples an epoch. JobRefused: not an order of this dataset."""

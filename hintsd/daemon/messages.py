@@ -14,6 +14,9 @@ import stat
 import tempfile
 from typing import Any, BinaryIO, Final, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from fusecache.base.wire import Fields, WireError
 from hintsd.orders.hint import (
     BATCH_MOST,
@@ -194,6 +197,17 @@ def order_spec(fields: Fields, arrays: Arrays) -> tuple[int, OrderSpec]:
     """The epoch and the spec of an `order` message. WireError, ValueError: see the module."""
     epoch = fields.int("epoch", 0, EPOCH_MOST)
     return epoch, read_spec(_with_arrays(fields.map("spec"), arrays, "order: spec"))
+
+
+def scores(fields: Fields, arrays: Arrays) -> npt.NDArray[np.float32]:
+    """Of a `scores` message. WireError; ValueError: they are no numbers of uses."""
+    raw = _with_arrays(fields, arrays, "scores").get("uses")
+    if not isinstance(raw, bytes) or len(raw) % 4:
+        raise WireError("scores: field uses is no array of f4")
+    uses = np.frombuffer(raw, "<f4")
+    if not (np.isfinite(uses).all() and (uses >= 0).all()):
+        raise ValueError("a score is negative, infinite or no number")
+    return uses
 
 
 def step(fields: Fields) -> tuple[int, int]:

@@ -18,7 +18,7 @@ import trio
 from fusecache.base.wire import Packing
 from hintsd.daemon import datasets
 from hintsd.daemon.datasets import Resolved
-from hintsd.daemon.hinted_job import HintedJob
+from hintsd.daemon.hinted_job import HintedJob, Scores
 from hintsd.daemon.messages import JobRefused, internal_error
 from hintsd.daemon.mount_link import (
     Channel,
@@ -359,6 +359,20 @@ class Mount:
                         await self._planning.announce(job, order, epoch, inos)
                         break
         self._wake(orders=True)
+
+    async def score(self, name: str, uses: Scores) -> None:
+        """How often each index of the dataset is expected to be used in an epoch whose order is not
+        known. JobRefused.
+        """
+        job = self.jobs.get(name)
+        if job is None:
+            raise JobRefused(f"job {name} has ended")
+        with trio.CancelScope(shield=True):
+            async with self._planning.lock:
+                job.score(uses)
+                if self.jobs.get(name) is job:
+                    await self._planning.score(job)
+        self._wake()
 
     def step(self, name: str, epoch: int, batch: int) -> None:
         """The trainer has taken `batch` batches of `epoch`."""

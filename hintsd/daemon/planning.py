@@ -167,6 +167,11 @@ class Planning:
         elif job.has_files and not job.fault:  # else it is planned once they are found
             await self.in_thread(self.plan, job, inos)
 
+    async def score(self, job: HintedJob) -> None:
+        """`lock` held: it has other scores."""
+        if job.is_planned and job.scores is not None:
+            await self.in_thread(self.planner.score, job.name, job.inos, job.scores)
+
     async def close(self, job: HintedJob) -> None:
         """`lock` held: with what was read last, and its last step."""
         if job.is_planned:
@@ -192,6 +197,8 @@ class Planning:
             is_lost=job.is_lost,
         )
         job.plan()
+        if job.scores is not None:
+            self.planner.score(job.name, job.inos, job.scores)
         if order is not None:
             self.planner.supply(job.name, epoch, order)
         else:

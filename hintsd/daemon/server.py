@@ -34,6 +34,7 @@ from hintsd.daemon.director import Director
 from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector
 from hintsd.daemon.journal import Journal, JournalBusy
 from hintsd.daemon.messages import Arrays, JobRefused, internal_error
+from hintsd.daemon.mount import Mount
 from hintsd.orders.hint import NAME_LENGTH_MOST, Hint
 
 log = logging.getLogger(__name__)
@@ -297,6 +298,9 @@ class Server:
                 await trio.to_thread.run_sync(connection.arrays.add, fields)
             case "order":
                 await send("planned", epoch=await self._order(connection, fields))
+            case "scores":
+                await self._score(connection, fields)
+                await send("scored")
             case "step":
                 epoch, batch = messages.step(fields)
                 if (live := connection.job) is not None and live.info and not live.is_over:
@@ -321,14 +325,28 @@ class Server:
 
     async def _order(self, connection: _Connection, fields: Fields) -> int:
         epoch, spec = await self._read(connection, "order", messages.order_spec, fields)
-        job = connection.job
-        if job is None or job.info is None or job.is_over:
-            raise Refusal("order: there is no job, or it has ended")
+        name, mount = self._planned_by(connection, "order")
         try:
-            await job.info.mount.order(job.name, epoch, spec)
+            await mount.order(name, epoch, spec)
         except JobRefused as refusal:
             raise Refusal(str(refusal)) from None
         return epoch
+
+    async def _score(self, connection: _Connection, fields: Fields) -> None:
+        uses = await self._read(connection, "scores", messages.scores, fields)
+        name, mount = self._planned_by(connection, "scores")
+        try:
+            await mount.score(name, uses)
+        except JobRefused as refusal:
+            raise Refusal(f"scores: {refusal}") from None
+
+    @staticmethod
+    def _planned_by(connection: _Connection, kind: str) -> tuple[str, Mount]:
+        """Its job's name, and the mount that plans it. Refusal."""
+        job = connection.job
+        if job is None or job.info is None or job.is_over:
+            raise Refusal(f"{kind}: there is no job, or it has ended")
+        return job.name, job.info.mount
 
     # ---- jobs ------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Told:
     resumed: list[dict[str, Any]] = field(default_factory=list)
     orders: list[tuple[int, OrderSpec]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
+    scores: list[bytes] = field(default_factory=list)
     is_closed: bool = False
     is_gone: bool = False
 
@@ -176,6 +177,11 @@ class FakeHintsd:
                 arrays.clear()
                 told.orders.append((fields["epoch"], spec))
                 return ("planned", {"epoch": fields["epoch"]}), told
+            case "scores":
+                assert told is not None
+                told.scores.append(_resolved(fields, arrays)["uses"])
+                arrays.clear()
+                return ("scored", {}), told
             case "step":
                 assert told is not None
                 told.steps.append((fields["epoch"], fields["batch"]))

@@ -560,6 +560,30 @@ def test_errors_made_of_warnings_do_not_reach_the_script(
 # Deaths
 
 
+@pytest.mark.parametrize("count", [3, 40_000])
+def test_the_latest_scores_are_told_and_told_again_to_another_hintsd(
+    daemon: FakeHintsd, count: int
+) -> None:
+    with hintsd.connect("/d").order([]) as job:
+        daemon.wait(lambda: daemon.jobs)
+        told = daemon.jobs[0]
+        for factor in (1, 2):
+            uses = factor * np.arange(count, dtype=np.float32)
+            job.score(uses)
+            daemon.wait(lambda: told.scores and told.scores[-1] == uses.tobytes())
+        daemon.stop()
+        told.scores.clear()
+        daemon.start()
+        daemon.wait(lambda: told.scores)
+        assert told.scores == [uses.tobytes()]
+        wrong = ([np.nan], [[1.0]], [-1.0], [np.inf])
+        for scores in wrong:
+            job.score(scores)
+        job.step(1)
+        daemon.wait(lambda: told.steps)
+        assert told.scores == [uses.tobytes()]
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_hintsd_that_dies_and_comes_back(daemon: FakeHintsd) -> None:
     orders = [np.random.default_rng(i).permutation(50) for i in range(3)]

@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 import trio
 
@@ -125,6 +126,26 @@ def test_arrays_come_in_pieces_and_are_used_once(daemon: Daemon, client: Client)
     assert daemon.director.requests["train.py-1"].files.paths == paths
     client.ask("close")
     assert "'p' was not sent" in client.job(files=files)["message"]
+
+
+def test_scores(daemon: Daemon, client: Client) -> None:
+    uses = np.array([0, 0.5, 2.25], "<f4")
+    assert client.ask("scores", uses=uses.tobytes())["message"].startswith(
+        "scores: there is no job"
+    )
+    job = client.job()["job"]
+    assert client.ask("scores", uses=uses.tobytes()) == {}
+    assert daemon.director.next("scores") == (job, uses.tolist())
+    data = uses.tobytes()
+    for offset in range(0, len(data), 5):
+        client.send("array", name="s", total=12, offset=offset, data=data[offset : offset + 5])
+    assert client.ask("scores", uses={"array": "s"}) == {}
+    assert daemon.director.next("scores") == (job, uses.tolist())
+    for wrong in (-1, np.inf, np.nan):
+        refused = client.ask("scores", uses=np.array([1, wrong], "<f4").tobytes())
+        assert refused == {"message": "scores: a score is negative, infinite or no number"}
+    assert client.ask("scores", uses=bytes(13 * 4)) == {"message": "scores: 13 scores"}
+    assert client.ask("scores", uses=uses.tobytes()) == {}
 
 
 def test_refusals_are_told_and_the_connection_goes_on(daemon: Daemon, client: Client) -> None:
@@ -532,6 +553,7 @@ WRONG = {
     "answer as a question": HELLO + wire.encode("accepted", {}),
     "missing field": HELLO + wire.encode("step", {"epoch": 1}),
     "wrong type": HELLO + wire.encode("step", {"epoch": 1, "batch": "1"}),
+    "scores that are none": HELLO + wire.encode("scores", {"uses": b"12345"}),
     "negative": HELLO + wire.encode("step", {"epoch": -1, "batch": 1}),
     "job without a path": HELLO + wire.encode("job", {**JOB, "path": None}),
     "array with a gap": HELLO
