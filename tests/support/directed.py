@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from hintsd.daemon.director import Director
@@ -86,6 +88,9 @@ class Directed:
     def order(self, job: str, epoch: int, spec: OrderSpec) -> None:
         order = self._mounts[job].order
         trio.from_thread.run(order, job, epoch, spec, trio_token=self._token)
+
+    def score(self, job: str, uses: npt.NDArray[np.float32]) -> None:
+        trio.from_thread.run(self._mounts[job].score, job, uses, trio_token=self._token)
 
     def step(self, job: str, epoch: int, batch: int) -> None:
         step = self._mounts[job].step

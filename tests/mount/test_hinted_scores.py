@@ -1,0 +1,59 @@
+"""Scores on a real mount: what is used most stays in RAM. Files are counted."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from hintsd.daemon.messages import JobRefused
+from hintsd.orders.spec import OrderSpec
+from tests.conftest import Mounting, Place, in_one_mode
+from tests.mount.test_hinted import idle
+from tests.support.directed import Directed, request
+from tests.support.mounted import eventually
+from tests.support.trees import random_bytes
+
+FILES, FILE_BYTES, EPOCHS, BATCH = 1200, 60_000, 3, 8
+RAM_BYTES = 16 << 20  # for a fifth of them, as little as there may be
+SSD_BYTES = 16 << 20  # for another one
+PACE_S = 0.01  # of a batch
+
+
+@in_one_mode
+def test_what_is_used_most_is_fetched_once(place: Place, mounting: Mounting) -> None:
+    """As an importance sampler draws: with replacement, each epoch when it begins."""
+    names = [f"c/{n:04}.jpg" for n in range(FILES)]
+    for name in names:
+        os.utime(place.write(name, random_bytes(name, FILE_BYTES)), (1e9, 1e9))
+    rng = np.random.default_rng(3)
+    weights = rng.permutation(1 / np.arange(1, FILES + 1))
+    uses = (FILES * weights / weights.sum()).astype(np.float32)
+    mount = mounting("--ram", str(RAM_BYTES), "--ssd", str(SSD_BYTES))
+    fetched, read = [0], set[int]()
+    with Directed() as directed:
+        directed.open("job", request(mount.path, None, epochs=EPOCHS))
+        with pytest.raises(JobRefused, match="1199 scores, but"):
+            directed.score("job", uses[1:])
+        directed.score("job", uses)
+        for epoch in range(EPOCHS):
+            order = rng.choice(FILES, FILES, p=weights / weights.sum())
+            spec = OrderSpec(
+                "indices", FILES, indices=order, start_epoch=epoch, epochs_known=1,
+                batch_size=BATCH,
+            )  # fmt: skip
+            directed.order("job", epoch, spec)
+            eventually(idle(directed))
+            for batch, begin in enumerate(range(0, FILES, BATCH), 1):
+                for index in order[begin : begin + BATCH].tolist():
+                    assert len((mount.path / names[index]).read_bytes()) == FILE_BYTES
+                time.sleep(PACE_S)  # it trains
+                directed.step("job", epoch, batch)
+            read |= set(order.tolist())
+            fetched.append(int(mount.value("origin", "files")))
+        told = repr((fetched, len(read), directed.status()))
+        assert directed.job("job")["state"] in ("running", "waiting"), told
+    # what neither holds is used so seldom that it hardly comes twice
+    assert fetched[-1] <= 1.1 * len(read), told
