@@ -122,7 +122,8 @@ class Plan:
                 await send({"ok": True, "version": VERSION, "mount": self._mount | known})
                 try:
                     self.is_connected = True
-                    await _Channel(self, FrameStream(stream), found).run()
+                    tells = request.get("reclaimed") is True
+                    await _Channel(self, FrameStream(stream), found).run(tells)
                 finally:
                     self.is_connected = False
                     self._prefetcher.end()
@@ -210,8 +211,8 @@ class _Channel:
         self._sending_state = trio.Lock()
         self._origin_rate = plan.origin_bytes, trio.current_time(), 0.0  # bytes, when, bytes/s
 
-    async def run(self) -> None:
-        self._prefetcher.begin(self._report)
+    async def run(self, tells_reclaimed: bool) -> None:
+        self._prefetcher.begin(self._report, tells_reclaimed=tells_reclaimed)
         try:
             async with trio.open_nursery() as nursery:
                 for task in (self._list, self._arm, self._tell_done, self._tell_seen,

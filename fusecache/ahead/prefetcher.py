@@ -11,8 +11,8 @@ publisher or the kernel is behind (FLYING_BYTES_MOST), or while the origin is aw
 INVARIANT: each file in the fetch pool is a Flight in Fetcher, so a reader's miss joins it.
 INVARIANT: no page of an inode is pushed between the end of its `drop` and the next `stage` of it.
 INVARIANT: each staged or fetched inode is reported once, unless it is cancelled or dropped before
-its turn; one that is restored (window.py) is reported again. What a plan has begun when it ends is
-finished, and not reported.
+its turn; one that is restored or RECLAIMED (window.py) is reported again. What a plan has begun
+when it ends is finished, and not reported.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ from fusecache.ahead.pages import Pages
 from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.staging import Staging
 from fusecache.ahead.stored import Stored
-from fusecache.ahead.window import Window
-from fusecache.base.metrics import DEPTH, IN_FLIGHT, QUEUED_FETCH, QUEUED_STAGE, Metrics
+from fusecache.ahead.window import Window, standing
+from fusecache.base.metrics import (
+    DEPTH,
+    IN_FLIGHT,
+    QUEUED_FETCH,
+    QUEUED_STAGE,
+    RECLAIMED_FILES,
+    RESTORED_FILES,
+    Metrics,
+)
 from fusecache.base.wire import Result, Standing, Wish
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.kernel import Kernel
@@ -72,7 +80,9 @@ class Prefetcher:
         self._pages = pages = Pages(kernel, mountpoint, metrics, self._to_stage.take_postponed)
         self._stored = stored = Stored(segments, packer, preloaded)
         self._pool = LimitedPool(pool, depth_most, bytes_per_s)
-        self.window = Window(kernel, metrics, self._restore)
+        self._metrics = metrics
+        self._tells_reclaimed = False
+        self.window = Window(kernel, metrics, self._lost)
         self._large = large = LargeFiles(
             fetcher, reader, packer, self._pool, pages, answers, metrics
         )
@@ -104,10 +114,13 @@ class Prefetcher:
 
     # ---- commands: each has taken effect when it returns -----------------------------------------
 
-    def begin(self, report: Report) -> None:
-        """A plan begins, empty. `report` must not wait."""
+    def begin(self, report: Report, *, tells_reclaimed: bool = False) -> None:
+        """A plan begins, empty. `report` must not wait. `tells_reclaimed`: of what the kernel let
+        go of, and is not on SSD, it is told; else that is staged again.
+        """
         self.end()
         _native.plan_begin()
+        self._tells_reclaimed = tells_reclaimed
         self._answers.begin(report)
 
     def end(self) -> None:
@@ -121,7 +134,7 @@ class Prefetcher:
 
     def clear(self) -> None:
         if self._answers.report is not None:
-            self.begin(self._answers.report)
+            self.begin(self._answers.report, tells_reclaimed=self._tells_reclaimed)
 
     def stage(self, inos: Inos, wishes: Wishes) -> None:
         """`wishes`: a sum of Wish for each.
@@ -161,9 +174,24 @@ class Prefetcher:
         """Readers have missed these just now."""
         self._staging.read_lately.put(inos)
 
-    def _restore(self, inos: Inos) -> None:
-        _native.plan_mark(inos.tobytes(), Standing.QUEUED, Standing.READ)
-        self._to_stage.restore(inos)
+    async def _lost(self, inos: Inos) -> None:
+        """The kernel has let go of these. SSD gives them back at once; whether the origin is to,
+        and when, the plan says.
+        """
+        plan = self._answers.plan
+        are_stored = np.ones(len(inos), np.bool_)
+        if self._tells_reclaimed:
+            are_stored[:] = await trio.to_thread.run_sync(self._stored.are_stored, inos.tolist())
+        if plan != self._answers.plan:
+            return
+        restored, reclaimed = standing(inos[are_stored]), standing(inos[~are_stored])
+        self._metrics.add(RESTORED_FILES, len(restored))
+        self._metrics.add(RECLAIMED_FILES, len(reclaimed))
+        if len(restored):
+            _native.plan_mark(restored.tobytes(), Standing.QUEUED, Standing.READ)
+            self._to_stage.restore(restored)
+        _native.plan_mark(reclaimed.tobytes(), 0, Standing.WANTED | Standing.STAGED)
+        self._answers.tell_all(reclaimed, Result.RECLAIMED)
 
     @property
     def pins(self) -> Pins:

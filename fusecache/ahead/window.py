@@ -3,11 +3,12 @@
 The kernel evicts pages without a word: under memory pressure, or when a process writes to
 drop_caches. Once a second a few of the staged files are looked at, some of those that come first
 and some anywhere; at once when a READ of a staged file arrives. Is one of them gone, all are looked
-at, in their order, and those that are gone are given to `restore`.
+at, in their order, and those that are gone are given to `lost`, which stages them again or tells of
+them.
 
 INVARIANT: only what the RAM ring counts is restored, so the ring's total does not grow by it.
-INVARIANT: restoring does not fight the kernel for memory: it doubles the pause before the next
-look, up to PAUSE_S_MOST, until a look finds nothing gone.
+INVARIANT: restoring does not fight the kernel for memory: a look that finds something gone doubles
+the pause before the next one, up to PAUSE_S_MOST.
 It is no budget and no policy: what hintsd wants staged stays what it was.
 """
 
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import trio
 
 from fusecache import _native
 from fusecache.ahead.marks import Inos, flags_of
-from fusecache.base.metrics import RESTORED_FILES, WINDOW_LOOKS, Metrics
+from fusecache.base.metrics import WINDOW_LOOKS, Metrics
 from fusecache.base.wire import Standing
 from fusecache.read.kernel import Kernel
 
@@ -47,10 +48,12 @@ def standing(inos: Inos) -> Inos:
 class Window:
     """Of the one plan there is."""
 
-    def __init__(self, kernel: Kernel, metrics: Metrics, restore: Callable[[Inos], None]) -> None:
+    def __init__(
+        self, kernel: Kernel, metrics: Metrics, lost: Callable[[Inos], Awaitable[None]]
+    ) -> None:
         self._kernel = kernel
         self._metrics = metrics
-        self._restore = restore
+        self._lost = lost
         self._parts: deque[Inos] = deque()
         self._count = self._compacted = 0
         self._plan = 0
@@ -89,7 +92,7 @@ class Window:
             pause_s = LOOK_S if is_whole else min(2 * pause_s, PAUSE_S_MOST)
 
     async def _look(self) -> bool:
-        """False: something was gone, and is being restored."""
+        """False: something was gone."""
         self._metrics.add(WINDOW_LOOKS)
         if not len(await self._gone(self._sample())):
             return True
@@ -99,10 +102,8 @@ class Window:
                 gone = await self._gone(standing(part[start : start + BATCH]))
                 if plan != self._plan:
                     return True
-                gone = standing(gone)
-                self._metrics.add(RESTORED_FILES, len(gone))
                 if len(gone):
-                    self._restore(gone)
+                    await self._lost(gone)
         return False
 
     async def _gone(self, inos: Inos) -> Inos:

@@ -68,6 +68,7 @@ PREFETCHED_BYTES: Final = Counter("prefetched_bytes", "bytes", "Fetched from the
 OVERTAKING_READS: Final = Counter("overtaking_reads", "READs", "Of files staged, or to be staged")
 WINDOW_LOOKS: Final = Counter("window_looks", "looks", "At whether the kernel kept what is staged")
 RESTORED_FILES: Final = Counter("restored_files", "files", "Staged again: the kernel let them go")
+RECLAIMED_FILES: Final = Counter("reclaimed_files", "files", "Let go of by the kernel, not on SSD")
 
 FRONT_REQUESTS: Final = FrontCounter("front_requests", "READs", "READs that reached the front")
 FRONT_FROM_SSD: Final = FrontCounter("front_from_ssd", "READs", "Answered by C from SSD")

@@ -318,6 +318,8 @@ class Result:
     """SSD had none for it. What was to be staged was pushed."""
     NOT_PUSHED: Final = 7
     """Worth another try."""
+    RECLAIMED: Final = 8
+    """The kernel has let go of what was staged, and SSD does not have it. Told unasked."""
 
 
 class Observed:

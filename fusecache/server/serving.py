@@ -422,6 +422,7 @@ class Server:
                     "overtaking_reads": now[metrics.OVERTAKING_READS],
                     "looks": now[metrics.WINDOW_LOOKS],
                     "restored_files": now[metrics.RESTORED_FILES],
+                    "reclaimed_files": now[metrics.RECLAIMED_FILES],
                 },
                 "integrity": {
                     "mismatches": now[metrics.MISMATCHES],

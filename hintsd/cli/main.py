@@ -490,7 +490,8 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               origin gave an error; evicted: they were in RAM, and the kernel let go of them (for
               want of memory, or because the host pages out what it believes cold: when they are
               more than 1% of the not late, a line below says which). fusecache status counts
-              less: see there, prefetch
+              less: see there, prefetch. A line below tells of a RAM tier that the kernel does not
+              let be used whole (--json: reclaimed, withheld_bytes)
     unplanned other reads that were not answered from RAM. not in window: files of the dataset
               elsewhere in the order, so the reader is not where it is thought to be, or there
               is another one; not in dataset: other files of the mount

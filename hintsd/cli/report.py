@@ -33,6 +33,10 @@ _NEEDS_RAM: Final = (
     "the RAM tier takes less than its loader reads at once, so little can be read ahead: --ram "
     "{ram} would do (fusecache mount --help), or fewer workers"
 )
+_WITHHELD: Final = (
+    "the kernel took files again and again that RAM alone held ({reclaimed} in all), so {withheld} "
+    "of the RAM tier are left to it for now: give less --ram, or its cgroup more memory"
+)
 _EVICTED_SHARE: Final = 0.01
 _EVICTED: Final = "late (evicted): the kernel let go of files in RAM before they were read: "
 _SHORT: Final = (
@@ -69,6 +73,11 @@ def tables(status: Values) -> RenderableType:
             for job in status["jobs"]
             if (needed := job.get("ram_needed_bytes"))
         ]
+        parts += [
+            printable(f"{job['name']}: {_withheld(job)}")
+            for job in status["jobs"]
+            if job.get("withheld_bytes")
+        ]
     else:
         parts.append("no jobs")
     if status["ended"]:
@@ -96,6 +105,11 @@ def _loses(job: Values) -> bool:
     """Whether many of its reads found that what had been staged for them was gone."""
     evicted = (job.get("late") or {}).get("evicted", 0)
     return bool(evicted > _EVICTED_SHARE * (job.get("not_late") or 0))
+
+
+def _withheld(job: Values) -> str:
+    withheld = format_bytes(job["withheld_bytes"])
+    return _WITHHELD.format(reclaimed=count(job, "reclaimed"), withheld=withheld)
 
 
 def _evicted(mounts: list[Values]) -> str:

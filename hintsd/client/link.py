@@ -324,7 +324,7 @@ class Link:
             self._settled.set()
             self._told.set()
 
-    def _find_socket(self) -> str:
+    def _connect(self) -> None:
         path = self._shown_path
         try:
             address, self._path = find_socket(path)
@@ -333,10 +333,6 @@ class Link:
                 raise
             # It was one: whoever mounts it again goes on with the job.
             raise FileNotFoundError(errno.ENOENT, "is not mounted any more", path) from None
-        return address
-
-    def _connect(self) -> None:
-        address = self._find_socket()
         self._is_described = False
         self._connection.connect(address, CONNECT_TIMEOUT_S)
         self._settled.set()
@@ -380,8 +376,8 @@ class Link:
         while True:
             if self._connection.is_stopping:
                 raise Stopped
-            self._send_scores()
-            self._send_orders()
+            for told in _told_frames(self._agenda):
+                self._connection.send(told)
             timeout_s: float | None = None
             if self._agenda.is_step_pending:
                 timeout_s = next_step_s - time.monotonic()
@@ -391,23 +387,6 @@ class Link:
                     continue
             for frame in self._connection.hear(timeout_s):
                 self._take_in(frame)
-
-    def _send_scores(self) -> None:
-        if uses := self._agenda.take_scores():
-            arrays: dict[str, bytes] = {}
-            named = _by_name({"uses": uses}, arrays, INLINE_BYTES_MOST)
-            for frame in _array_frames(arrays):
-                self._connection.send(frame)
-            self._connection.send(wire.encode("scores", named))
-
-    def _send_orders(self) -> None:
-        while (order := self._agenda.take_order()) is not None:
-            epoch, spec = order
-            arrays: dict[str, bytes] = {}
-            named = _by_name(to_message(spec), arrays, INLINE_BYTES_MOST)
-            for frame in _array_frames(arrays):
-                self._connection.send(frame)
-            self._connection.send(wire.encode("order", {"epoch": epoch, "spec": named}))
 
     def _take_in(self, frame: wire.Frame) -> None:
         """What hintsd says of its own accord. Stopped: it has ended the job."""
@@ -434,6 +413,21 @@ class Link:
                     connection.send(step, is_last=True)
                 connection.send(wire.encode("close", {}), is_last=True)
                 connection.expect("closed", CONNECT_TIMEOUT_S, is_last=True)
+
+
+def _told_frames(agenda: _Agenda) -> Iterator[bytes]:
+    """Of the scores, then of orders."""
+    if uses := agenda.take_scores():
+        arrays: dict[str, bytes] = {}
+        named = _by_name({"uses": uses}, arrays, INLINE_BYTES_MOST)
+        yield from _array_frames(arrays)
+        yield wire.encode("scores", named)
+    while (order := agenda.take_order()) is not None:
+        epoch, spec = order
+        arrays = {}
+        named = _by_name(to_message(spec), arrays, INLINE_BYTES_MOST)
+        yield from _array_frames(arrays)
+        yield wire.encode("order", {"epoch": epoch, "spec": named})
 
 
 def _by_name(values: dict[str, Any], arrays: dict[str, bytes], length_most: int) -> dict[str, Any]:

@@ -370,7 +370,7 @@ class MountLink:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         try:
             with trio.fail_after(HELLO_TIMEOUT_S):
-                hello = {"op": "plan", "version": wire.VERSION}
+                hello = {"op": "plan", "version": wire.VERSION, "reclaimed": True}
                 await stream.send_all(json.dumps(hello).encode() + b"\n")
                 line, rest = await _read_line(stream)
             return Channel(FrameStream(stream, rest), _facts(line))

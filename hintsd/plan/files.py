@@ -27,7 +27,7 @@ ARM_MOST = 4096  # files for one job, in one decide()
 STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING, KEPT, READ = (
     1 << bit for bit in range(13)
 )
-PINNED, LISTED = 1 << 13, 1 << 14
+PINNED, LISTED, LOST = 1 << 13, 1 << 14, 1 << 15
 _OF_SSD = STORED | RESIDENT | FETCHING | STORING | GONE
 
 

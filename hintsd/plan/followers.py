@@ -32,7 +32,7 @@ from hintsd.plan.files import Files, Wires
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
-from hintsd.plan.ram import Ram
+from hintsd.plan.ram import Ram, Reclaimed
 from hintsd.plan.windows import Windows
 from hintsd.policies import Mask
 
@@ -94,6 +94,7 @@ class Followers:
         self,
         files: Files,
         ram: Ram,
+        reclaimed: Reclaimed,
         jobs: Mapping[str, Job],
         wires: Wires,
         lanes: Lanes,
@@ -102,7 +103,7 @@ class Followers:
         retire: Callable[[Job], None],
     ) -> None:
         """`retire`: takes back the plan of a job that no reader follows."""
-        self._files, self._ram, self._jobs = files, ram, jobs
+        self._files, self._ram, self._jobs, self._reclaimed = files, ram, jobs, reclaimed
         self._wires, self._lanes, self._windows, self._layout = wires, lanes, windows, layout
         self._retire = retire
         self._notices: list[tuple[str, str]] = []
@@ -297,6 +298,7 @@ class Followers:
         for view in views:
             in_none &= ~view.is_used
         _count_reads(views, seen)
+        self._reclaimed.read(seen.inos[reads])
         self._read_first(views, seen)
         for view, mine in zip(views, known, strict=True):
             others = excused.copy()  # what another live job reads somewhere is no stray of this one

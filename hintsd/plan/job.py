@@ -9,6 +9,7 @@ The marks of each part are an object, and change by its methods alone. These cal
 * `Log`: layout.py (staging.py: what has moved)
 * `Wiring`: followers.py
 * `Tally`: followers.py (planner.py: time passes)
+* `Scores`: planner.py
 
 `Job` says what becomes of the job, and changes what several parts go by.
 
@@ -38,7 +39,6 @@ from hintsd.follow.wiring import Wiring
 from hintsd.plan.files import Wires
 from hintsd.reorder.log import Log
 
-EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 LATE_LATELY_S = 5.0  # a late read is no more told of then
 
 
@@ -223,6 +223,32 @@ class Tally:
         self.is_late = now - self._late_at < LATE_LATELY_S
 
 
+class Scores:
+    """How often its trainer expects to use each file in an epoch that is not known."""
+
+    def __init__(self) -> None:
+        self._uses: npt.NDArray[np.float32] | None = None  # by inode number
+
+    @property
+    def are_told(self) -> bool:
+        """Else all are used once."""
+        return self._uses is not None
+
+    def tell(self, inos: Inos, uses: npt.NDArray[np.float32]) -> None:
+        """Of these files; what is not among them is not used. Shapes (files,), 0 or more; a file
+        may stand there twice.
+        """
+        self._uses = np.zeros(int(inos.max(initial=0)) + 1, np.float32)
+        np.add.at(self._uses, inos, uses)
+
+    def of(self, inos: Inos) -> Uses:
+        """Of each, shape (files,)."""
+        if self._uses is None:
+            return np.ones(len(inos))
+        is_scored = inos < len(self._uses)
+        return np.where(is_scored, self._uses[np.where(is_scored, inos, 0)], 0.0)
+
+
 class Job:
     """One job: what it is, what becomes of it, and the marks of each part of the plan."""
 
@@ -248,6 +274,7 @@ class Job:
         self.reached = Reached()
         self.placed = Placed(progress.low)
         self.tally = Tally()
+        self.scores = Scores()
         self.log = Log()
         self.opened_at = progress.confirmed_at
         self.state = "waiting"
@@ -261,36 +288,12 @@ class Job:
         self.is_lost = False
         self._check_at = 0.0  # when it is looked for next, in a short epoch
         self._rest_s = REST_FIRST_S  # of a search, once more taken for wrong
-        self._scores: npt.NDArray[np.float32] | None = None  # by inode number
         self.laid_out: dict[str, str] = {}  # of a job that is done: `Layout.status` before
 
     @property
     def live(self) -> bool:
         """Whether it is planned for."""
         return self.state in ("waiting", "running", "idle")
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether an epoch reads some of its files more often than others, or not at all."""
-        if self._scores is not None:
-            return True
-        most = EVEN_SHARE * len(self.dataset)
-        orders = self.sequence.orders.values()
-        return self.sequence.has_repeats or any(len(order.inos) < most for order in orders)
-
-    def score(self, inos: Inos, uses: npt.NDArray[np.float32]) -> None:
-        """How often each of these is expected to be used in an epoch that is not known; what is
-        not among them is not used. Shapes (files,), 0 or more; a file may stand there twice.
-        """
-        self._scores = np.zeros(int(inos.max(initial=0)) + 1, np.float32)
-        np.add.at(self._scores, inos, uses)
-
-    def uses_per_epoch(self, inos: Inos) -> Uses:
-        """How often each is expected to be used in an epoch that is not known."""
-        if self._scores is None:
-            return np.ones(len(inos))
-        is_scored = inos < len(self._scores)
-        return np.where(is_scored, self._scores[np.where(is_scored, inos, 0)], 0.0)
 
     @property
     def takes_share(self) -> bool:

@@ -36,7 +36,7 @@ from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
-from hintsd.plan.ram import Ram
+from hintsd.plan.ram import Ram, Reclaimed
 from hintsd.plan.staging import Staging
 from hintsd.plan.status import status
 from hintsd.plan.windows import Windows
@@ -54,14 +54,17 @@ class MountPlanner:
         self._files = files = Files()
         self._ssd = Ssd(files, self._withdrawn)
         self._ram = ram = Ram(files, self._ssd, self._withdrawn)
+        self._reclaimed = reclaimed = Reclaimed(files, ram)
         self._wires = Wires(files)
         self._placement = Placement(files, self._ssd)
         self._layout = layout = Layout(files, ram, jobs)
         lanes = Lanes(files, ram, self._wires)
-        self._windows = Windows(files, self._ssd, ram, jobs, self._placement, layout, lanes)
-        self._staging = Staging(files, ram, jobs, layout, lanes)
+        self._windows = Windows(
+            files, self._ssd, ram, reclaimed, jobs, self._placement, layout, lanes
+        )
+        self._staging = Staging(files, ram, reclaimed, jobs, layout, lanes)
         self.followers = Followers(
-            files, ram, jobs, self._wires, lanes, self._windows, layout, self._retire
+            files, ram, reclaimed, jobs, self._wires, lanes, self._windows, layout, self._retire
         )
         """What is seen of readers, and what becomes of the jobs then."""
         self.trails = Trails()
@@ -102,16 +105,13 @@ class MountPlanner:
         self._files.widen(sizes)
         for start in range(0, len(inos), CHUNK):
             part = slice(start, start + CHUNK)
-            self._learn(inos[part], sizes[part], stored[part])
-
-    def _learn(self, inos: Inos, sizes: Integers, stored: npt.NDArray[np.uint8]) -> None:
-        changed = np.unique(inos[self._ram.changed(inos, sizes)])
-        if len(changed):
-            self._windows.empty_all()
-            self._ram.let_go(changed)
-            self._ssd.unsettle(changed)
-        self._ssd.learn(inos, stored)
-        self._files.resize(inos, sizes)
+            changed = np.unique(inos[part][self._ram.changed(inos[part], sizes[part])])
+            if len(changed):
+                self._windows.empty_all()
+                self._ram.let_go(changed)
+                self._ssd.unsettle(changed)
+            self._ssd.learn(inos[part], stored[part])
+            self._files.resize(inos[part], sizes[part])
 
     def _grow(self, inos: Inos) -> None:
         """Makes room for these inode numbers."""
@@ -227,9 +227,9 @@ class MountPlanner:
         job.placed.demand()
 
     def score(self, name: str, inos: Inos, uses: npt.NDArray[np.float32]) -> None:
-        """As `Job.score`."""
+        """As `Scores.tell`."""
         self._grow(inos)
-        self._jobs[name].score(inos, uses)
+        self._jobs[name].scores.tell(inos, uses)
         self._windows.kept.sort_anew()
 
     def unknown(self, name: str, epoch: int) -> None:
@@ -274,7 +274,7 @@ class MountPlanner:
 
     def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
         """`done` frames (docs/WIRE.md)."""
-        self._ram.done(inos, results, now)
+        self._reclaimed.lose(self._ram.done(inos, results, now))
         if (results == Result.NO_ROOM).any():
             self._placement.cancel()  # they would be fetched for nothing
 
@@ -292,6 +292,7 @@ class MountPlanner:
             self._wires,
         ):
             part.void()
+        self._reclaimed.void()
         self._placement.void()
         self._layout.void()
         self._clear = False
@@ -365,7 +366,11 @@ class MountPlanner:
         """Figures of one job; plain Python values."""
         job, jobs = self._jobs[name], self._jobs.values()
         figures = status(job, jobs, self._files, self._ram, self._origin_bytes_per_s)
-        return figures | self._layout.status(job)
+        taken = {
+            "reclaimed": self._reclaimed.count,
+            "withheld_bytes": self._reclaimed.withheld_bytes,
+        }
+        return figures | taken | self._layout.status(job)
 
     def check_invariants(self) -> None:
         """Costs a pass over all files: for tests."""

@@ -7,6 +7,7 @@ INVARIANT: held = Σ RAM bytes of HELD files; wanted = the same over those with 
 STAGED only on HELD files, MOVING on SENT ones, KEPT on HELD and STAGED ones that
 are not RESIDENT; the other counts and sums are those of their flags.
 INVARIANT: a file that is KEPT counts as one use more in `refs`: it is wanted, in a window or not.
+INVARIANT: of the budget an eighth at least is usable, however often the kernel takes what is held.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hintsd.plan.files import (
     HELD,
     KEPT,
     LISTED,
+    LOST,
     MOVING,
     PAGE_BYTES,
     READ,
@@ -35,6 +37,7 @@ from hintsd.plan.files import (
     STORED,
     Files,
     Ssd,
+    first_uses,
     grown,
     takes,
 )
@@ -45,6 +48,9 @@ OUTSIDE_SHARE = 10  # a tenth of the budget is left to reads outside any plan
 RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
 # What is kept is sorted anew when so many files, and such a part of it, have been passed.
 SORT_LEAST, SORT_SHARE = 256, 8
+# Shares of the budget: what is usable at least; what is tried first, when an epoch has lost less
+# than the last one.
+USABLE_SHARE, TRIED_SHARE, LOST_SHARE = 8, 16, 64
 _OF_RAM = HELD | SENT | STAGED | FAILED | MOVING | KEPT | READ
 
 Bytes = npt.NDArray[np.int64]
@@ -61,6 +67,8 @@ class Ram:
         """The mount's budget of RAM."""
         self.budget_bytes = 0
         """The part of it that is for windows."""
+        self.usable_bytes = 0
+        """What of that may be held: all, but for what the kernel takes again and again."""
         self.held_bytes = self.wanted_bytes = self.kept_bytes = 0
         self.stage_unanswered = 0
         self.moving = 0
@@ -76,6 +84,8 @@ class Ram:
         if budget_bytes < self.budget_bytes:
             held = self._files.all_with(HELD)
             self.let_go(held[self.bytes_of(held) > budget_bytes])
+        if budget_bytes != self.budget_bytes:
+            self.usable_bytes = budget_bytes
         self.limit_bytes, self.budget_bytes = limit_bytes, budget_bytes
 
     def grow(self, count: int) -> None:
@@ -97,8 +107,8 @@ class Ram:
 
     @property
     def room_bytes(self) -> int:
-        """What windows may want more."""
-        return self.budget_bytes - self.wanted_bytes
+        """What windows may want more; less than 0: they want too much."""
+        return self.usable_bytes - self.wanted_bytes
 
     def changed(self, inos: Inos, sizes: Integers) -> Mask:
         """Whether each of these has another size than before, by which it is counted somewhere."""
@@ -200,19 +210,13 @@ class Ram:
 
     def keep(self, inos: Inos, most_bytes: int) -> None:
         """Of these the first ones that are missing on SSD are KEPT, as far as there is room."""
-        missing = self.keepable(inos)
+        missing = _keepable(self._files, inos)
         own = self.bytes_of(missing)
         count = fits(own, most_bytes - self.kept_bytes)
         if count:
             self._files.mark(missing[:count], KEPT)
             self.refs[missing[:count]] += 1
             self.kept_bytes += int(own[:count].sum())
-
-    def keepable(self, inos: Inos) -> Inos:
-        """Those of them that are staged, missing on SSD, and not kept."""
-        flags = self._files.flags[inos]
-        found: Inos = inos[flags & (STAGED | STORED | RESIDENT | KEPT) == STAGED]
-        return found
 
     def unkeep(self, inos: Inos) -> Inos:
         """They are kept no more; which of them no window wants either: they are spare."""
@@ -242,17 +246,26 @@ class Ram:
         self._files.mark(inos, MOVING)
         self.moving += len(inos)
 
-    def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
-        """What the mount has answered: `done` frames (docs/WIRE.md)."""
+    def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> Inos:
+        """What the mount has answered: `done` frames (docs/WIRE.md). What of that was staged and
+        is RECLAIMED: `Reclaimed` is to know.
+        """
+        reclaimed = NO_INOS
         known = (inos > 0) & (inos < len(self._files.flags))
         inos, results = inos[known], results[known]
         while len(inos):
-            unique, first = np.unique(inos, return_index=True)
-            self._take(unique, results[first], now)
+            first = first_uses(inos)
+            taken = self._take(inos[first], results[first], now)
+            reclaimed = np.concatenate([reclaimed, taken])
             inos, results = np.delete(inos, first), np.delete(results, first)
+        return reclaimed
 
-    def _take(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
+    def _take(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> Inos:
         """Answers about different files. One of two about one file is taken after the other."""
+        flags = self._files.flags[inos]
+        taken = results == Result.RECLAIMED
+        lost: Inos = inos[taken & (flags & (SENT | STAGED) == STAGED)]
+        inos, results = inos[~taken], results[~taken]
         self._ssd.done(inos, results)
         flags = self._files.flags[inos]
         sent = flags & SENT != 0
@@ -284,6 +297,7 @@ class Ram:
             self._retry_at = max(self._retry_at, now + self._retry_s)
         elif staged.any():
             self._retry_s = RETRY_FIRST_S
+        return lost
 
     def retry(self, now: float, most: int) -> Inos:
         """Wanted files whose staging has failed, once it is time to try again; the others later."""
@@ -318,6 +332,7 @@ class Ram:
         assert int(bytes_each.sum()) == self.held_bytes
         assert int(bytes_each[self.refs[held] > 0].sum()) == self.wanted_bytes
         assert self.wanted_bytes <= self.budget_bytes
+        assert self.budget_bytes // USABLE_SHARE <= self.usable_bytes <= self.budget_bytes
         kept = self._files.all_with(KEPT)
         assert (flags[kept] & (HELD | STAGED | RESIDENT) == HELD | STAGED).all()
         assert (self.refs[kept] > 0).all()
@@ -330,6 +345,12 @@ class Ram:
         moving = flags & MOVING != 0
         assert not (moving & ~sent).any()
         assert np.count_nonzero(moving) == self.moving
+
+
+def _keepable(files: Files, inos: Inos) -> Inos:
+    """Those of them that are staged, missing on SSD, and not kept."""
+    found: Inos = inos[files.flags[inos] & (STAGED | STORED | RESIDENT | KEPT) == STAGED]
+    return found
 
 
 class Kept:
@@ -367,7 +388,7 @@ class Kept:
             self._ram.keep(inos, self.most_bytes)
             return
         self._passed += len(inos)
-        coming = self._ram.keepable(np.unique(inos))
+        coming = _keepable(self._files, np.unique(inos))
         room_bytes = self.most_bytes - self._ram.kept_bytes
         if self._ram.total_bytes(coming) > room_bytes:
             uses = self._next_uses(coming)
@@ -443,11 +464,11 @@ class Spare:
     def reclaim(self) -> None:
         """Drops the oldest until all that is held fits."""
         ram = self._ram
-        while ram.held_bytes > ram.budget_bytes and self._parts:
+        while ram.held_bytes > ram.usable_bytes and self._parts:
             part = self._parts.popleft()
             self._files.unmark(part, LISTED)
             spare = ram.still_spare(part)
-            count = takes(ram.bytes_of(spare), ram.held_bytes - ram.budget_bytes)
+            count = takes(ram.bytes_of(spare), ram.held_bytes - ram.usable_bytes)
             ram.let_go(spare[:count])
             if count < len(spare):
                 self._files.mark(spare[count:], LISTED)
@@ -476,3 +497,84 @@ class Spare:
         assert np.array_equal(listed, self._files.all_with(LISTED))
         held = self._files.all_with(HELD)
         assert (self._files.flags[self._ram.still_spare(held)] & LISTED != 0).all()
+
+
+class Reclaimed:
+    """What the kernel takes of what is held, and SSD does not have: it is known to be lost, and
+    what is taken again and again is withheld from the windows.
+
+    INVARIANT: a file is LOST from when it was taken until little is taken any more.
+    """
+
+    def __init__(self, files: Files, ram: Ram) -> None:
+        self._files, self._ram = files, ram
+        self.count = 0
+        """Files that were taken, each as often as it was."""
+        self._wanted: list[Inos] = []  # of those, what windows want
+        self._lost_bytes = 0  # in this epoch
+        self._tried_bytes = 0  # given back last
+        self._is_marked = False  # a file is LOST
+
+    @property
+    def withheld_bytes(self) -> int:
+        """What of the budget is not usable."""
+        return self._ram.budget_bytes - self._ram.usable_bytes
+
+    def lose(self, inos: Inos) -> None:
+        """Staged files that were taken, each once: what no window wants is held no more, the
+        others are to be staged again. What is taken a second time is more than there is.
+        """
+        ram = self._ram
+        again_bytes = ram.total_bytes(self._files.having(inos, LOST))
+        least_bytes = ram.budget_bytes // USABLE_SHARE
+        ram.usable_bytes = max(ram.usable_bytes - again_bytes, least_bytes)
+        self._note(inos)
+        ram.unkeep(inos)
+        is_wanted = ram.refs[inos] > 0
+        ram.let_go(inos[~is_wanted])
+        self._files.unmark(inos[is_wanted], STAGED)
+        self._wanted.append(inos[is_wanted])
+
+    def read(self, inos: Inos) -> None:
+        """READs of these have come. Where one is KEPT it had been taken; by the READ it is there
+        again.
+        """
+        self._note(np.unique(self._files.having(inos, KEPT)))
+
+    def _note(self, inos: Inos) -> None:
+        self.count += len(inos)
+        self._lost_bytes += self._ram.total_bytes(inos)
+        self._files.mark(inos, LOST)
+        self._is_marked = self._is_marked or len(inos) > 0
+
+    def take(self, most: int) -> Inos:
+        """Files to be staged again, as they were told, `most` of them; the others later."""
+        if not self._wanted or most <= 0:
+            return NO_INOS
+        inos = np.concatenate(self._wanted)
+        self._wanted.clear()
+        is_open = self._files.flags[inos] & (HELD | SENT | STAGED | FAILED) == HELD
+        wanted: Inos = inos[is_open & (self._ram.refs[inos] > 0)]
+        wanted = wanted[first_uses(wanted)]
+        if len(wanted) > most:
+            self._wanted.append(wanted[most:])
+        return wanted[:most]
+
+    def begin_epoch(self) -> None:
+        """An epoch has begun. If little was taken in the one before, more is tried."""
+        ram = self._ram
+        is_calm = self._lost_bytes <= ram.budget_bytes // LOST_SHARE
+        self._lost_bytes = 0
+        if not is_calm:
+            self._tried_bytes = 0
+        elif self.withheld_bytes:
+            self._tried_bytes = max(2 * self._tried_bytes, ram.budget_bytes // TRIED_SHARE)
+            ram.usable_bytes = min(ram.usable_bytes + self._tried_bytes, ram.budget_bytes)
+        if is_calm and not self.withheld_bytes and self._is_marked:
+            self._tried_bytes = 0
+            self._files.unmark_all(LOST)
+            self._is_marked = False
+
+    def void(self) -> None:
+        """Nothing is staged any more."""
+        self._wanted.clear()

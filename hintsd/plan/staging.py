@@ -19,7 +19,7 @@ from hintsd.plan.files import FAILED, HELD, SENT, STAGED, STORED, Files, first_u
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
-from hintsd.plan.ram import Ram
+from hintsd.plan.ram import Ram, Reclaimed
 from hintsd.reorder import packing
 from hintsd.reorder.log import Log
 
@@ -30,10 +30,16 @@ class Staging:
     """Of one mount. `jobs`: all of them, as they come and go."""
 
     def __init__(
-        self, files: Files, ram: Ram, jobs: Mapping[str, Job], layout: Layout, lanes: Lanes
+        self,
+        files: Files,
+        ram: Ram,
+        reclaimed: Reclaimed,
+        jobs: Mapping[str, Job],
+        layout: Layout,
+        lanes: Lanes,
     ) -> None:
         self._files, self._ram, self._jobs = files, ram, jobs
-        self._layout, self._lanes = layout, lanes
+        self._layout, self._lanes, self._reclaimed = layout, lanes, reclaimed
 
     def stage(self, now: float, *, has_lanes: bool) -> list[Command]:
         """What to send now; `has_lanes`: windows are lanes."""
@@ -41,7 +47,7 @@ class Staging:
         behind = [job for job in self._jobs.values() if job.live and _is_behind(job)]
         chunks = [command for job in behind for command in self._stage_chunks(job)]
         room = self._room()
-        again = self._ram.retry(now, room)
+        again = np.concatenate([self._reclaimed.take(room), self._ram.retry(now, room)])
         if has_lanes:
             parts = [self._lanes.unsent(job) for job in self._jobs.values() if job.live]
             return [*self._send([again, *parts], room), *chunks]

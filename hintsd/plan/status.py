@@ -29,6 +29,7 @@ NAMES: Final = (
     *("epoch", "epochs", "index", "samples", "window_bytes", "ahead_bytes"),
     *("not_late", "late", "unplanned", "predicted_stall_s", "samples_per_s"),
     *("layout", "layout_why", "ram_needed_bytes"),
+    *("reclaimed", "withheld_bytes"),
 )
 """Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
 

@@ -15,7 +15,8 @@
 * A job that is *packed* (docs/LOG.md, layout.py) has windows of whole chunks.
 
 INVARIANT: held bytes ≤ window budget after `fill`, wanted bytes always; `refs` of a file counts its
-uses in all windows, and that it is kept.
+uses in all windows, and that it is kept. What the kernel takes again and again is no part of it
+(`Ram.usable_bytes`), from the next `fill` on.
 INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`.
 """
 
@@ -32,7 +33,7 @@ from hintsd.plan.job import Job
 from hintsd.plan.lanes import LOOK_MOST, Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
-from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Spare
+from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Reclaimed, Spare
 from hintsd.policies.residents import fits
 
 EXTEND_MOST = 1 << 20  # positions that enter windows in one decide()
@@ -43,6 +44,7 @@ UNEVEN_SHARE = (
 # for what is read at once, twice; all windows no more than a half of the budget.
 AHEAD_S, AHEAD_SHARE, NEED_SHARE = 1.0, 8, 2
 LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a half
+EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 
@@ -54,6 +56,7 @@ class Windows:
         files: Files,
         ssd: Ssd,
         ram: Ram,
+        reclaimed: Reclaimed,
         jobs: Mapping[str, Job],
         placement: Placement,
         layout: Layout,
@@ -61,6 +64,7 @@ class Windows:
     ) -> None:
         self._files, self._ssd, self._ram, self._jobs = files, ssd, ram, jobs
         self._placement, self._layout, self._lanes = placement, layout, lanes
+        self._reclaimed = reclaimed
         self.spare = Spare(files, ram)
         """What has left them."""
         self.kept = Kept(files, ram, self.spare)
@@ -104,6 +108,8 @@ class Windows:
         return min(begin, job.sequence.last(begin))
 
     def _move_on(self, job: Job, begin: int) -> None:
+        if job.sequence.epoch_of(begin) != job.sequence.epoch_of(job.window.begin):
+            self._reclaimed.begin_epoch()
         self._note_need(job, begin)
         self.kept.limit(self._keep_bytes())
         keep = None if job.placed.is_due else self.kept.take
@@ -123,7 +129,7 @@ class Windows:
         if self.has_lanes:
             need_bytes = bytes_per_s * LANES_AHEAD_S * job.reached.missing_share
         else:
-            most_bytes = self._ram.budget_bytes / AHEAD_SHARE
+            most_bytes = self._ram.usable_bytes / AHEAD_SHARE
             need_bytes = max(job.at_once_bytes, min(bytes_per_s * AHEAD_S, most_bytes))
         window.need(int(need_bytes), is_next_epoch=epoch_of(begin) != epoch_of(window.begin))
 
@@ -132,7 +138,7 @@ class Windows:
         jobs = self._live
         if any(self._layout.is_packable(job) for job in jobs):
             return 0
-        budget_bytes = self._ram.budget_bytes
+        budget_bytes = self._ram.usable_bytes
         need_bytes = sum(job.window.need_bytes for job in jobs)
         if self.has_lanes:
             need_bytes = max(need_bytes, budget_bytes // AHEAD_SHARE)
@@ -143,7 +149,7 @@ class Windows:
     def keep(self) -> None:
         """What is kept beyond what windows can spare is spare, too, what is used last first."""
         jobs = self._live
-        is_uneven = any(job.is_uneven for job in jobs)
+        is_uneven = any(map(_is_uneven, jobs))
         self.kept.choose_by(functools.partial(self._next_uses, jobs) if is_uneven else None)
         self._keep_at_most(self._keep_bytes())
 
@@ -154,7 +160,7 @@ class Windows:
         found = np.full(len(inos), np.inf)
         for job in jobs:
             start = job.window.end if self.has_lanes else job.window.passed  # lanes lie in windows
-            uses = job.sequence.next_uses(inos, start, job.uses_per_epoch(inos))
+            uses = job.sequence.next_uses(inos, start, job.scores.of(inos))
             if len(jobs) > 1:
                 uses = (uses - start) / max(job.progress.samples_per_s, 1.0)
             found = np.minimum(found, uses)
@@ -169,8 +175,18 @@ class Windows:
     def fill(self) -> None:
         """Windows grow in what room there is, and shrink for each other; what is spare goes."""
         self._choose_lanes()
+        self._give_up_excess()
         self._fill_lanes() if self.has_lanes else self._balance()
         self.spare.reclaim()
+
+    def _give_up_excess(self) -> None:
+        """What windows want beyond what is usable, now that the kernel has taken some of it."""
+        jobs = [job for job in self._live if job.window.size_bytes]
+        while self._ram.room_bytes < 0 and jobs and not self.has_lanes:
+            large = max(jobs, key=_in_turn)
+            least_bytes = self._ram.usable_bytes // UNEVEN_SHARE  # some of it may be kept
+            if not self._shrink(large, max(-self._ram.room_bytes, least_bytes)):
+                jobs.remove(large)
 
     def _choose_lanes(self) -> None:
         """All jobs' windows become lanes where RAM does not take what they read at once and SSD not
@@ -182,7 +198,7 @@ class Windows:
         )
         share = NEED_SHARE + self.has_lanes
         need_bytes = sum(job.at_once_bytes for job in jobs)
-        has_lanes = may and need_bytes > self._ram.budget_bytes / share
+        has_lanes = may and need_bytes > self._ram.usable_bytes / share
         if has_lanes != self.has_lanes:
             self.has_lanes = has_lanes
             for job in jobs:
@@ -204,16 +220,16 @@ class Windows:
                 job.window.grow(len(inos), self._ram.total_bytes(inos))
         self.kept.limit(self._keep_bytes())
         for job in jobs:
-            share_bytes = (self._ram.budget_bytes - self._ram.kept_bytes) // max(1, sharing)
+            share_bytes = (self._ram.usable_bytes - self._ram.kept_bytes) // max(1, sharing)
             others = [other for other in jobs if other is not job]
             most_bytes = share_bytes if job.takes_share else 0
             self._lanes.hold(job, others, most_bytes, self.kept.take, LOOK_MOST // len(jobs))
 
     def _balance(self) -> None:
         jobs = self._live
-        if not jobs or self._ram.budget_bytes <= 0:
+        if not jobs or self._ram.usable_bytes <= 0:
             return
-        uneven_bytes = self._ram.budget_bytes // UNEVEN_SHARE
+        uneven_bytes = self._ram.usable_bytes // UNEVEN_SHARE
         even_bytes = max([2 * uneven_bytes, *(job.log.largest_bytes for job in jobs)])
         work = EXTEND_MOST
         blocked: set[str] = set()
@@ -225,7 +241,7 @@ class Windows:
                 break
             small = min(growing, key=_in_turn)
             others = [job for job in jobs if job is not small]
-            share = self._ram.budget_bytes
+            share = self._ram.usable_bytes
             if others and not (nearest := min(others, key=_in_turn)).yields:
                 ahead_bytes = nearest.window.size_bytes - small.window.size_bytes
                 share = max(ahead_bytes, 0) + uneven_bytes
@@ -362,6 +378,14 @@ class Windows:
         refs[:1] = 0
         refs[self._ram.kept()] += 1
         assert (refs == self._ram.refs).all()
+
+
+def _is_uneven(job: Job) -> bool:
+    """Whether an epoch reads some of its files more often than others, or not at all."""
+    if job.scores.are_told or job.sequence.has_repeats:
+        return True
+    most = EVEN_SHARE * len(job.dataset)
+    return any(len(order.inos) < most for order in job.sequence.orders.values())
 
 
 def _in_turn(job: Job) -> tuple[bool, int]:

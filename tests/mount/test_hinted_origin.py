@@ -120,3 +120,49 @@ def test_a_dataloader(place: Place, mounting: Mounting, batch_size: int) -> None
             request(mount.path, spec, epochs=EPOCHS, workers=4, prefetch_factor=2, pid=trainer.pid),
         )
         check_traffic(mount, directed, read)
+
+
+@pytest.mark.claim("P6", "P13")
+def test_what_the_kernel_takes_is_fetched_once_more(place: Place, mounting: Mounting) -> None:
+    """RAM for three tenths, SSD for next to nothing; all pages go in the midst of an epoch, once.
+    What was kept is known to be lost, and comes from the origin when its turn comes.
+    """
+    names, spec = make_dataset(place), shuffled(FILES)
+    ram_bytes = FILES * PAGES_BYTES * 3 // 10
+    mount = mounting("--ram", str(ram_bytes * 10 // 9), "--ssd", "16M")
+
+    def read(epoch: int, first: int, last: int) -> None:
+        for count, index in enumerate(order(spec, epoch)[first:last], first + 1):
+            assert (mount.path / names[index]).read_bytes() == random_bytes(
+                names[index], FILE_BYTES
+            )
+            if count % BATCH == 0:
+                directed.step("job", epoch, count // BATCH)
+
+    def fetched() -> float:
+        eventually(idle(directed))
+        return float(mount.value("origin", "bytes")) / (FILES * FILE_BYTES)
+
+    with Directed() as directed:
+        directed.open("job", request(mount.path, spec, epochs=6))
+        for epoch in range(2):
+            before = fetched()
+            read(epoch, 0, FILES)
+        usual, at = fetched() - before, fetched()
+        read(2, 0, FILES // 2)
+        stable = directed.job("job")["reclaimed"]
+        mount.drop_kernel_caches()
+        least = FILES // 10
+        eventually(lambda: directed.job("job")["reclaimed"] - stable >= least, timeout_s=30)
+        read(2, FILES // 2, FILES)
+        read(3, 0, FILES)
+        both, at = fetched() - at, fetched()
+        read(4, 0, FILES)
+        last, job = fetched() - at, directed.job("job")
+        told = repr((usual, both, last, job, mount.status()))
+        assert usual < 0.85, told
+        lost = (job["reclaimed"] - stable) / FILES
+        assert both <= 2 * usual + lost + 0.05, told
+        assert last <= usual + 0.05, told
+        assert lost < 0.4, told
+        assert job["withheld_bytes"] <= 0.02 * ram_bytes, told

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.base.wire import Result
 from tests.conftest import Mounting, Place
 from tests.support.mounted import Mount, errno_of, eventually
 from tests.support.plan_client import PlanClient
@@ -90,6 +91,35 @@ def test_evicted_files_are_staged_again(place: Place, mounting: Mounting, files:
         eventually(lambda: in_memory(left) >= len(left) - TAKEN, timeout_s=30)
         assert mount.value("prefetch", "looks") > looks
         assert in_memory(passed) == 0
+
+
+@pytest.mark.claim("P13")
+def test_what_only_the_origin_has_is_told_of_and_not_read_again(
+    place: Place, mounting: Mounting, files: None
+) -> None:
+    mount = mounting("--ram", "64M")
+    with PlanClient(mount.path, reclaimed=True) as client:
+        listing = client.listing(b"")
+        names = sorted(listing)
+        inos, paths = [listing[name][0] for name in names], [mount.path / n.decode() for n in names]
+        stored = FILES // 2
+        client.stage_all(inos[:stored], store=1)
+        client.stage_all(inos[stored:], store=0)
+        eventually(lambda: mount.value("ssd", "blocks") == stored)
+        fetched = mount.value("origin", "files")
+        let_go(paths)
+
+        def told() -> set[int]:
+            return {ino for ino in inos if client.results[ino][-1] == Result.RECLAIMED}
+
+        client.until(lambda: told() >= set(inos[stored:]))
+        assert told() == set(inos[stored:])
+        eventually(lambda: in_memory(paths[:stored]) >= stored - TAKEN, timeout_s=30)
+        assert mount.value("origin", "files") == fetched
+        assert mount.value("prefetch", "reclaimed_files") == FILES - stored
+        # What is wanted anew is fetched anew, and its loss would be told of anew.
+        assert client.stage_all(inos[stored:], store=0) == {Result.STAGED: FILES - stored}
+        assert mount.value("origin", "files") == fetched + FILES - stored
 
 
 @pytest.mark.claim("P13", "P6")

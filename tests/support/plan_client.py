@@ -23,13 +23,15 @@ LOOKUP, READ_SSD, READ_ORIGIN = 1, 2, 3
 class PlanClient:
     """One plan channel, on blocking sockets."""
 
-    def __init__(self, mountpoint: Path) -> None:
+    def __init__(self, mountpoint: Path, *, reclaimed: bool = False) -> None:
+        """`reclaimed`: what it says of that result (docs/WIRE.md)."""
         mount = mounts.at(str(mountpoint))
         assert mount is not None
         directory = mounts.runtime_directory(mount)
         assert directory is not None
         self.socket = mounts.connect(directory, mounts.CONTROL_SOCKET, 20)
-        self.socket.sendall(b'{"op": "plan", "version": 1}\n')
+        hello = {"op": "plan", "version": 1} | ({"reclaimed": True} if reclaimed else {})
+        self.socket.sendall(json.dumps(hello).encode() + b"\n")
         line = b""
         while not line.endswith(b"\n"):
             piece = self.socket.recv(1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fusecache.base.wire import Result
 from hintsd.follow.readers import ANOTHERS, OWN, STRANGER, UNKNOWN
 from hintsd.follow.sequence import Inos
 from hintsd.plan.commands import Command
@@ -160,6 +161,16 @@ class ModelMount:
         gone = self.ram & set(inos)
         self.ram -= gone
         self.ram_bytes -= sum(pages(self.sizes[ino]) for ino in gone)
+
+    def reclaim(self, inos: Iterable[int]) -> list[int]:
+        """The kernel takes these as far as they are staged; the mount notices. Those that it tells
+        of: what SSD has it stages again by itself.
+        """
+        told = [ino for ino in inos if ino in self.ram and ino not in self.ssd]
+        self.ram -= set(told)
+        self.ram_bytes -= sum(pages(self.sizes[ino]) for ino in told)
+        self._done += [(ino, Result.RECLAIMED) for ino in told]
+        return told
 
     def work(self, files: int) -> None:
         """Stages and fetches at most so many files, until the origin hangs on all that are left."""

@@ -211,6 +211,16 @@ def test_a_ram_tier_that_is_too_small_is_said(
     assert ("--ram 62 MiB would do" in said) == (needed is not None)
 
 
+@pytest.mark.parametrize("withheld", [0, 3 << 20])
+def test_a_ram_tier_that_the_kernel_does_not_leave_is_said(
+    capfd: pytest.CaptureFixture[str], withheld: int
+) -> None:
+    job = FULL["jobs"][0] | {"reclaimed": 1234, "withheld_bytes": withheld}
+    command.show(report.tables(FULL | {"jobs": [job]}))
+    said = " ".join(capfd.readouterr().out.split())
+    assert ("RAM alone held (1,234 in all), so 3 MiB of the RAM tier" in said) == bool(withheld)
+
+
 def test_job_line() -> None:
     assert report.job_line(FULL["jobs"][0]) == (
         "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 not late, "

@@ -66,7 +66,7 @@ class Played:
         line = b""
         while not line.endswith(b"\n"):
             line += await stream.receive_some(1)
-        assert json.loads(line) == {"op": "plan", "version": 1}
+        assert json.loads(line) == {"op": "plan", "version": 1, "reclaimed": True}
         await stream.send_all(json.dumps(self.hello).encode() + b"\n")
         return FrameStream(stream)
 
