@@ -295,6 +295,43 @@ def test_an_epoch_that_is_drawn_ahead_is_announced_ahead(
 
 
 @pytest.mark.usefixtures("quick_collections")
+def test_an_epoch_that_is_drawn_anew_is_announced_anew(fake_hintsd: FakeHintsd) -> None:
+    """What was told of it ahead is another training's now."""
+    data = Numbers()
+    sampler, other = (ImportanceSampler(data, draw_ahead=1, seed=seed) for seed in (1, 2))
+    loader = DataLoader(data, 8, sampler=sampler)
+    train(DataLoader(data, 8, sampler=other), other, 1)
+    with hintsd.attach(loader, paths=data.paths):
+        train(loader, sampler, 1)
+        ((_, told),) = sampler.drawn()
+        sampler.load_state_dict(other.state_dict())
+        read = train(loader, sampler, 1)[0]
+        assert told.tolist() != read
+        fake_hintsd.wait(lambda: fake_hintsd.jobs and orders_of(fake_hintsd).get(1) == read)
+
+
+@pytest.mark.usefixtures("quick_collections")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_expected_uses_are_told_when_an_epoch_begins(
+    fake_hintsd: FakeHintsd, replicas: int
+) -> None:
+    """Of the epochs behind it, by what was learned so far, and of this reader."""
+    data, jobs = Numbers(50), fake_hintsd.jobs
+    sampler = ImportanceSampler(data, "icache", fraction=0.4, num_replicas=replicas, rank=0)
+    loader = DataLoader(data, 5, sampler=sampler)
+    with hintsd.attach(loader, paths=data.paths):
+        train(loader, sampler, 1)
+        fake_hintsd.wait(lambda: jobs and jobs[0].scores)
+        expected = sampler.expected_reads() / replicas
+        next(iter(loader))
+        fake_hintsd.wait(lambda: len(jobs[0].scores) > 1)
+    uses = np.frombuffer(jobs[0].scores[-1], "<f4")
+    assert uses == pytest.approx(expected)
+    assert uses.sum() == pytest.approx(20 / replicas)
+    assert np.frombuffer(jobs[0].scores[0], "<f4") == pytest.approx(np.full(50, 0.4 / replicas))
+
+
+@pytest.mark.usefixtures("quick_collections")
 def test_a_resumed_training_announces_what_is_left(fake_hintsd: FakeHintsd) -> None:
     data = Numbers()
     stopped, sampler = (ImportanceSampler(data, batch_size=8) for _ in range(2))
@@ -333,7 +370,7 @@ rank, store, lacking = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "lacking"
 distributed.init_process_group("gloo", init_method="file://" + store, world_size=2, rank=rank)
 data = TensorDataset(torch.arange(31))
 ICACHE = {"scheme": "icache", "fraction": 0.5, "substitute": "low", "h_share": 0.3}
-read, times, values = [], [], []
+read, times, values, drawn = [], [], [], []
 for settings in ({"scheme": "shade"}, ICACHE, {"scheme": "loss"}):
     sampler = ImportanceSampler(data, **settings)
     sampler.set_cached(lambda: range(rank, 31, 4))
@@ -342,18 +379,20 @@ for settings in ({"scheme": "shade"}, ICACHE, {"scheme": "loss"}):
     for epoch in range(4):
         order = []
         for (batch,) in loader:
+            if not order:
+                drawn.append(sampler.state_dict()["upcoming"]["drawn"][0]["order"].tolist())
             order += batch.tolist()
             if not (lacking and rank == 1):
                 sampler.learn(torch.sin(batch.double() * (epoch + 1)).square())
         if rank == 0:
-            sampler.judge(0.9 - epoch / 10)  # what rank 0 says holds for all
+            sampler.judge((0.9, 0.5, 0.95, 0.96)[epoch])  # what rank 0 says holds for all
         epochs.append(order)
     sampler.gather()
     report = sampler.report()
     read.append(epochs)
     times.append(report.times.tolist())
     values.append(sampler.state_dict()["scores"]["values"].tolist())
-print(json.dumps({"read": read, "times": times, "values": values}))
+print(json.dumps({"read": read, "times": times, "values": values, "drawn": drawn}))
 distributed.destroy_process_group()
 """
 
@@ -374,6 +413,7 @@ def test_ranks_share_scores_and_draw_the_same(tmp_path: Path, kind: str) -> None
     first, second = (json.loads(each.communicate()[0].splitlines()[-1]) for each in ranks)
     assert first["times"] == second["times"]
     assert first["values"] == second["values"]
+    assert first["drawn"] == second["drawn"]
     for scheme in range(3):
         for epoch in range(4):
             shares = [told["read"][scheme][epoch] for told in (first, second)]
