@@ -1,7 +1,8 @@
 """hintsd: the planning daemon that tells fusecache what will be read next.
 
 This module is what a training script imports: `attach` a torch DataLoader, or `connect` to the
-dataset's mount and describe the order by hand; both give a `Job`.
+dataset's mount and describe the order by hand; both give a `Job`. An `ImportanceSampler` chooses
+what a training reads by what it loses.
 
 INVARIANT: importing it costs nothing; numpy and msgpack come with the first use of a name, torch
 never comes unless the script has it already. It is a part of both distributions, and runs on
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from fusecache import __version__
 
-__all__ = ["Job", "__version__", "attach", "connect"]
+__all__ = ["ImportanceSampler", "Job", "__version__", "attach", "connect"]
 
 if TYPE_CHECKING:
     from hintsd.client.client import Job, connect
+    from hintsd.client.importance.sampler import ImportanceSampler
     from hintsd.client.loaders import attach
 else:  # unseen by type checkers, to which it would give every name
     _HOMES = {
+        "ImportanceSampler": "hintsd.client.importance.sampler",
         "Job": "hintsd.client.client",
         "attach": "hintsd.client.loaders",
         "connect": "hintsd.client.client",

@@ -2,8 +2,9 @@
 
 What cannot be known before (the default generator's state when an epoch begins) is read then: an
 `Announcer` takes the place of the sampler inside the loader, looks at it right before its first
-draw, hands the order to the job's thread, and lets the sampler go on. A sampler of unknown code is
-copied, the copy is read to its end, and torch's, numpy's and Python's generators are put back.
+draw, hands the order to the job's thread, and lets the sampler go on. An ImportanceSampler is
+asked for its order. A sampler of unknown code is copied, the copy is read to its end, and torch's,
+numpy's and Python's generators are put back.
 
 INVARIANT: the loader yields exactly what it would without us, and every generator is left as it
 would be. What fails here is one warning, and the loader goes on without hints.
@@ -17,7 +18,6 @@ import itertools
 import logging
 import os
 import random
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -37,7 +37,9 @@ from hintsd.client.client import (
     tidy_paths,
     whole_number,
 )
+from hintsd.client.importance.telling import Telling
 from hintsd.client.datasets import Unreadable, files_of, is_in_memory
+from hintsd.client.iterators import drawing_iterator
 from hintsd.client.warning import warn_once
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.hint import Hint
@@ -141,6 +143,7 @@ def _attach(
     source = _Source(loader, seat)
     spec = source.stock_spec(base_seed_drawn=False)
     is_told = spec is not None or type(source.sampler) in (list, tuple, range)
+    is_told = is_told or source.importance is not None
     if not is_told and not copy_sampler and source.rebatched_spec() is None:
         raise Unreadable(
             f"the order of {type(source.sampler).__name__} cannot be told without reading it: "
@@ -261,7 +264,10 @@ class Announcer:
         epoch = spec.start_epoch
         source.epoch = epoch + 1
         source.look_for_set_epoch()
-        job.announce(epoch, spec)
+        if source.importance is None or not source.importance.is_told(spec):
+            job.announce(epoch, spec)
+        if source.importance is not None:
+            job.score(source.importance.uses())
         # The workers may hold as many batches as are drawn ahead: what was drawn before those has
         # been handed out.
         batch_items = 1 if source.yields_batches else spec.batch_size
@@ -286,6 +292,10 @@ class Announcer:
             if drawn % batch_items == 0:
                 step(drawn)
             drawn += 1
+            if drawn == 1 and source.importance is not None:
+                ahead = source.importance.drawn_ahead(spec)
+                if ahead is not None:
+                    job.announce(ahead.start_epoch, ahead)
             if drawn == last:
                 end(drawn)
             yield index
@@ -349,12 +359,7 @@ class _SavedIndices:
 def _other_reader(own: Any) -> Any:
     """What the DataLoader iterates that draws now, if that is another than `own` (or leaves out the
     first batches of it)."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "_next_index":
-        frame = frame.f_back  # type: ignore[assignment]  # None ends it
-    reader: Any = None
-    if frame is not None:
-        reader = getattr(frame.f_locals.get("self"), "_index_sampler", None)
+    reader: Any = getattr(drawing_iterator(), "_index_sampler", None)
     while samplers.is_skipping(reader):
         reader = reader.batch_sampler
     return None if reader is own else reader
@@ -395,6 +400,7 @@ class _Source:
         batches are of one sample then."""
         self.sampler_epoch: int | None = None
         """A DistributedSampler's, in the epoch before."""
+        self.importance = Telling.of(self.sampler, self.dataset, self.batching)
         self.epoch = 0
         """The next one. A DistributedSampler's own numbers are used as long as they rise."""
         self.epoch = self._next_epoch()
@@ -414,6 +420,8 @@ class _Source:
     def _next_epoch(self) -> int:
         if samplers.is_distributed(self.sampler):
             return max(self.epoch, int(self.sampler.epoch))
+        if self.importance is not None:
+            return max(self.epoch, self.importance.epoch)
         return self.epoch
 
     def stock_spec(self, *, base_seed_drawn: bool) -> OrderSpec | None:
@@ -451,6 +459,8 @@ class _Source:
         """The order of the epoch that begins now. None: there is none, and the job was closed."""
 
         def read() -> OrderSpec:
+            if self.importance is not None:
+                return self.importance.begun(self._next_epoch())
             stock = self.stock_spec(base_seed_drawn=True) or self.rebatched_spec()
             return stock or self._listed(self._read_copy(self.sampler))
 

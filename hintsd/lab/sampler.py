@@ -18,7 +18,7 @@ from fusecache.base.units import format_bytes
 from hintsd.lab.images import Images
 from hintsd.policies import Policy
 from hintsd.policies.catalogue import CATALOGUE
-from hintsd.policies.papers.sampling import (
+from hintsd.sampling.formulas import (
     REPETITIONS,
     batch_importance,
     icache_selection,

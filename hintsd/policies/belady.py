@@ -14,8 +14,8 @@ from typing import ClassVar, Final
 import numpy as np
 
 from hintsd.policies import MISS, Hints
-from hintsd.policies.papers.sampling import counts
 from hintsd.policies.table import NOT_HELD, Table
+from hintsd.sampling.formulas import counts
 
 NEVER: Final = np.iinfo(np.int64).max
 _STALE_MOST = 1024

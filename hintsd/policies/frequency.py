@@ -10,8 +10,8 @@ import numpy as np
 
 from hintsd.policies import MISS, Hints, Integers
 from hintsd.policies.minio import MinIO
-from hintsd.policies.papers.sampling import counts
 from hintsd.policies.residents import Residents
+from hintsd.sampling.formulas import counts
 
 
 class Frequency(MinIO):

@@ -175,7 +175,7 @@ def test_an_import_costs_nothing_and_shows_its_names(client: Environment) -> Non
         "import sys, hintsd; print(hintsd.__version__, *dir(hintsd)); "
         "assert not {'numpy', 'msgpack', 'socket', 'importlib.metadata'} & {*sys.modules}"
     )
-    assert shown == f"{__version__} Job __version__ attach connect"
+    assert shown == f"{__version__} ImportanceSampler Job __version__ attach connect"
 
 
 def test_the_client_needs_numpy_and_msgpack_only(client: Environment) -> None:
@@ -188,7 +188,7 @@ for package in (fusecache, hintsd):
         if not module.name.endswith("sitecustomize"):
             importlib.import_module(module.name)
     print(*package.__path__)
-hintsd.attach, hintsd.connect, hintsd.Job
+hintsd.attach, hintsd.connect, hintsd.Job, hintsd.ImportanceSampler
 """
     for path in client.script(code, *STRANGE).splitlines():
         assert Path(path).parent == client.site

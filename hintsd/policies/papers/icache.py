@@ -34,8 +34,8 @@ import numpy as np
 
 from hintsd.policies import MISS, Hints, Policy
 from hintsd.policies.papers.importance import UNKNOWN, Importance
-from hintsd.policies.papers.sampling import h_list
 from hintsd.policies.papers.substitutes import Substitutes
+from hintsd.sampling.formulas import h_list
 
 H_SHARE: Final = 0.7
 L_PART: Final = 10  # the L-cache has at first one part in ten of the capacity

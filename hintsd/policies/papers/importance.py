@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.policies import Hints
-from hintsd.policies.papers.sampling import finite
+from hintsd.sampling.formulas import finite
 
 UNKNOWN: Final = float("-inf")
 

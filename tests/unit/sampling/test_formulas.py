@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hintsd.policies.papers.sampling import (
+from hintsd.sampling.formulas import (
     batch_importance,
     h_list,
     icache_selection,

@@ -1,0 +1,1 @@
+../../../hintsd/sampling/__init__.py

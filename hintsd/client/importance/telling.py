@@ -1,0 +1,66 @@
+"""Telling: an ImportanceSampler's epochs as orders for hintsd, when they begin or are drawn ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hintsd.client.client import explicit_order
+from hintsd.client.importance.sampler import ImportanceSampler
+from hintsd.orders.spec import OrderSpec
+
+
+class Telling:
+    """Of one loader: its sampler, its dataset, and its (batch_size, drop_last)."""
+
+    def __init__(
+        self, sampler: ImportanceSampler, dataset: Any, batching: tuple[int, bool] | None
+    ) -> None:
+        self._sampler, self._dataset = sampler, dataset
+        self._batching = batching or (1, False)
+        self._ahead: OrderSpec | None = None
+        """What was last told of an epoch before it began."""
+
+    @staticmethod
+    def of(
+        sampler: object, dataset: Any, batching: tuple[int, bool] | None
+    ) -> Telling | None:
+        """None: it is no ImportanceSampler, or a subclass, which may do anything."""
+        if type(sampler) is not ImportanceSampler:
+            return None
+        return Telling(sampler, dataset, batching)
+
+    @property
+    def epoch(self) -> int:
+        """The sampler's own number of the epoch that begins next."""
+        return self._sampler.epoch
+
+    def begun(self, epoch: int) -> OrderSpec:
+        """Of the epoch that begins next, which is drawn by that. ValueError: it is of no samples."""
+        return self._spec(self._sampler.order_of_next_epoch(), epoch)
+
+    def drawn_ahead(self, spec: OrderSpec) -> OrderSpec | None:
+        """The order of the epoch after this one, `spec`, if it is drawn."""
+        for _, indices in self._sampler.drawn()[:1]:
+            self._ahead = self._spec(indices, spec.start_epoch + 1)
+            return self._ahead
+        return None
+
+    def uses(self) -> Any:
+        """How often this reader is expected to use each sample in an epoch that is not drawn yet,
+        by the scores that there are now: shape (samples,)."""
+        return self._sampler.expected_reads() / self._sampler.settings.num_replicas
+
+    def is_told(self, spec: OrderSpec) -> bool:
+        """Whether the order of the epoch that begins was told before."""
+        ahead, self._ahead = self._ahead, None
+        return (
+            ahead is not None
+            and ahead.start_epoch == spec.start_epoch
+            and np.array_equal(ahead.indices, spec.indices)  # type: ignore[arg-type]  # both have
+        )
+
+    def _spec(self, indices: Any, epoch: int) -> OrderSpec:
+        batch_size, drop_last = self._batching
+        return explicit_order(indices, epoch, batch_size, drop_last, len(self._dataset))
