@@ -232,6 +232,21 @@ def test_a_size_that_changed_between_two_mounts(
 
 
 @pytest.mark.claim("C15")
+def test_a_path_that_is_looked_up_after_a_listing(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str]
+) -> None:
+    """The kernel has forgotten what the listing said: it asks for this one file."""
+    mount = mounting(*UNSWEPT, source=faulty.mountpoint)
+    once(mount, faulty)
+    scan(mount)
+    (place.source / files[50]).write_bytes(b"another size")
+    mount.drop_kernel_caches()
+    assert files_asked_for(faulty) == 0
+    assert (mount.path / files[50]).stat().st_size == 12
+    assert faulty.count("lookup", "d*/*") == faulty.count("lookup", files[50])
+
+
+@pytest.mark.claim("C15")
 @in_one_mode
 def test_a_mount_that_never_looks_again_begins_with_nothing(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str]

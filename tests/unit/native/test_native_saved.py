@@ -300,6 +300,41 @@ def test_a_name_that_a_look_missed_for_a_moment_is_not_missed_for_ever(tables: T
     assert _native.lookup(ino_of("a/b"), b"file") > 0
 
 
+@pytest.mark.parametrize("what", ["a name is missed", "its stamps are looked at"])
+def test_what_happens_amid_a_scan(tables: Tables, what: str) -> None:
+    """A tick comes after each 2,048 entries."""
+    directory = tables.source / "p" / "d"
+    directory.mkdir(parents=True)
+    for number in range(2500):
+        (directory / f"{number:04}").touch()
+    tables.settle()
+    tables.attach()
+    _native.scan(ROOT)
+    _native.scan(ino_of("p"))
+    ino, ticks = ino_of("p/d"), 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if what == "a name is missed":
+            [(_, first, _)] = _native.children(ino, 0, 1)
+            (tables.source / "p").rename(tables.source / "other")
+            assert _native.refresh(first) == 3
+            (tables.source / "other").rename(tables.source / "p")
+        else:
+            for number in range(100):
+                (directory / f"new {number}").touch()
+            assert _native.refresh(ino) > 0
+
+    _native.scan(ino, tick)
+    assert ticks == 1
+    tables.again()
+    for path in ("", "p", "p/d"):
+        _native.scan(ino_of(path) if path else ROOT)
+    found = [name.decode() for name, _, _ in _native.children(ino_of("p/d"), 0, 10_000)]
+    assert sorted(found) == sorted(os.listdir(directory))
+
+
 def test_a_directory_that_was_never_listed_is_not_afterwards(tables: Tables) -> None:
     (tables.source / "d").mkdir()
     (tables.source / "d" / "file").write_bytes(b"")
