@@ -100,7 +100,9 @@ class Server:
             on_fault=self._report_fault,
             on_segment_gone=self._lose_segment,
         )
-        self.saved = SavedTable(self.store, self.dataset, launch.source_identity)
+        self.saved = SavedTable(
+            self.store, self.dataset, launch.source_identity, config.revalidate_s is not None
+        )
         self.kernel = Kernel(launch.fuse_fd)
         identity = launch.source_identity or {}
         self.origin = Origin(
@@ -282,7 +284,7 @@ class Server:
             self.store.saw(segno for segno, *_ in _native.log_survey())
             _native.resume_session()
             self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
-        elif self.config.revalidate_s is not None:  # else nothing would look at it again
+        else:
             self.saved.load()
             highest = _native.count()
         log.info(

@@ -256,6 +256,25 @@ def test_a_mount_that_never_looks_again_begins_with_nothing(
     assert mount.value("inodes") == 1
     (place.source / files[50]).write_bytes(b"another size")
     assert scan(mount) == sizes(place.source)
+    assert not (place.cache_dir / "tables").exists()
+
+
+@in_one_mode
+def test_a_mount_that_was_not_used_leaves_what_the_one_before_knew(
+    place: Place, mounting: Mounting, files: list[str]
+) -> None:
+    mount = mounting(*UNSWEPT)
+    scan(mount)
+    for _ in range(3):
+        mount.umount()
+        mount.start()
+        assert mount.value("inodes") == 1 + DIRECTORIES + len(files)
+    mount.umount()
+    [table] = (place.cache_dir / "tables").iterdir()
+    table.unlink()
+    mount.start()
+    mount.umount()
+    assert not table.exists()  # nothing was known: not worth a file
 
 
 @pytest.mark.claim("E5", "E6")
@@ -338,6 +357,7 @@ def test_what_is_mounted_below_the_source_is_looked_at_anew(
         subprocess.run(["umount", below], check=True)
 
 
+@pytest.mark.claim("F9")
 @in_one_mode
 def test_a_table_that_was_damaged(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str]
