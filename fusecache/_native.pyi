@@ -45,7 +45,8 @@ def scan(ino: int, tick: Callable[[], object] | None = None) -> tuple[int, int, 
     """List directory `ino` at the origin and merge it into the table; sets LISTED at the end.
 
     Returns how many entries were (added, removed, changed) since the previous listing; (0, 0, n) on
-    the first one; atime alone is no change. What the kernel has to forget is flagged in the table
+    the first one, and where an earlier mount's listing holds (load_table); atime alone is no
+    change. What the kernel has to forget is flagged in the table
     (take_stale). A name whose origin inode or file type changed is both removed (old inode, marked
     DEAD) and added (new inode). A version change clears the file's locations. `tick` is called with
     the GIL every few thousand entries (progress); an exception from it aborts the scan.
@@ -55,6 +56,28 @@ def scan(ino: int, tick: Callable[[], object] | None = None) -> tuple[int, int, 
     has only the type in mode, nlink 0; lookup() says -1, so that add() gives the real errno.
     Raises OSError (ENOENT/EACCES/EIO ... as the origin gave; ENOTDIR: also a symlink in its place;
     ESTALE: the path of `ino` now leads to another directory, or through a symlink).
+    """
+
+def is_unchecked(ino: int) -> bool:
+    """Whether only an earlier mount has looked at this file. Its bytes may be of another version by
+    now; refresh(), add() or scan() look at it.
+    """
+
+def has_unchecked(directory: int) -> bool:
+    """Whether such a file is in it."""
+
+def saved_bytes() -> int:
+    """What save_table() would write, at most."""
+
+def save_table(fd: int, source: bytes) -> int:
+    """Write the table to the file, from offset 0 (docs/FORMAT.md, "Saved tables"); the bytes
+    written. `source`: 16 bytes that tell this source from others. OSError.
+    """
+
+def load_table(fd: int, source: bytes) -> str:
+    """Fill a table that knows only its root from such a file; "", or why it is not used. Its
+    directories are not LISTED: scan() of one looks at its time stamps alone where these show that
+    the listing holds. Its files are unchecked. OSError: EEXIST, the table knows more; ENOMEM.
     """
 
 def lookup(parent: int, name: bytes) -> int:

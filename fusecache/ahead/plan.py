@@ -142,6 +142,7 @@ class Plan:
             if ino == 0:
                 raise OriginError(errno.ENOENT)
         await self._list(ino)
+        await self._operations.list_checked(ino)
         await self._preload(ino)
         return ino
 

@@ -18,7 +18,7 @@ CHECK_PREFIX: Final = ".fusecache-check-"  # of a file that `mount` makes to see
 # lost+found mkfs's.
 _BEGINNINGS: Final = frozenset(("lock", "index", "high", "format.tmp", "probe", "lost+found"))
 _FILES: Final = ("format", "set", "high", "lock", "probe", "format.tmp", "set.tmp")
-_FOLDERS: Final = ("index", "segments")
+_FOLDERS: Final = ("index", "segments", "tables")
 
 
 def is_cache(names: Iterable[str]) -> bool:

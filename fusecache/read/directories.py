@@ -40,8 +40,12 @@ ROOT = 1
 class Revalidation:
     """Sweeps all listed directories; `period_s` None: never."""
 
-    def __init__(self, origin: Origin, period_s: float | None, metrics: Metrics) -> None:
+    def __init__(
+        self, origin: Origin, period_s: float | None, metrics: Metrics, is_late: bool = True
+    ) -> None:
+        """`is_late`: what is listed was looked at long ago: the first pass begins at once."""
         self.period_s = period_s
+        self._is_late = is_late
         self.last_sweep_s = 0.0
         self._begin_after = 0
         self._origin = origin
@@ -50,6 +54,8 @@ class Revalidation:
     async def sweep_forever(self) -> None:
         if self.period_s is None:
             return
+        if not self._is_late:
+            await trio.sleep(self.period_s / 2)
         while True:
             begun = trio.current_time()
             await self.sweep(deadline=begun + self.period_s / 2)

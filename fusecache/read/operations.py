@@ -184,12 +184,13 @@ class Operations(pyfuse3.Operations):
         """Inode numbers are kept for the life of the mount."""
 
     async def _make_fresh(self, ino: int) -> bool:
-        """Look at the origin again if nothing else watches this inode. False: the name is gone.
+        """Look at the origin again if nothing else watches this inode, or only an earlier mount has
+        looked at it. False: the name is gone.
 
         An origin that takes long may hang: what is known is said meanwhile, and what the look finds
         is told to the kernel when it ends. Until it answers anything, no request waits again.
         """
-        if self._is_watched(ino) or _native.is_dead(ino):
+        if _native.is_dead(ino) or (self._is_watched(ino) and not _native.is_unchecked(ino)):
             return True
         if not self._origin.available:
             return True
@@ -294,6 +295,14 @@ class Operations(pyfuse3.Operations):
                     return
                 start_id = cookie
 
+    async def list_checked(self, directory: int) -> None:
+        """Have the directory listed, and each file in it looked at by this mount: what is to be put
+        before readers unasked must not be an earlier mount's. Raises OriginError.
+        """
+        await self.list(directory)
+        if _native.has_unchecked(directory):
+            await self._revalidation.look(directory, background=False)
+
     async def list(self, directory: int, background: bool = False) -> None:
         """Have the directory listed; one scan serves all who wait. Raises OriginError."""
         while not _native.is_listed(directory):
@@ -343,6 +352,8 @@ class Operations(pyfuse3.Operations):
         self, fh: int, off: int, size: int
     ) -> bytes | memoryview:
         asker = _native.read_asker()
+        if _native.is_unchecked(fh) and not await self._make_fresh(fh):
+            raise pyfuse3.FUSEError(errno.ESTALE)
         data = await self._reader.read(fh, off, size, asker)
         if len(data) < size and _native.refuse_short(fh):
             raise pyfuse3.FUSEError(errno.EINTR)

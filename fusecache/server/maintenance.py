@@ -201,7 +201,7 @@ class Maintenance:
         while directories:
             directory = directories.pop()
             try:
-                await self._operations.list(directory)
+                await self._operations.list_checked(directory)
             except OriginError as error:
                 progress.fail(directory, error)
                 continue

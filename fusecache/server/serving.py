@@ -46,6 +46,7 @@ from fusecache.reorder.packer import Packer
 from fusecache.server.launch import Launch
 from fusecache.server.maintenance import Maintenance
 from fusecache.server.remount import Remount
+from fusecache.server.saved import SavedTable
 from fusecache.store import Store
 from fusecache.store.reuse import Reuse
 from fusecache.store.types import RecordFault, StoreSettings
@@ -99,6 +100,9 @@ class Server:
             on_fault=self._report_fault,
             on_segment_gone=self._lose_segment,
         )
+        self.saved = SavedTable(
+            self.store, self.dataset, launch.source_identity, config.revalidate_s is not None
+        )
         self.kernel = Kernel(launch.fuse_fd)
         identity = launch.source_identity or {}
         self.origin = Origin(
@@ -118,7 +122,9 @@ class Server:
         )  # fmt: skip
         self.stager = Stager(self.kernel, config.ram_bytes, self.metrics)
         self.reader = Reader(self.fetcher, sources, segments, self.stager, self.metrics)
-        self.revalidation = Revalidation(self.origin, config.revalidate_s, self.metrics)
+        self.revalidation = Revalidation(
+            self.origin, config.revalidate_s, self.metrics, is_late=launch.resume
+        )
         self.remount = Remount(
             config.source, launch.source_fd, launch.source_identity, self.origin.timeout_s
         )
@@ -147,6 +153,7 @@ class Server:
         with trio.move_on_after(RESUME_STORE_WAIT_S):
             # Locks that the dead server's stuck threads hold are let go only when we answer.
             await trio.to_thread.run_sync(self.store.attach, abandon_on_cancel=True)
+        is_over = False
         async with trio.open_nursery() as nursery:
             preload = self._preloading.preload
             operations = Operations(
@@ -228,7 +235,10 @@ class Server:
             await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
             log.info("unmounted")
             nursery.cancel_scope.cancel()
+            is_over = True
         self.packer.end()
+        if is_over:
+            self.saved.save()
         self.store.close()
         return 0
 
@@ -274,6 +284,9 @@ class Server:
             self.store.saw(segno for segno, *_ in _native.log_survey())
             _native.resume_session()
             self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
+        else:
+            self.saved.load()
+            highest = _native.count()
         log.info(
             "%s: %s open mode%s, %d inodes known",
             self.config.mountpoint,

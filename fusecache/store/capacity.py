@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from fusecache.store import index as idx
 from fusecache.store.directory import Directory, Member
+from fusecache.store.directory.tables import Unfinished
 from fusecache.store.reuse import Reuse
 from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import SegmentWriter, discard
@@ -36,6 +37,8 @@ _PAGES_BYTES: Final = 32 << 10
 # Of the limit: where something may go, no smaller segment is made of what is left, or there would
 # be ever more of them.
 _LEAST_PART: Final = 16
+# Saved tables, of the limit, at most.
+_TABLES_PART: Final = 16
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -63,7 +66,7 @@ def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tup
     does not count: it is given back when the limit has become smaller.
     """
     rows, limit = list(rows), place.settings.limit_bytes
-    used = sum(row.reserved for row in rows) + more + place.index.database.size_bytes()
+    used = sum(row.reserved for row in rows) + more + _kept_bytes(place)
     if not more:
         rooms = [room for _, room in _rooms(place, [])]
         return used - _promised_bytes(place, rows) - limit, -min(rooms)
@@ -71,12 +74,17 @@ def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tup
     return used - limit, more - max(room for _, room in _rooms(place, rows))
 
 
+def _kept_bytes(place: Place) -> int:
+    """What the cache takes apart from its segments."""
+    return place.index.database.size_bytes() + place.directory.tables.size_bytes()
+
+
 def _fitting_bytes(place: Place, rows: Iterable[idx.SegmentRow], most: int) -> tuple[int, int]:
     """How large a segment, up to `most`, the limit allows without an eviction, and the disk that
     has most room: there less than `most` leaves room for the index.
     """
     rows, limit = list(rows), place.settings.limit_bytes
-    used = sum(row.reserved for row in rows) + place.index.database.size_bytes()
+    used = sum(row.reserved for row in rows) + _kept_bytes(place)
     room = limit - used - _allowance(_opened_bytes(rows), limit)
     on_disk = max(room for _, room in _rooms(place, rows))
     if on_disk < most:
@@ -96,7 +104,7 @@ def log_room_bytes(
     `log_members`).
     """
     rows, limit = list(rows), place.settings.limit_bytes
-    used = sum(row.reserved for row in rows) + place.index.database.size_bytes()
+    used = sum(row.reserved for row in rows) + _kept_bytes(place)
     used += _allowance(_opened_bytes(rows), limit)
     members = members or log_members(place, rows)
     found = [share for member, share in _shares(place, rows) if member in members]
@@ -192,7 +200,7 @@ def room_to_come(place: Place, own: SegmentWriter | None, returned: int = 0) -> 
     limit = place.settings.limit_bytes
     reserved, opened = place.index.segments.reserved_bytes()
     others = max(0, opened - own.size) if own is not None else opened
-    used = reserved + place.index.database.size_bytes() + place.index.pending.growth_bytes()
+    used = reserved + _kept_bytes(place) + place.index.pending.growth_bytes()
     used += _allowance(others, limit)
     shares = _shares(place, place.index.segments.read_logs())
     free = shares[0][1] if len(shares) == 1 else sum(max(0, share) for _, share in shares)
@@ -387,10 +395,38 @@ def keep_limits(place: Place) -> bool:
     return is_within
 
 
-def pressing(place: Place, rows: Iterable[idx.SegmentRow]) -> list[idx.SegmentRow]:
+def begin_table(place: Place, dataset: bytes, size_bytes: int) -> Unfinished | None:
+    """A saved table of so many bytes, after evicting what must go for it (not under `keep`). All
+    together take a 16th of the limit at most. None: there is no room, or it is being written.
+    sqlite3.Error, OSError.
+    """
+    index, tables = place.index, place.directory.tables
+    most_bytes = place.settings.limit_bytes // _TABLES_PART
+    if size_bytes > most_bytes:
+        return None
+    tables.let_go(most_bytes - size_bytes, dataset)
+    victims: list[int] = []
+    begun: Unfinished | None = None
+    with index.database.transaction():
+        rows = {row.segno: row for row in index.segments.all()}
+        while not (fits := max(pressure(place, rows.values(), size_bytes)) <= 0):
+            victim = oldest(pressing(place, rows.values(), size_bytes), index.segments.unused())
+            if victim is None or place.settings.policy == "keep":
+                break
+            evict(place, victim.segno)
+            del rows[victim.segno]
+            victims.append(victim.segno)
+        if fits:
+            begun = tables.begin(dataset, size_bytes)
+    for segno in victims:
+        index.sweep(segno)
+    return begun
+
+
+def pressing(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> list[idx.SegmentRow]:
     """Segments whose eviction helps: any if they are too many, else those on a disk too full."""
     rows = list(rows)
-    excess, _ = pressure(place, rows)
+    excess, _ = pressure(place, rows, more)
     if excess > 0 or len(place.directory.members) == 1:
         return rows
     full = [member for member, room in _rooms(place, []) if room < 0]

@@ -8,13 +8,15 @@ This module puts the parts together; who owns what is in docs/ARCHITECTURE.md ("
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from fusecache.base.errors import UserError
 from fusecache.store.attachment import Attachment, Hooks
-from fusecache.store.capacity import Place
+from fusecache.store.capacity import Place, begin_table
 from fusecache.store.directory.given import Faults, Given
 from fusecache.store.housekeeping import Housekeeping, Reconciler, reindex_own
 from fusecache.store.log import Logs
@@ -169,6 +171,42 @@ class Store:
             self._quarantine.drain(self._attachment)
             index.flush()
         return index is not None
+
+    @contextlib.contextmanager
+    def saved_table(self, dataset: bytes) -> Iterator[int | None]:
+        """A descriptor of what `save_table` left; None: there is none that may be used."""
+        fd: int | None = None
+        directory = self._given.opened
+        with self._attachment.contained(), contextlib.suppress(FileNotFoundError):
+            if directory is not None:
+                fd = directory.tables.open(dataset)
+        try:
+            yield fd
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def save_table(self, dataset: bytes, most_bytes: int, write: Callable[[int], int]) -> bool:
+        """Keep for the next mount of the dataset what `write(fd)` writes, `most_bytes` at most; it
+        returns the bytes, and may raise OSError. False: there is no room for it, or a fault.
+        """
+        attachment, unfinished = self._attachment, None
+        with attachment.lock, attachment.contained():
+            if self._commit():
+                self._segment.seal()
+            place = attachment.usable_place()
+            if place is not None and place.directory.is_present():
+                unfinished = begin_table(place, dataset, most_bytes)
+        if unfinished is None:
+            return False
+        with attachment.contained():
+            try:
+                unfinished.finish(write(unfinished.fd))
+                return True
+            except BaseException:
+                unfinished.abandon()
+                raise
+        return False
 
     def close(self) -> None:
         with self._attachment.lock:

@@ -422,6 +422,79 @@ static PyObject *py_mark_young(PyObject *module, PyObject *arg)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_is_unchecked(PyObject *module, PyObject *arg)
+{
+	uint64_t ino;
+	bool unchecked;
+
+	(void)module;
+	if (!take_ino(arg, &ino))
+		return NULL;
+	WITHOUT_GIL(unchecked = table_is_unchecked(ino));
+	return PyBool_FromLong(unchecked);
+}
+
+static PyObject *py_has_unchecked(PyObject *module, PyObject *arg)
+{
+	uint64_t ino;
+	bool unchecked;
+
+	(void)module;
+	if (!take_ino(arg, &ino))
+		return NULL;
+	WITHOUT_GIL(unchecked = table_has_unchecked(ino));
+	return PyBool_FromLong(unchecked);
+}
+
+static PyObject *py_saved_bytes(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	return PyLong_FromUnsignedLongLong(table_saved_bytes());
+}
+
+static bool take_saved(PyObject *args, PyObject *kwargs, int *fd, const unsigned char **source)
+{
+	Py_ssize_t len;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iy#", KEYWORDS("fd", "source"), fd, source, &len))
+		return false;
+	if (len != SOURCE_BYTES)
+		PyErr_Format(PyExc_ValueError, "source: %u bytes", SOURCE_BYTES);
+	return len == SOURCE_BYTES;
+}
+
+static PyObject *py_save_table(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	const unsigned char *source;
+	int64_t bytes;
+	int fd;
+
+	(void)module;
+	if (!take_saved(args, kwargs, &fd, &source))
+		return NULL;
+	WITHOUT_GIL(bytes = table_save(fd, source));
+	return bytes < 0 ? os_error((int)bytes) : PyLong_FromLongLong(bytes);
+}
+
+static PyObject *py_load_table(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	static const char *const why_not[] = {
+	    [SAVED_LOADED] = "",
+	    [SAVED_DAMAGED] = "it is damaged",
+	    [SAVED_OTHER_VERSION] = "it was written by another version",
+	    [SAVED_OTHER_SOURCE] = "it is of another source",
+	};
+	const unsigned char *source;
+	int fd, result;
+
+	(void)module;
+	if (!take_saved(args, kwargs, &fd, &source))
+		return NULL;
+	WITHOUT_GIL(result = table_load(fd, source));
+	return result < 0 ? os_error(result) : PyUnicode_FromString(why_not[result]);
+}
+
 static PyObject *py_version_of_fd(PyObject *module, PyObject *arg)
 {
 	int fd = PyObject_AsFileDescriptor(arg), err;
@@ -463,6 +536,11 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(settled),
     ONE_ARGUMENT(mark_stale),
     ONE_ARGUMENT(mark_young),
+    ONE_ARGUMENT(is_unchecked),
+    ONE_ARGUMENT(has_unchecked),
+    NO_ARGUMENT(saved_bytes),
+    WITH_KEYWORDS(save_table),
+    WITH_KEYWORDS(load_table),
     ONE_ARGUMENT(version_of_fd),
     ONE_ARGUMENT(adopt_source),
     {NULL, NULL, 0, NULL},

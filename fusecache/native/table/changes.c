@@ -148,10 +148,15 @@ int node_update(uint32_t ino, const struct attributes *a)
 		   image.nlink != old->nlink || image.blocks != old->blocks || node_rdev(&image) != node_rdev(old)) {
 		result = ATTRIBUTES_CHANGED;
 	} else if (image.atime_ns == old->atime_ns && image.origin_ino == old->origin_ino) {
+		flags_change(old, 0, NODE_UNCHECKED);
 		return SAME;
 	}
+	/* In the same publication: it was looked at; and what is listed is older than these time stamps. */
+	atomic_store(&image.flags,
+		     node_flags(&image) &
+			 ~(uint32_t)(result == VERSION_CHANGED ? NODE_UNCHECKED | NODE_EXACT : NODE_UNCHECKED));
 	if (was_refused) /* its device was not known */
-		image.flags = (node_flags(old) & 0xffffu & ~(uint32_t)NODE_NOATTR) |
+		image.flags = (node_flags(&image) & 0xffffu & ~(uint32_t)NODE_NOATTR) |
 			      device_index(a->major_no, a->minor_no) << 16;
 	if (result != SAME)
 		image.flags = node_flags(&image) | NODE_STALE |
@@ -283,5 +288,8 @@ void node_bury(uint32_t ino)
 	if (node_flags(&table.nodes[n->parent]) & NODE_LISTED)
 		stale_raise(n->parent, NODE_STALE);
 	flags_change(n, NODE_DEAD | NODE_STALE_NAME, NODE_LISTED);
+	/* It may be there all the same (a directory above had another name for a moment): the next scan says. */
+	flags_change(&table.nodes[n->parent], 0, NODE_EXACT);
+	table.buried++;
 	stale_queue(ino);
 }

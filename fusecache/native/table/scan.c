@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 /* A new name with the device and inode of a file we know in another version: that one's turn to be looked
  * at has not come, or the number was used again. Looking now tells (it is rare: after link(2)). */
@@ -21,18 +22,31 @@ static void link_refresh(const struct attributes *a)
 		table_refresh(primary); /* a failure only means: no alias */
 }
 
+/* A directory whose time stamps are younger than this when it is listed may change again, and look the same. */
+#define SETTLED_NS 2000000000
+
+static int64_t wall_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 static bool is_gone(int err) { return err == -ENOENT || err == -ENOTDIR || err == -ESTALE; }
 
 int table_refresh(uint64_t ino)
 {
 	uint32_t name_node;
 	struct attributes a;
+	bool is_unchecked;
 	char *name;
 	int fd, err;
 
 	for (;;) {
 		pthread_rwlock_rdlock(&table.lock);
 		name_node = node_at(ino) ? node_live_name((uint32_t)ino) : 0;
+		is_unchecked = name_node && node_is_unchecked(name_node);
 		err = node_at(ino) ? 0 : -ENOENT;
 		pthread_rwlock_unlock(&table.lock);
 		if (err)
@@ -45,7 +59,8 @@ int table_refresh(uint64_t ino)
 			fd = open_parent(name_node, &name);
 			err = fd;
 			if (fd >= 0) {
-				err = origin_stat(fd, name, 0, &a);
+				/* What this mount has never seen is not believed to an NFS client's cache either. */
+				err = origin_stat(fd, name, is_unchecked ? AT_STATX_FORCE_SYNC : 0, &a);
 				close(fd);
 				free(name);
 			}
@@ -146,7 +161,9 @@ struct scan {
 	uint32_t dir, highest; /* nodes above `highest` came after the scan began */
 	bool was_listed;
 	_Atomic bool overtaken;
-	unsigned char *seen; /* bit a node number */
+	int64_t begun_ns;
+	uint64_t buried_before, buried; /* table.buried when it began; how many of those since are its own */
+	unsigned char *seen;		/* bit a node number */
 	struct scan_result *result;
 	struct scan *next;
 };
@@ -158,6 +175,14 @@ struct scan_item {
 	uint32_t len;
 	struct attributes a;
 };
+
+static void scan_bury(struct scan *scan, uint32_t ino)
+{
+	const uint64_t before = table.buried;
+
+	node_bury(ino);
+	scan->buried += table.buried - before;
+}
 
 static int scan_merge(struct scan *scan, const struct scan_item *item)
 {
@@ -171,7 +196,7 @@ static int scan_merge(struct scan *scan, const struct scan_item *item)
 		return 0;
 	}
 	if (known) {
-		node_bury(known);
+		scan_bury(scan, known);
 		scan->result->removed += scan->was_listed;
 	}
 	created = node_create(scan->dir, item->name, item->len, &item->a, scan->was_listed || known);
@@ -295,7 +320,7 @@ static int scan_sweep(struct scan *scan, int fd)
 			} else if (err == -ENOENT) {
 				err = 0;
 				if (!(node_flags(&table.nodes[missing[i]]) & NODE_DEAD)) {
-					node_bury(missing[i]);
+					scan_bury(scan, missing[i]);
 					scan->result->removed += scan->was_listed;
 				}
 			} else if (err == -EACCES || err == -EPERM) {
@@ -308,6 +333,48 @@ static int scan_sweep(struct scan *scan, int fd)
 	}
 }
 
+/* Do the time stamps show that a listing of an earlier mount is the directory's? Then it counts as listed. */
+static bool listing_holds(uint32_t ino)
+{
+	struct attributes a;
+	char *path = NULL;
+	bool holds = false;
+	size_t len;
+	int fd;
+
+	pthread_rwlock_rdlock(&table.lock);
+	if (node_at(ino) && (node_flags(node_at(ino)) & (NODE_EXACT | NODE_LISTED | NODE_DEAD)) == NODE_EXACT)
+		path = table_path(ino, &len);
+	pthread_rwlock_unlock(&table.lock);
+	if (!path)
+		return false;
+	fd = open_beneath(path, O_PATH | O_DIRECTORY);
+	free(path);
+	if (fd < 0)
+		return false;
+	if (!origin_stat(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, &a)) {
+		pthread_rwlock_wrlock(&table.lock);
+		if (same_object(ino, &a)) {
+			node_update(ino, &a); /* no more EXACT, if its version is another */
+			holds = (node_flags(node_at(ino)) & (NODE_EXACT | NODE_DEAD)) == NODE_EXACT;
+			if (holds)
+				flags_change(node_at(ino), NODE_LISTED, 0);
+		}
+		pthread_rwlock_unlock(&table.lock);
+	}
+	close(fd);
+	return holds;
+}
+
+/* table.lock is held, the scan has ended well: is what is listed what these time stamps, of before it, stand for? */
+static bool is_exact(const struct scan *scan, const struct attributes *a)
+{
+	const struct node *n = &table.nodes[scan->dir];
+
+	return n->mtime_ns == a->mtime_ns && n->ctime_ns == a->ctime_ns && scan->begun_ns - a->mtime_ns > SETTLED_NS &&
+	       scan->begun_ns - a->ctime_ns > SETTLED_NS && table.buried == scan->buried_before + scan->buried;
+}
+
 int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_result *out)
 {
 	struct scan scan = {.dir = (uint32_t)ino, .result = out};
@@ -317,7 +384,11 @@ int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_res
 	char *path = NULL;
 
 	memset(out, 0, sizeof(*out));
+	if (ino <= UINT32_MAX && listing_holds((uint32_t)ino))
+		return 0;
+	scan.begun_ns = wall_ns();
 	pthread_rwlock_wrlock(&table.lock);
+	scan.buried_before = table.buried;
 	err = !node_at(ino) ? -ENOENT : !node_is_directory(node_at(ino)) ? -ENOTDIR : 0;
 	if (!err) {
 		path = table_path((uint32_t)ino, &len);
@@ -356,7 +427,9 @@ int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_res
 			break;
 		}
 	if (!err && !scan.overtaken && !(node_flags(&table.nodes[ino]) & NODE_DEAD)) {
-		flags_change(&table.nodes[ino], NODE_LISTED, 0);
+		const uint32_t exact = is_exact(&scan, &a) ? NODE_EXACT : 0;
+
+		flags_change(&table.nodes[ino], NODE_LISTED | exact, NODE_EXACT & ~exact);
 		/* `scans` is in order of beginning, newest first: those behind us know less than we do. */
 		for (struct scan *older = scan.next; older; older = older->next)
 			if (older->dir == scan.dir)

@@ -23,6 +23,9 @@ enum {
 	NODE_SERVED = 128,    /* bytes of it have been answered or pushed: a reader may hold some */
 	NODE_PAGES = 256,     /* the kernel may hold pages of it */
 	NODE_YOUNG = 512,     /* its pages are to be forgotten soon (time stamps too young) */
+	/* Of a saved table (saved.c). */
+	NODE_UNCHECKED = 1024, /* file: as an earlier mount saw it; this one has not looked at it yet */
+	NODE_EXACT = 2048,     /* directory: its time stamps are those of its listing; not LISTED: an earlier mount's */
 };
 
 struct node { /* in the memfd: the layout version in attach.c covers it */
@@ -103,6 +106,7 @@ struct table {
 	struct map64 links;   /* (device, origin inode) -> primary of hard-linked files */
 	struct map64 aliases; /* primary -> first alias node */
 	struct map64 blocks;  /* ino << 32 | block -> packed location, files of several blocks */
+	uint64_t buried;      /* names, so far */
 	struct {
 		struct map64 state; /* inode -> STALE_* in stale.c */
 		uint32_t *queue;    /* circular */
@@ -136,6 +140,11 @@ static inline struct node *node_at(uint64_t ino) { return ino && ino <= table_co
 static inline uint32_t node_primary(uint32_t ino)
 {
 	return node_flags(&table.nodes[ino]) & NODE_ALIAS ? table.nodes[ino].primary : ino;
+}
+/* table.lock is held. Must the origin be asked before bytes of it, or its name, are answered? */
+static inline bool node_is_unchecked(uint32_t ino)
+{
+	return node_flags(&table.nodes[node_primary(ino)]) & NODE_UNCHECKED;
 }
 static inline uint32_t node_device(const struct node *n) { return node_flags(n) >> 16; }
 /* Number 0: it means nothing at this origin. */
@@ -219,6 +228,17 @@ ssize_t table_readlink(uint64_t ino, char *buf, size_t cap);
 int64_t table_add(uint64_t parent, const char *name, size_t len);
 int table_refresh(uint64_t ino);
 int table_version_of_fd(int fd, int sync, struct version *out, uint32_t *mode); /* sync: AT_STATX_*_SYNC */
+
+/* A table that outlives its mount (docs/FORMAT.md, "Saved tables"). */
+#define SOURCE_BYTES 16u /* what tells the source from others */
+enum { SAVED_LOADED, SAVED_DAMAGED, SAVED_OTHER_VERSION, SAVED_OTHER_SOURCE };
+uint64_t table_saved_bytes(void);				      /* at most, were it saved now */
+int64_t table_save(int fd, const unsigned char source[SOURCE_BYTES]); /* bytes written at offset 0 */
+/* Into a table that knows only its root, before anything is answered. One of SAVED_..., or -errno: it may be loaded
+ * in part then (-ENOMEM, -ENOSPC), which is no harm: no directory counts as listed. */
+int table_load(int fd, const unsigned char source[SOURCE_BYTES]);
+bool table_is_unchecked(uint64_t ino);
+bool table_has_unchecked(uint64_t dir); /* a file in it */
 
 struct scan_result {
 	uint64_t added, removed, changed;

@@ -22,6 +22,7 @@ from fusecache.base.errors import UserError
 from fusecache.store.directory.generations import Generations
 from fusecache.store.directory.joining import UNKNOWN_HIGH_STEP, Joining
 from fusecache.store.directory.member import Member
+from fusecache.store.directory.tables import Tables
 from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import discard
 
@@ -74,6 +75,7 @@ class Directory:
             self._is_less = joined.is_less  # than what the index knows of
             self._where: dict[int, Member] = {}  # segment -> where its file is; of several members
             self.generations = Generations(self.path / "index")
+            self.tables = Tables(self.path)
             opened.callback(self.generations.close)
             with self.generations.lock():
                 self.uuid, name = self._load_format(algorithm_name)

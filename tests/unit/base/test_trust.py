@@ -34,6 +34,7 @@ def cache_in(scratch: Path) -> Path:
     """A sound cache of ours."""
     with opened(scratch / "cache") as store:
         store.put(b"file", b"bytes", version_of(b"bytes"))
+        store.store.save_table(bytes(16), 5, lambda fd: os.write(fd, b"table"))
     return scratch / "cache"
 
 
@@ -73,6 +74,8 @@ PLANTS: dict[str, Callable[[Path], object]] = {
     "segment": lambda cache: give(next((cache / "segments").iterdir())),
     "open segment": lambda cache: next((cache / "segments").iterdir()).chmod(0o666),
     "index": lambda cache: give(next((cache / "index").glob("*.db"))),
+    "table": lambda cache: give(next((cache / "tables").iterdir())),
+    "open table": lambda cache: next((cache / "tables").iterdir()).chmod(0o666),
 }
 
 

@@ -141,7 +141,7 @@ class Directory:
         first = max(after, 1) + 1
         return [(b"%d" % n, n, n) for n in range(first, min(first + most, self.names + 2))]
 
-    async def list(self, directory: int) -> None:
+    async def list_checked(self, directory: int) -> None:
         await trio.lowlevel.checkpoint()
 
 
