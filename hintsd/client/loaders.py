@@ -266,8 +266,8 @@ class Announcer:
         source.look_for_set_epoch()
         if source.importance is None or not source.importance.is_told(spec):
             job.announce(epoch, spec)
-        if source.importance is not None:
-            job.score(source.importance.uses())
+        if (uses := source.new_scores(spec)) is not None:
+            job.score(uses)
         # The workers may hold as many batches as are drawn ahead: what was drawn before those has
         # been handed out.
         batch_items = 1 if source.yields_batches else spec.batch_size
@@ -400,10 +400,26 @@ class _Source:
         batches are of one sample then."""
         self.sampler_epoch: int | None = None
         """A DistributedSampler's, in the epoch before."""
+        self._are_weights_told = False
         self.importance = Telling.of(self.sampler, self.dataset, self.batching)
         self.epoch = 0
         """The next one. A DistributedSampler's own numbers are used as long as they rise."""
         self.epoch = self._next_epoch()
+
+    def new_scores(self, spec: OrderSpec) -> np.ndarray[Any, Any] | None:
+        """How often each sample is expected to be used in an epoch that is not drawn yet, shape
+        (samples,); None: all alike, or as was told before.
+        """
+        if self.importance is not None:
+            told: np.ndarray[Any, Any] = self.importance.uses()
+            return told
+        if spec.weights is None or self._are_weights_told:
+            return None
+        self._are_weights_told = True
+        weights = np.asarray(spec.weights, np.float64)
+        most = np.inf if spec.replacement else 1
+        uses = weights * (spec.num_samples or len(weights)) / weights.sum()
+        return uses.clip(max=most)
 
     def look_for_set_epoch(self) -> None:
         """One warning where each epoch of a DistributedSampler has the same order."""
