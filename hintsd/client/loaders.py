@@ -419,7 +419,8 @@ class _Source:
         weights = np.asarray(spec.weights, np.float64)
         most = np.inf if spec.replacement else 1
         uses = weights * (spec.num_samples or len(weights)) / weights.sum()
-        return uses.clip(max=most)
+        scores: np.ndarray[Any, Any] = uses.clip(max=most)
+        return scores
 
     def look_for_set_epoch(self) -> None:
         """One warning where each epoch of a DistributedSampler has the same order."""
