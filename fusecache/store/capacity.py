@@ -403,10 +403,10 @@ def begin_table(place: Place, dataset: bytes, size_bytes: int) -> Unfinished | N
     index, tables = place.index, place.directory.tables
     most_bytes = place.settings.limit_bytes // _TABLES_PART
     if size_bytes > most_bytes:
+        tables.let_go(most_bytes)
         return None
     tables.let_go(most_bytes - size_bytes, dataset)
     victims: list[int] = []
-    begun: Unfinished | None = None
     with index.database.transaction():
         rows = {row.segno: row for row in index.segments.all()}
         while not (fits := max(pressure(place, rows.values(), size_bytes)) <= 0):
@@ -416,11 +416,9 @@ def begin_table(place: Place, dataset: bytes, size_bytes: int) -> Unfinished | N
             evict(place, victim.segno)
             del rows[victim.segno]
             victims.append(victim.segno)
-        if fits:
-            begun = tables.begin(dataset, size_bytes)
     for segno in victims:
         index.sweep(segno)
-    return begun
+    return tables.begin(dataset, size_bytes) if fits else None
 
 
 def pressing(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> list[idx.SegmentRow]:

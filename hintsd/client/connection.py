@@ -35,6 +35,8 @@ class Connection:
         """`on_warning(line)`: hintsd warns."""
         self._on_warning = on_warning
         self.is_stopping = False
+        self.takes_scores = False
+        """Whether hintsd does; one that is older does not know them."""
         self._socket: socket.socket | None = None
         self._decoder = wire.Decoder()
         self._frames: list[wire.Frame] = []
@@ -83,7 +85,8 @@ class Connection:
         self._socket = mounts.connect(directory, name, timeout_s)
         self._socket.setblocking(False)
         self.send(wire.encode("hello", {"version": wire.VERSION}))
-        self.expect("welcome", ANSWER_TIMEOUT_S)
+        welcome = self.expect("welcome", ANSWER_TIMEOUT_S)
+        self.takes_scores = welcome.fields.raw().get("scores") is True
 
     def disconnect(self) -> None:
         if self._socket is not None:

@@ -376,7 +376,7 @@ class Link:
         while True:
             if self._connection.is_stopping:
                 raise Stopped
-            for told in _told_frames(self._agenda):
+            for told in _told_frames(self._agenda, self._connection.takes_scores):
                 self._connection.send(told)
             timeout_s: float | None = None
             if self._agenda.is_step_pending:
@@ -415,9 +415,9 @@ class Link:
                 connection.expect("closed", CONNECT_TIMEOUT_S, is_last=True)
 
 
-def _told_frames(agenda: _Agenda) -> Iterator[bytes]:
+def _told_frames(agenda: _Agenda, takes_scores: bool) -> Iterator[bytes]:
     """Of the scores, then of orders."""
-    if uses := agenda.take_scores():
+    if (uses := agenda.take_scores()) and takes_scores:
         arrays: dict[str, bytes] = {}
         named = _by_name({"uses": uses}, arrays, INLINE_BYTES_MOST)
         yield from _array_frames(arrays)

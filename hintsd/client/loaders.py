@@ -419,7 +419,8 @@ class _Source:
         weights = np.asarray(spec.weights, np.float64)
         most = np.inf if spec.replacement else 1
         uses = weights * (spec.num_samples or len(weights)) / weights.sum()
-        scores: np.ndarray[Any, Any] = uses.clip(max=most)
+        scores = np.zeros(len(self.dataset))  # type: ignore[arg-type]  # a map-style dataset has one
+        scores[: len(uses)] = uses.clip(max=most)[: len(scores)]
         return scores
 
     def look_for_set_epoch(self) -> None:

@@ -262,7 +262,7 @@ class Server:
         if version != wire.VERSION:
             raise WireError(f"version {version} of the protocol; this hintsd speaks {wire.VERSION}")
         await connection.frames.send(
-            "welcome", version=wire.VERSION, pid=os.getpid(), hintsd=__version__
+            "welcome", version=wire.VERSION, pid=os.getpid(), hintsd=__version__, scores=True
         )
         while (frame := await self._receive(connection)) is not None:
             try:

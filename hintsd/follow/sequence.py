@@ -25,6 +25,7 @@ Uses: TypeAlias = npt.NDArray[np.float64]
 NO_INOS: Inos = np.empty(0, np.uint32)
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 
+AHEAD_MOST = 1 << 10  # epochs from one that is known to one that is told, of another length
 CHUNK = 1 << 20  # elements worked on at once: bounds what numpy allocates on the way
 _NONE = np.uint32(0xFFFF_FFFF)
 
@@ -99,6 +100,8 @@ class Sequence:
         self.epochs = epochs
         self._anchor = (0, 0)  # an epoch, and where it begins: all that is known lies behind
         self._lengths: dict[int, int] = {}  # of epochs from there on that are not so long; sorted
+        self.generation = 0
+        """Positions of another one mean others."""
         self.orders: dict[int, EpochOrder] = {}
         self.unknown: set[int] = set()
         """Epochs whose order cannot be known (yet)."""
@@ -168,13 +171,17 @@ class Sequence:
 
     def is_moved_by(self, epoch: int, length: int) -> bool:
         """Whether an order of that length would move known epochs, or what lies before them."""
-        is_before = epoch < self._anchor[0] or any(known > epoch for known in self.orders)
-        return is_before and length != self.length(epoch)
+        known = self.orders or [epoch]
+        is_amid = epoch < self._anchor[0] or epoch < max(known) or epoch > max(known) + AHEAD_MOST
+        return is_amid and length != self.length(epoch)
 
     def _measure(self, epoch: int, length: int) -> None:
         """It has this length, and those that are not known yet, too."""
         assert not self.is_moved_by(epoch, length)
-        if length != self.length(epoch):
+        if not self.orders:
+            self._anchor, self._lengths = (epoch, self.start(epoch)), {}
+            self.samples_per_epoch = length
+        elif length != self.length(epoch):
             lengths = {other: self.length(other) for other in range(self._anchor[0], epoch)}
             self.samples_per_epoch = length
             self._lengths = {other: n for other, n in lengths.items() if n != length}
@@ -199,14 +206,16 @@ class Sequence:
         self.unknown.clear()
         self._anchor = (0, 0)
         self._lengths.clear()
+        self.generation += 1
 
     def forget_before(self, epoch: int) -> None:
         for old in [known for known in self.orders if known < epoch]:
             del self.orders[old]
         self.unknown = {known for known in self.unknown if known >= epoch}
-        if epoch > self._anchor[0]:
-            self._anchor = epoch, self.start(epoch)
-            self._lengths = {known: n for known, n in self._lengths.items() if known >= epoch}
+        first = epoch - 1  # a late step may be of the one before
+        if first > self._anchor[0]:
+            self._anchor = first, self.start(first)
+            self._lengths = {known: n for known, n in self._lengths.items() if known >= first}
 
     def known_until(self, position: int) -> int:
         """First position from `position` on that no known order covers."""

@@ -34,6 +34,7 @@ class Trail:
         self._job, self._sequence, self._progress = job, sequence, progress
         self._position = progress.high
         self._moves = progress.moves
+        self._generation = sequence.generation
         self._lost_at: int | None = None  # where the reader was thought to be when it was lost
         # The sequence forgets an epoch that its window has left, which may be ahead of `low`. By
         # where it begins.
@@ -56,6 +57,9 @@ class Trail:
             self._position = progress.moved_to
         self._moves = progress.moves
         sequence, found = self._sequence, []
+        if self._generation != sequence.generation:
+            self._generation = sequence.generation
+            self._orders.clear()
         for epoch, order in sequence.orders.items():
             self._orders[sequence.start(epoch)] = order
         while self._position < stop:

@@ -203,11 +203,14 @@ class Followers:
         """
         sequence, progress = job.sequence, job.progress
         current, index = sequence.at(progress.high)
-        if current != epoch - 1:
-            current, index = epoch, 0
+        now = sequence.orders.get(current)
         self._windows.empty(job)
         self._layout.end(job)
         sequence.forget()
+        if current == epoch - 1 and now is not None:
+            sequence.put(current, now.inos)
+        else:
+            current, index = epoch, 0
         sequence.put(epoch, inos)
         progress.begin(sequence.start(current) + index, progress.confirmed_at)
         job.restart()

@@ -47,7 +47,8 @@ class Staging:
         behind = [job for job in self._jobs.values() if job.live and _is_behind(job)]
         chunks = [command for job in behind for command in self._stage_chunks(job)]
         room = self._room()
-        again = np.concatenate([self._reclaimed.take(room), self._ram.retry(now, room)])
+        taken = self._reclaimed.take(room)
+        again = np.concatenate([taken, self._ram.retry(now, room - len(taken))])
         if has_lanes:
             parts = [self._lanes.unsent(job) for job in self._jobs.values() if job.live]
             return [*self._send([again, *parts], room), *chunks]

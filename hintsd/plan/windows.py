@@ -108,8 +108,9 @@ class Windows:
         return min(begin, job.sequence.last(begin))
 
     def _move_on(self, job: Job, begin: int) -> None:
-        if job.sequence.epoch_of(begin) != job.sequence.epoch_of(job.window.begin):
-            self._reclaimed.begin_epoch()
+        is_next = job.sequence.epoch_of(begin) != job.sequence.epoch_of(job.window.begin)
+        if is_next and job is max(self._live, key=lambda live: live.sequence.samples_per_epoch):
+            self._reclaimed.begin_epoch()  # of several ranks one's: it is their mount's
         self._note_need(job, begin)
         self.kept.limit(self._keep_bytes())
         keep = None if job.placed.is_due else self.kept.take

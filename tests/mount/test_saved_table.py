@@ -194,6 +194,21 @@ def test_a_path_that_is_looked_up_before_any_listing(
 
 
 @pytest.mark.claim("C14")
+def test_of_a_file_with_two_names_one_was_replaced_between_two_mounts(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str]
+) -> None:
+    """The other one is what it was, and says nothing of this one."""
+    os.link(place.source / files[0], place.source / "d1/linked")
+    settle(place.source)
+    mount = mounting(*UNSWEPT, source=faulty.mountpoint)
+    once(mount, faulty, read=True)
+    place.write("d2/other", b"another file")
+    (place.source / "d2/other").rename(place.source / "d1/linked")
+    assert (mount.path / "d1/linked").read_bytes() == b"another file"
+    assert (mount.path / files[0]).read_bytes() == random_bytes(files[0], SIZE)
+
+
+@pytest.mark.claim("C14")
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_a_file_rewritten_between_two_mounts(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str], is_listed: bool

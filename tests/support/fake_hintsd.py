@@ -53,6 +53,7 @@ class FakeHintsd:
         """The `message` of a `rejected`, or None to accept."""
         self.answers_hello: Callable[[socket.socket], bool] = lambda connection: True
         """False: the connection is left alone after `hello`."""
+        self.takes_scores = True
         self.connections = 0
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
@@ -145,7 +146,8 @@ class FakeHintsd:
             case "hello":
                 assert fields == {"version": 1}
                 if self.answers_hello(connection):
-                    return ("welcome", {"version": 1, "pid": os.getpid(), "hintsd": "fake"}), told
+                    told_first = {"version": 1, "pid": os.getpid(), "hintsd": "fake"}
+                    return ("welcome", told_first | {"scores": self.takes_scores}), told
             case "array":
                 assert len(fields["data"]) <= 1 << 20
                 array = arrays.setdefault(fields["name"], bytearray())

@@ -92,11 +92,18 @@ static PyObject *py_lookup(PyObject *module, PyObject *args, PyObject *kwargs)
 	locked = lock_read();
 	dir = node_at(parent);
 	if (dir && len <= (Py_ssize_t)NAME_BYTES_MOST) { /* else add() says what is wrong with it */
+		const bool is_listed = node_flags(dir) & NODE_LISTED;
+		const struct node *primary;
+
 		found = table_find((uint32_t)parent, name, (size_t)len);
-		if (found)
-			result = node_flags(&table.nodes[found]) & NODE_NOATTR ? -1 : (long)node_primary(found);
-		else
-			result = node_flags(dir) & NODE_LISTED ? 0 : -1;
+		primary = &table.nodes[node_primary(found)];
+		if (!found)
+			result = is_listed ? 0 : -1;
+		/* Of a file with several names another one may be all that is left of it: whoever looks at the file
+		 * does not look at this name. */
+		else if (!(node_flags(&table.nodes[found]) & NODE_NOATTR) &&
+			 (is_listed || !node_is_file(primary) || primary->nlink < 2))
+			result = (long)node_primary(found);
 	}
 	unlock(locked);
 	return PyLong_FromLong(result);

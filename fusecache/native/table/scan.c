@@ -371,8 +371,8 @@ static bool is_exact(const struct scan *scan, const struct attributes *a)
 {
 	const struct node *n = &table.nodes[scan->dir];
 
-	return n->mtime_ns == a->mtime_ns && n->ctime_ns == a->ctime_ns && scan->begun_ns - a->mtime_ns > SETTLED_NS &&
-	       scan->begun_ns - a->ctime_ns > SETTLED_NS && table.buried == scan->buried_before + scan->buried;
+	return n->mtime_ns == a->mtime_ns && n->ctime_ns == a->ctime_ns && a->mtime_ns < scan->begun_ns - SETTLED_NS &&
+	       a->ctime_ns < scan->begun_ns - SETTLED_NS && table.buried == scan->buried_before + scan->buried;
 }
 
 int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_result *out)

@@ -83,11 +83,11 @@ class Tables:
             raise
         return unfinished
 
-    def let_go(self, most_bytes: int, kept: bytes) -> None:
-        """Delete those saved longest ago, all but one dataset's, until the others take no more than
-        that. OSError.
+    def let_go(self, most_bytes: int, kept: bytes | None = None) -> None:
+        """Delete those saved longest ago, all but the dataset's `kept`, until the others take no
+        more than that. OSError.
         """
-        others = [found for found in self._all() if not found[0].startswith(kept.hex())]
+        others = [found for found in self._all() if kept is None or found[0][:32] != kept.hex()]
         others.sort(key=lambda found: found[1].st_mtime_ns)
         taken = sum(status.st_blocks * 512 for _, status in others)
         for name, status in others:

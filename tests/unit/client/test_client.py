@@ -584,6 +584,16 @@ def test_the_latest_scores_are_told_and_told_again_to_another_hintsd(
         assert told.scores == [uses.tobytes()]
 
 
+def test_scores_are_not_told_to_an_older_hintsd(daemon: FakeHintsd) -> None:
+    daemon.takes_scores = False
+    with hintsd.connect("/d").order([[0, 1]]) as job:
+        job.score([1.0, 2.0])
+        job.step(1)
+        daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps)
+        assert daemon.jobs[0].scores == []
+        assert job.state == "hinted"
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_hintsd_that_dies_and_comes_back(daemon: FakeHintsd) -> None:
     orders = [np.random.default_rng(i).permutation(50) for i in range(3)]

@@ -676,7 +676,7 @@ def test_a_concatenation_with_an_unknown_part(tree: Path) -> None:
 def test_the_weights_of_a_sampler_are_scores_told_once(
     daemon: FakeHintsd, replacement: bool, most: float
 ) -> None:
-    data = Numbers(5)
+    data = Numbers(7)  # the last two of which it never draws
     weights = [1.0, 0.0, 4.0, 3.0, 2.0]
     sampler = WeightedRandomSampler(weights, 4 if not replacement else 25, replacement=replacement)
     loader = DataLoader(data, batch_size=2, sampler=sampler)
@@ -685,5 +685,5 @@ def test_the_weights_of_a_sampler_are_scores_told_once(
             list(loader)
         daemon.wait(lambda: daemon.jobs and len(daemon.jobs[0].orders) >= 2)
         (scores,) = daemon.jobs[0].scores
-    uses = np.array(weights) * (25 if replacement else 4) / 10
+    uses = np.array([*weights, 0, 0]) * (25 if replacement else 4) / 10
     assert np.frombuffer(scores, "<f4").tolist() == np.minimum(uses, most).astype("f4").tolist()

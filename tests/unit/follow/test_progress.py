@@ -82,6 +82,18 @@ def test_positions_of_epochs_of_unequal_lengths(
     assert sequence.at(end + lengths[-1]) == (first + len(lengths) + 1, 0)
 
 
+def test_an_epoch_far_ahead_costs_no_more_than_the_next_one() -> None:
+    sequence = Sequence(3)
+    sequence.put(0, np.array([7, 8, 9], np.uint32))
+    far = 1 << 32
+    assert sequence.is_moved_by(far, 2)
+    assert not sequence.is_moved_by(1, 2)
+    sequence.forget()
+    sequence.put(far, np.array([7, 8], np.uint32))
+    assert sequence.at(sequence.start(far) + 2) == (far + 1, 0)
+    assert sequence.length(far + 1) == 2
+
+
 @given(st.integers(1, 5000))
 def test_each_batch_or_a_whole_number_of_batches_begins_with_a_wire(batch_size: int) -> None:
     spacing = wire_spacing(batch_size)

@@ -45,6 +45,17 @@ def test_each_position_is_told_once_and_no_stretch_leaves_its_epoch() -> None:
     assert told(trail, 120) == []
 
 
+def test_nothing_is_told_by_positions_that_mean_others_now() -> None:
+    trail, sequence, _ = trail_at(0)
+    sequence.put(0, order(0))
+    assert told(trail, 10) == [(0, order(0)[:10].tolist())]
+    sequence.forget()
+    sequence.put(0, order(2))
+    assert told(trail, 20) == [(10, order(2)[10:20].tolist())]
+    sequence.forget()
+    assert told(trail, 30) == []
+
+
 def test_long_stretches_are_told_in_parts() -> None:
     samples = STRETCH_MOST + 5
     trail, sequence, _ = trail_at(0, samples)

@@ -148,7 +148,9 @@ def test_all_that_is_known_comes_back(tables: Tables) -> None:
     assert known() == before
     assert b"/gone" not in before
     assert _native.count() == count - 1  # names that are gone are not saved
-    assert ino_of("d/file") == ino_of("d/e/link")
+    assert _native.lookup(ino_of("d"), b"file") == -1, "with another name, it is to be looked at"
+    linked = [_native.children(ino_of(folder), 0, 10) for folder in ("d", "d/e")]
+    assert dict(entry[:2] for entry in linked[0])[b"file"] == linked[1][0][1]
     assert not any(_native.is_listed(ino) for ino in range(1, _native.count() + 1))
     assert _native.take_stale(100) == []
     tables.again()  # what no reader has used since is not lost

@@ -118,6 +118,39 @@ def test_a_known_epoch_that_gets_another_length_leaves_the_reader_where_it_is() 
     assert scene.planner.status("job")["not_late"] == 600 + 350 + 600
 
 
+def test_what_is_read_stays_known_where_the_next_epoch_gets_another_length() -> None:
+    """And the place in it, which no later length moves."""
+    scene = Scene(same_sizes(COUNT), ram_bytes=COUNT * FILE_BYTES)
+    orders = drawn(scene, [400, 200, 200])
+    opened(scene, orders, epochs=3)
+    job = scene.planner._jobs["job"]
+    for epoch in (1, 2):
+        job.sequence.put(epoch, orders[epoch])
+    scene.read(orders[0][:304].tolist())
+    scene.planner.announce("job", 1, drawn(scene, [100])[0], scene.now)
+    assert job.sequence.at(job.progress.high)[0] == 0
+    assert job.sequence.orders[0].inos.tolist() == orders[0].tolist()
+    scene.read(orders[0][304:].tolist())
+    assert scene.planner.status("job")["state"] == "running"
+    assert job.progress.evidence.strays == 0
+
+
+def test_a_step_that_comes_late_is_of_the_epoch_before() -> None:
+    scene = Scene(same_sizes(COUNT), ram_bytes=COUNT * FILE_BYTES)
+    orders = drawn(scene, [160, 1600])
+    known = opened(scene, orders, epochs=None)
+    scene.read(orders[0].tolist())
+    known[0] = 1
+    scene.planner.announce("job", 1, orders[1], scene.now)
+    scene.read(orders[1][:400].tolist())
+    assert min(scene.planner._jobs["job"].sequence.orders) == 1
+    scene.planner.followers.step("job", 0, 10, scene.now)  # that the trainer has taken its last
+    assert scene.planner._jobs["job"].progress.low == 160
+    scene.planner.followers.step("job", 1, 25, scene.now)
+    status = scene.planner.status("job")
+    assert (status["epoch"], status["index"]) == (1, 400)
+
+
 def test_an_empty_epoch_is_refused() -> None:
     scene = Scene(same_sizes(COUNT), ram_bytes=COUNT * FILE_BYTES)
     opened(scene, drawn(scene, [600]), epochs=None)

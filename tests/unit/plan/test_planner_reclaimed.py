@@ -204,3 +204,23 @@ def test_an_eighth_stays_usable_whatever_is_taken() -> None:
     assert pressed.withheld == RAM - RAM // USABLE_SHARE
     pressed.scene.planner.set_budgets(RAM * FILE_BYTES, 0)
     assert pressed.withheld == 0, "another budget is judged anew"
+
+
+def test_of_ranks_that_begin_an_epoch_one_says_that_the_last_was_calm() -> None:
+    """Their mount's room is given back a step at a time, not one for each rank."""
+    scene = make_scene(COUNT, RAM, 0)
+    files = np.arange(1, COUNT + 1, dtype=np.uint32).reshape(4, -1)
+    for rank, part in enumerate(files):
+        scene.open(f"rank{rank}", [part] * 8, samples=len(part))
+    scene.turn()
+    ram = scene.planner._ram
+    ram.usable_bytes = ram.budget_bytes // 2
+    for _ in range(2):
+        for at in range(files.shape[1]):
+            for rank, part in enumerate(files):
+                scene.mount.read(int(part[at]), f"rank{rank}")
+            scene.turn()
+    begun = [job.sequence.epoch_of(job.window.begin) for job in scene.planner._jobs.values()]
+    assert min(begun) >= 1
+    steps = max(begun)  # at most: each twice as long as the one before
+    assert ram.usable_bytes <= ram.budget_bytes // 2 + (2**steps - 1) * ram.budget_bytes // 16

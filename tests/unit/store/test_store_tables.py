@@ -182,3 +182,7 @@ def test_those_saved_longest_ago_go(tmp_path: Path) -> None:
         assert set(os.listdir(cache / "tables")) == left
         assert not save(store, content(9, MOST + 1), datasets[1])
         assert set(os.listdir(cache / "tables")) == left
+    with opened(cache, limit_bytes=LIMIT // 2) as store:  # what is saved already is too much
+        assert not save(store, content(9, MOST // 2 + 1), datasets[1])
+        taken = sum(file.stat().st_size for file in (cache / "tables").iterdir())
+        assert taken <= MOST // 2
