@@ -144,6 +144,7 @@ def test_a_step_that_comes_late_is_of_the_epoch_before() -> None:
     scene.planner.announce("job", 1, orders[1], scene.now)
     scene.read(orders[1][:400].tolist())
     assert min(scene.planner._jobs["job"].sequence.orders) == 1
+    scene.planner.followers.step("job", 1, 1, scene.now)
     scene.planner.followers.step("job", 0, 10, scene.now)  # that the trainer has taken its last
     assert scene.planner._jobs["job"].progress.low == 160
     scene.planner.followers.step("job", 1, 25, scene.now)
