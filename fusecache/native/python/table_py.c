@@ -93,16 +93,11 @@ static PyObject *py_lookup(PyObject *module, PyObject *args, PyObject *kwargs)
 	dir = node_at(parent);
 	if (dir && len <= (Py_ssize_t)NAME_BYTES_MOST) { /* else add() says what is wrong with it */
 		const bool is_listed = node_flags(dir) & NODE_LISTED;
-		const struct node *primary;
 
 		found = table_find((uint32_t)parent, name, (size_t)len);
-		primary = &table.nodes[node_primary(found)];
 		if (!found)
 			result = is_listed ? 0 : -1;
-		/* Of a file with several names another one may be all that is left of it: whoever looks at the file
-		 * does not look at this name. */
-		else if (!(node_flags(&table.nodes[found]) & NODE_NOATTR) &&
-			 (is_listed || !node_is_file(primary) || primary->nlink < 2))
+		else if (!(node_flags(&table.nodes[found]) & NODE_NOATTR) && (is_listed || !node_has_names(found)))
 			result = (long)node_primary(found);
 	}
 	unlock(locked);

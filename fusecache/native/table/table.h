@@ -146,6 +146,14 @@ static inline bool node_is_unchecked(uint32_t ino)
 {
 	return node_flags(&table.nodes[node_primary(ino)]) & NODE_UNCHECKED;
 }
+/* table.lock is held. Is it a file with several names? Then who looks at the file may look at another name, which may
+ * be all that is left of it. */
+static inline bool node_has_names(uint32_t ino)
+{
+	const struct node *n = &table.nodes[node_primary(ino)];
+
+	return S_ISREG(n->mode) && n->nlink > 1;
+}
 static inline uint32_t node_device(const struct node *n) { return node_flags(n) >> 16; }
 /* Number 0: it means nothing at this origin. */
 static inline struct version node_version(const struct node *n)
