@@ -355,10 +355,12 @@ static bool listing_holds(uint32_t ino)
 	if (!origin_stat(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, &a)) {
 		pthread_rwlock_wrlock(&table.lock);
 		if (same_object(ino, &a)) {
+			struct node *n = &table.nodes[ino];
+
 			node_update(ino, &a); /* no more EXACT, if its version is another */
-			holds = (node_flags(node_at(ino)) & (NODE_EXACT | NODE_DEAD)) == NODE_EXACT;
+			holds = (node_flags(n) & (NODE_EXACT | NODE_DEAD)) == NODE_EXACT;
 			if (holds)
-				flags_change(node_at(ino), NODE_LISTED, 0);
+				flags_change(n, NODE_LISTED, 0);
 		}
 		pthread_rwlock_unlock(&table.lock);
 	}
