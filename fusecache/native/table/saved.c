@@ -199,7 +199,7 @@ static unsigned char *read_saved(int fd, const unsigned char *source, int *resul
 
 	*result = SAVED_DAMAGED;
 	if (fstat(fd, &st) || pread(fd, &head, sizeof(head), 0) != (ssize_t)sizeof(head) ||
-	    memcmp(head.magic, SAVED_MAGIC, sizeof(head.magic) - 1))
+	    memcmp(head.magic, SAVED_MAGIC, sizeof(head.magic) - 1) != 0)
 		return NULL;
 	if (head.magic[7] != SAVED_MAGIC[7]) {
 		*result = SAVED_OTHER_VERSION;
@@ -211,7 +211,7 @@ static unsigned char *read_saved(int fd, const unsigned char *source, int *resul
 	bytes = sizeof(head) + head.count * sizeof(struct saved_node) + head.name_bytes;
 	if ((uint64_t)st.st_size != bytes)
 		return NULL;
-	if (memcmp(head.source, source, SOURCE_BYTES)) {
+	if (memcmp(head.source, source, SOURCE_BYTES) != 0) {
 		*result = SAVED_OTHER_SOURCE;
 		return NULL;
 	}
@@ -227,7 +227,7 @@ static unsigned char *read_saved(int fd, const unsigned char *source, int *resul
 		else if (got <= 0)
 			break;
 	}
-	if (done < bytes || memcmp(buffer, &head, sizeof(head)) ||
+	if (done < bytes || memcmp(buffer, &head, sizeof(head)) != 0 ||
 	    head.content_sum != hash64(buffer + sizeof(head), bytes - sizeof(head), 0)) {
 		free(buffer);
 		return NULL;
