@@ -380,12 +380,17 @@ def keep_limits(place: Place) -> bool:
     if max(pressure(place, index.segments.read())) <= 0:
         return True
     index.flush()
-    victims: list[int] = []
+    return _evict_for(place, 0, may_evict=True)
+
+
+def _evict_for(place: Place, more_bytes: int, *, may_evict: bool) -> bool:
+    """Evict, if that may be, until limit and keep-free hold with so much more. False: in vain."""
+    index, victims = place.index, list[int]()
     with index.database.transaction():
         rows = {row.segno: row for row in index.segments.all()}
-        while not (is_within := max(pressure(place, rows.values())) <= 0):
-            victim = oldest(pressing(place, rows.values()), index.segments.unused())
-            if victim is None:
+        while not (is_within := max(pressure(place, rows.values(), more_bytes)) <= 0):
+            victim = oldest(pressing(place, rows.values(), more_bytes), index.segments.unused())
+            if victim is None or not may_evict:
                 break
             evict(place, victim.segno)
             del rows[victim.segno]
@@ -400,24 +405,13 @@ def begin_table(place: Place, dataset: bytes, size_bytes: int) -> Unfinished | N
     together take a 16th of the limit at most. None: there is no room, or it is being written.
     sqlite3.Error, OSError.
     """
-    index, tables = place.index, place.directory.tables
+    tables = place.directory.tables
     most_bytes = place.settings.limit_bytes // _TABLES_PART
     if size_bytes > most_bytes:
         tables.let_go(most_bytes)
         return None
     tables.let_go(most_bytes - size_bytes, dataset)
-    victims: list[int] = []
-    with index.database.transaction():
-        rows = {row.segno: row for row in index.segments.all()}
-        while not (fits := max(pressure(place, rows.values(), size_bytes)) <= 0):
-            victim = oldest(pressing(place, rows.values(), size_bytes), index.segments.unused())
-            if victim is None or place.settings.policy == "keep":
-                break
-            evict(place, victim.segno)
-            del rows[victim.segno]
-            victims.append(victim.segno)
-    for segno in victims:
-        index.sweep(segno)
+    fits = _evict_for(place, size_bytes, may_evict=place.settings.policy != "keep")
     return tables.begin(dataset, size_bytes) if fits else None
 
 

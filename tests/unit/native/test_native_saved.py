@@ -274,11 +274,13 @@ def test_stamps_that_another_look_brought_are_not_those_of_the_listing(tables: T
 def test_a_listing_of_young_stamps_is_not_believed(tables: Tables) -> None:
     """The directory may change once more within the clock's tick, and look the same."""
     tables.settle()
-    (tables.source / "file").write_bytes(b"before")
-    tables.attach()
-    _native.scan(ROOT)
-    if time.time_ns() - newest_ns(tables.source) > 2_000_000_000:
-        pytest.skip("the machine took two seconds for a scan")
+    while True:  # until the machine takes less than two seconds for a scan
+        (tables.source / "file").unlink(missing_ok=True)  # the directory is young again
+        (tables.source / "file").write_bytes(b"before")
+        tables.attach()
+        _native.scan(ROOT)
+        if time.time_ns() - newest_ns(tables.source) <= 2_000_000_000:
+            break
     tables.again()
     (tables.source / "file").write_bytes(b"rewritten")
     _native.scan(ROOT)
