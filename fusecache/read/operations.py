@@ -252,6 +252,8 @@ class Operations(pyfuse3.Operations):
         entry.entry_timeout = entry.attr_timeout = (
             FOREVER_S if self._is_watched(ino) else self._expiry_s()
         )
+        if _native.is_unchecked(ino):  # in a listing, or the origin is away: name and type
+            entry.entry_timeout = entry.attr_timeout = 0
         if _native.plan_flags(ino.to_bytes(4, "little"))[0] & Standing.ARMED:
             entry.entry_timeout = 0  # the tripwire stands: a reader's next look-up must come here
         if stat.S_ISREG(mode) and _native.trace_sees_lookups():

@@ -349,7 +349,7 @@ def test_epochs_of_unequal_lengths_announced_one_ahead(place: Place, mounting: M
         for epoch, spec in enumerate(specs):
             if epoch + 1 < len(specs):
                 directed.order("job", epoch + 1, specs[epoch + 1])
-            with reader.asks_at_most(0, directed):
+            with reader.asks_at_most(len(order(spec, epoch)) // 4, directed):
                 reader.read(order(spec, epoch))
             directed.step("job", epoch, len(order(spec, epoch)) // 4)
             is_last = epoch + 1 == len(specs)

@@ -96,7 +96,8 @@ def names_in(path: Path) -> set[str]:
         return set()
     try:
         header = fmt.parse_segment_header(os.pread(fd, fmt.SEGMENT_HEADER_BYTES, 0))
-        assert header is not None
+        if header is None:  # it is about to be begun
+            return set()
         return {os.path.basename(record.path).decode()
                 for _, record in walk(fd, header.segno, header.uuid)}  # fmt: skip
     finally:

@@ -2,10 +2,11 @@
  * Which file is what, and the order of the rooms: docs/ARCHITECTURE.md, Layout.
  *
  * Only python/ knows Python. Everything else runs without the GIL and reports errors as negative errno values.
- * Locks, outermost first: the window's question (`one`, ahead/window.c); table.lock; parking (ahead/parking.c); then
- * any one of the leaf locks: scratch, segments (segment/segments.c), deep (segment/deep.c), events, streams, ring (ram/),
- * queue (answer/slow.c), seen (plan/plan.c), trace, pool (ahead/fetch.c), missed, walks (ahead/lookups.c), the window's
- * `lock`, root_acl (front/raw.c). No thread waits for the GIL while holding one. The log's are named in log/log.c.
+ * Locks, outermost first: the window's question (`one`, ahead/window.c); table.lock; parking (ahead/parking.c); looks
+ * (front/looks.c); then any one of the leaf locks: scratch, segments (segment/segments.c), deep (segment/deep.c),
+ * events, streams, ring (ram/), queue (answer/slow.c), seen (plan/plan.c), trace, pool (ahead/fetch.c), missed, walks
+ * (ahead/lookups.c), the window's `lock`, root_acl (front/raw.c). No thread waits for the GIL while holding one. The
+ * log's are named in log/log.c.
  */
 #ifndef FUSECACHE_BASE_H
 #define FUSECACHE_BASE_H

@@ -32,6 +32,10 @@ struct front_thread {
 	bool slow; /* the operation gave the request up */
 };
 struct fuse_lowlevel_ops;
+/* A look-up answered by what the table knows. False: that is the origin's to say; / *unchecked: of this node. */
+bool operations_lookup(struct fuse_req *req, uint64_t parent, const char *name, uint32_t *unchecked);
+/* A look-up of what only an earlier mount has looked at. Is it kept, and answered later? */
+bool looks_take(struct fuse_req *req, uint32_t ino, const void *raw, size_t raw_size);
 void operations_wrap(struct fuse_lowlevel_ops *outer, bool zero_open, double negative_timeout_s);
 bool operations_have(uint32_t opcode);		 /* its libfuse handler leads to a wrapped one */
 void operations_answer(struct front_thread *me); /* in this thread from now on; NULL: not any more */

@@ -82,36 +82,29 @@ static void fill_entry(uint32_t node, struct fuse_entry_param *entry)
 		entry->entry_timeout = 0;
 }
 
-/* A file that only an earlier mount has looked at: pyfuse3 looks at the origin before it answers. Without the lock:
- * nodes stay where they are. */
+/* What only an earlier mount has looked at. Without the lock: nodes stay where they are. */
 static bool is_unchecked(uint64_t ino) { return node_at(ino) && node_is_unchecked((uint32_t)ino); }
 
-static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+bool operations_lookup(fuse_req_t req, fuse_ino_t parent, const char *name, uint32_t *unchecked)
 {
 	struct fuse_entry_param entry;
 	const struct node *dir;
 	bool listed = false;
 	uint32_t found = 0;
 	uint8_t seen = 0;
-	size_t len = strlen(name);
 
-	if (!self) {
-		operations.inner.lookup(req, parent, name);
-		return;
-	}
-	if (len > NAME_BYTES_MOST) { /* the kernel's own limit for FUSE is higher */
-		real.reply_err(req, ENAMETOOLONG);
-		return;
-	}
+	*unchecked = 0;
 	pthread_rwlock_rdlock(&table.lock);
 	dir = node_at(parent);
 	if (dir && !(node_flags(dir) & NODE_DEAD)) {
 		listed = node_flags(dir) & NODE_LISTED;
 		if (listed || operations.negative_timeout_s >= FOREVER_S)
-			found = table_find((uint32_t)parent, name, len);
-		if (found && ((node_flags(&table.nodes[found]) & NODE_NOATTR) || node_is_unchecked(found))) {
+			found = table_find((uint32_t)parent, name, strlen(name));
+		if (found && node_is_unchecked(found))
+			*unchecked = found;
+		if (found && ((node_flags(&table.nodes[found]) & NODE_NOATTR) || *unchecked)) {
 			found = 0;
-			listed = false; /* the origin's own word, from the slow path */
+			listed = false; /* the origin's own word */
 		} else if (found) {
 			if (trace_is(TRACE_LOOKUPS) && !plan_is_asking(real.req_ctx(req)->pid))
 				trace_note_open(node_primary(found), (uint32_t)real.req_ctx(req)->pid);
@@ -134,9 +127,21 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 			real.reply_entry(req, &entry);
 		else
 			real.reply_err(req, ENOENT);
-	} else {
-		give_up(req);
 	}
+	return found || listed;
+}
+
+static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	uint32_t unchecked;
+
+	if (!self)
+		operations.inner.lookup(req, parent, name);
+	else if (strlen(name) > NAME_BYTES_MOST) /* the kernel's own limit for FUSE is higher */
+		real.reply_err(req, ENAMETOOLONG);
+	else if (!operations_lookup(req, parent, name, &unchecked) &&
+		 !(unchecked && looks_take(req, unchecked, self->raw, self->raw_size)))
+		give_up(req);
 }
 
 bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns)
@@ -144,7 +149,7 @@ bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns)
 	bool known;
 
 	pthread_rwlock_rdlock(&table.lock);
-	known = node_at(ino) && !(node_flags(node_at(ino)) & NODE_NOATTR) &&
+	known = node_at(ino) && !(node_flags(node_at(ino)) & NODE_NOATTR) && !is_unchecked(ino) &&
 		(is_watched((uint32_t)ino) || !node_live_name((uint32_t)ino));
 	if (known) {
 		fill_stat(node_primary((uint32_t)ino), st);
@@ -246,8 +251,8 @@ static void front_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t
 		memcpy(name, own, len);
 		name[len] = '\0';
 		fill_entry(child, &entry);
-		if (node_flags(&table.nodes[child]) & NODE_NOATTR)
-			entry.ino = 0; /* name and type only: a look-up gets the origin's errno */
+		if ((node_flags(&table.nodes[child]) & NODE_NOATTR) || node_is_unchecked(child))
+			entry.ino = 0; /* name and type only: a look-up gets the origin's word */
 		need = real.add_direntry_plus(req, buffer + used, size - used, name, &entry, child);
 		full = need > size - used;
 		used += full ? 0 : need;

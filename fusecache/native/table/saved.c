@@ -1,9 +1,9 @@
 /* A table that outlives its mount: written to a file when the mount ends, loaded into the next one's empty table
  * (docs/FORMAT.md, "Saved tables").
  *
- * INVARIANT: nothing that was loaded is believed before the origin was looked at: a directory is listed only after its
- *   time stamps were found to be those of its listing (NODE_EXACT, listing_holds in scan.c), and a file is NODE_UNCHECKED
- *   until it was looked at.
+ * INVARIANT: nothing that was loaded but names and types is believed before the origin was looked at: a directory is
+ *   listed only after its time stamps were found to be those of its listing (NODE_EXACT, listing_holds in scan.c), and
+ *   every node is NODE_UNCHECKED until it was looked at.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -315,8 +315,7 @@ static int load(const struct saved_header *head)
 		ino = node_create(nodes[i].parent, (const char *)names, nodes[i].name_len, &a, false);
 		if (ino < 0)
 			return (int)ino;
-		if (S_ISREG(a.mode))
-			flags_change(&table.nodes[node_primary((uint32_t)ino)], NODE_UNCHECKED, 0);
+		flags_change(&table.nodes[node_primary((uint32_t)ino)], NODE_UNCHECKED, 0);
 		names += nodes[i].name_len;
 	}
 	/* Not before all names are there. A node's number is that of its place: the table was empty. */

@@ -24,7 +24,7 @@ enum {
 	NODE_PAGES = 256,     /* the kernel may hold pages of it */
 	NODE_YOUNG = 512,     /* its pages are to be forgotten soon (time stamps too young) */
 	/* Of a saved table (saved.c). */
-	NODE_UNCHECKED = 1024, /* file: as an earlier mount saw it; this one has not looked at it yet */
+	NODE_UNCHECKED = 1024, /* as an earlier mount saw it; this one has not looked at it yet */
 	NODE_EXACT = 2048,     /* directory: its time stamps are those of its listing; not LISTED: an earlier mount's */
 };
 
