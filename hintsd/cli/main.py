@@ -498,6 +498,10 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     stall     what the reader will wait in the rest of its epoch, as predicted from what the origin
               gives; -: by that nothing, but reads were late in the last 5 s for other reasons (the
               SSD, the processors)
+    hits      (in a line below) of the samples that the mount's jobs have read since this one began,
+              those that took no file from the origin; what others read there counts against them.
+              Then what stays in RAM from epoch to epoch, and when scores were told (--json: hits,
+              kept_bytes, scores_age_s)
     when      of the last jobs that have ended; why stands below
     layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
               is written anew in the next epoch's order; log: it lies in this epoch's order;

@@ -78,6 +78,7 @@ def tables(status: Values) -> RenderableType:
             for job in status["jobs"]
             if job.get("withheld_bytes")
         ]
+        parts += [printable(_hits(job)) for job in status["jobs"] if job.get("hits") is not None]
     else:
         parts.append("no jobs")
     if status["ended"]:
@@ -105,6 +106,13 @@ def _loses(job: Values) -> bool:
     """Whether many of its reads found that what had been staged for them was gone."""
     evicted = (job.get("late") or {}).get("evicted", 0)
     return bool(evicted > _EVICTED_SHARE * (job.get("not_late") or 0))
+
+
+def _hits(job: Values) -> str:
+    """How much it spares the origin, and by which scores."""
+    kept, age_s = _bytes(job, "kept_bytes"), job.get("scores_age_s")
+    line = f"{job['name']}: hits {job['hits'] * 100:.0f}%, {kept} kept in RAM"
+    return line if age_s is None else f"{line}, scores told {format_duration(age_s)} ago"
 
 
 def _withheld(job: Values) -> str:

@@ -67,6 +67,7 @@ class HintedJob:
     status: dict[str, Any] = field(default_factory=dict)
     _unheard: Unheard = field(default_factory=Unheard)
     _begun_s: float = field(default_factory=time.monotonic)
+    _scored_s: float = 0.0
     _reported_s: float = -math.inf
     _reported: tuple[int, int] | None = None
 
@@ -92,7 +93,7 @@ class HintedJob:
             raise JobRefused(
                 f"{len(uses)} scores, but {os.fsdecode(self.hint.path)} has {self.samples} samples"
             )
-        self.scores = uses
+        self.scores, self._scored_s = uses, time.monotonic()
 
     def samples_of(self, spec: OrderSpec) -> int:
         """Samples an epoch. JobRefused: not an order of this dataset."""
@@ -215,6 +216,7 @@ class HintedJob:
 
     def shown(self, mountpoint: str, *, is_gone: bool) -> dict[str, Any]:
         """Its status; `is_gone`: its mount is."""
+        now = time.monotonic()
         silent = (self.refused or _SILENT) if self.order is None else ""
         shown = self.status or {"state": "waiting", "reason": silent}
         if (is_gone or not self.is_planned) and shown["state"] in ("running", "idle"):
@@ -226,5 +228,6 @@ class HintedJob:
             "path": os.fsdecode(self.hint.path),
             "mountpoint": mountpoint,
             "pid": self.hint.pid,
-            "age_s": round(time.monotonic() - self._begun_s, 3),
+            "age_s": round(now - self._begun_s, 3),
+            "scores_age_s": None if self.scores is None else round(now - self._scored_s, 3),
         }

@@ -474,7 +474,9 @@ class Mount:
             functools.partial(planner.set_pins, knows_pins, values["pins"], others_may_go=is_alone)
         )
         tell(functools.partial(planner.trails.record, values["recording"]))
-        tell(functools.partial(planner.set_origin_rate, server.origin_bytes_per_s))
+        tell(
+            functools.partial(planner.set_origin, server.origin_bytes_per_s, values["origin_files"])
+        )
         if state.probe is not None and server.facts is not None:
             tell(server.layout(planner))
         if (why := PACKING_REFUSED.get(values.get("packing", 0))) is not None:

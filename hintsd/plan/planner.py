@@ -38,7 +38,7 @@ from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
 from hintsd.plan.ram import Ram, Reclaimed
 from hintsd.plan.staging import Staging
-from hintsd.plan.status import status
+from hintsd.plan.status import Hits, status
 from hintsd.plan.windows import Windows
 from hintsd.policies import Integers, Mask
 from hintsd.reorder.worth import Probe
@@ -72,6 +72,7 @@ class MountPlanner:
         self._clear = False
         self._is_busy = True  # a job is planned for, or may come
         self._origin_bytes_per_s = 0.0
+        self._hits = Hits()
         self.set_budgets(ram_bytes, ssd_room_bytes)
 
     # --- what is known of the mount
@@ -93,9 +94,10 @@ class MountPlanner:
         """The mount has no log open, for this reason, although one was announced."""
         self._layout.refused(why, now)
 
-    def set_origin_rate(self, bytes_per_s: float) -> None:
-        """What the mount reads from it at most; 0: not known."""
+    def set_origin(self, bytes_per_s: float, files: int) -> None:
+        """What the mount reads from it at most, 0: not known; how many files it has read there."""
         self._origin_bytes_per_s = bytes_per_s
+        self._hits.tell(files)
 
     def learn(self, inos: Inos, sizes: Integers, stored: npt.NDArray[np.uint8]) -> None:
         """Files of a dataset; again: they have changed."""
@@ -156,6 +158,7 @@ class MountPlanner:
         job = Job(name, sequence, batch_size, progress, dataset, self._wires, mean_bytes=mean_bytes)
         if is_lost:
             job.lose(now)
+        self._hits.open(job, self._jobs.values())
         self._jobs[name] = job
         self.trails.open(job)
 
@@ -239,6 +242,7 @@ class MountPlanner:
     def close_job(self, name: str) -> None:
         job = self._jobs.pop(name, None)
         if job is not None:
+            self._hits.close(job)
             self.trails.close(job)
             self._retire(job)
 
@@ -370,7 +374,8 @@ class MountPlanner:
             "reclaimed": self._reclaimed.count,
             "withheld_bytes": self._reclaimed.withheld_bytes,
         }
-        return figures | taken | self._layout.status(job)
+        kept = {"hits": self._hits.of(job, jobs), "kept_bytes": self._ram.kept_bytes}
+        return figures | taken | kept | self._layout.status(job)
 
     def check_invariants(self) -> None:
         """Costs a pass over all files: for tests."""

@@ -30,8 +30,49 @@ NAMES: Final = (
     *("not_late", "late", "unplanned", "predicted_stall_s", "samples_per_s"),
     *("layout", "layout_why", "ram_needed_bytes"),
     *("reclaimed", "withheld_bytes"),
+    *("hits", "kept_bytes", "scores_age_s"),
 )
 """Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
+
+
+class Hits:
+    """Of the samples that the jobs of one mount have read since one of them began, the share that
+    needed no file of the origin: 1 - files read there / samples. What anybody else reads through
+    the mount counts against them. With one job it is that job's.
+    """
+
+    def __init__(self) -> None:
+        self._origin_files = 0
+        self._told: int | None = None  # by this server, last
+        self._read_before = 0  # by jobs that are closed
+        self._begun: dict[str, tuple[int, int]] = {}  # files and samples when a job began
+
+    def tell(self, origin_files: int) -> None:
+        """So many the mount's server has read there; less than it said before: another server."""
+        if self._told is not None:
+            is_other = origin_files < self._told
+            self._origin_files += origin_files - (0 if is_other else self._told)
+        self._told = origin_files
+
+    def open(self, job: Job, others: Collection[Job]) -> None:
+        """It begins, beside the others of the mount."""
+        self._begun[job.name] = self._origin_files, self._read(others)
+
+    def close(self, job: Job) -> None:
+        """It ends."""
+        self._read_before += _read(job)
+        del self._begun[job.name]
+
+    def of(self, job: Job, jobs: Collection[Job]) -> float | None:
+        """Since it began; `jobs`: all of the mount. None: nothing was read yet."""
+        files_before, read_before = self._begun[job.name]
+        read = self._read(jobs) - read_before
+        if read <= 0:
+            return None
+        return max(0.0, 1 - (self._origin_files - files_before) / read)
+
+    def _read(self, jobs: Collection[Job]) -> int:
+        return self._read_before + sum(_read(job) for job in jobs)
 
 
 def unknown() -> dict[str, Any]:
@@ -78,10 +119,14 @@ def _ram_needed_bytes(jobs: Collection[Job], ram: Ram) -> int | None:
     return math.ceil(need_bytes * OUTSIDE_SHARE / (OUTSIDE_SHARE - 1))
 
 
+def _read(job: Job) -> int:
+    """Samples."""
+    return job.progress.passed_samples + job.progress.high - job.progress.low
+
+
 def _not_late(job: Job) -> int:
     """Never more than the job has: a reader that goes back passes samples again."""
-    progress = job.progress
-    count = max(0, progress.passed_samples + progress.high - progress.low - job.tally.misses)
+    count = max(0, _read(job) - job.tally.misses)
     return count if job.sequence.total is None else min(count, job.sequence.total)
 
 

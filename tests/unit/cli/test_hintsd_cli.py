@@ -221,6 +221,16 @@ def test_a_ram_tier_that_the_kernel_does_not_leave_is_said(
     assert ("RAM alone held (1,234 in all), so 3 MiB of the RAM tier" in said) == bool(withheld)
 
 
+@pytest.mark.parametrize(("age_s", "scores"), [(None, ""), (75.2, ", scores told 1 min 15 s ago")])
+def test_what_spares_the_origin_is_said(
+    capfd: pytest.CaptureFixture[str], age_s: float | None, scores: str
+) -> None:
+    job = FULL["jobs"][0] | {"hits": 0.456, "kept_bytes": 3 << 20, "scores_age_s": age_s}
+    command.show(report.tables(FULL | {"jobs": [job]}))
+    lines = capfd.readouterr().out.splitlines()
+    assert f"train-1: hits 46%, 3 MiB kept in RAM{scores}" in lines
+
+
 def test_job_line() -> None:
     assert report.job_line(FULL["jobs"][0]) == (
         "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 not late, "
