@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.mounted import ROOT
 from tools.demo_lib import dataset
-from tools.demo_lib.__main__ import LATENCY_S, slow_origin
+from tools.demo_lib.origin import LATENCY_S, slow_origin
 from tools.slow_origin import forget_files
 
 

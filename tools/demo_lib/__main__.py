@@ -10,14 +10,13 @@ after a failure, Ctrl-C or SIGTERM.
 """
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -27,17 +26,14 @@ import click
 from rich.console import Console
 
 from fusecache.config.settings import RAM_BYTES_MIN, SSD_BYTES_MIN
-from tools.demo_lib import dataset, report, training
+from tools.demo_lib import report, training
+from tools.demo_lib.origin import Origin, slow_origin
 from tools.fusecache_command import FusecacheMount, default_executable
 from tools.hintsd_command import HintsdCommand
-from tools.latency_origin import LatencyOrigin
-from tools.slow_origin import LoopOrigin, can_throttle, forget_files
+from tools.slow_origin import forget_files
 
 EPOCHS = 3
-LATENCY_S = 0.004  # of each request to the origin
-READ_BPS, READ_IOPS = 40_000_000, 1000  # what it gives at most
 RAM_SHARE, SSD_SHARE = 1 / 8, 1 / 2  # of the dataset: what a mount may hold
-SPARE_BYTES = 64 << 20  # of the origin's file system, for its own tables
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -103,40 +99,6 @@ def main(
         console.print(f"[bold red]FAIL[/]: not so: {'; '.join(failed)} ({seconds:.0f} s)")
         sys.exit(1)
     console.print(f"[bold green]PASS[/]: {len(checks)} of {len(checks)} checks ({seconds:.0f} s)")
-
-
-@dataclass(frozen=True)
-class Origin:
-    directory: Path  # where it is read
-    behind: Path  # where its files lie
-    kind: str
-    device: LoopOrigin | None = None  # that counts what is read
-
-
-@contextlib.contextmanager
-def slow_origin(work: Path, images: int, seed: int, say: Callable[[str], None]) -> Iterator[Origin]:
-    """New images, on a limited device if there can be one here, behind a latency."""
-    kind = f"{LATENCY_S * 1e3:g} ms a request"
-    with contextlib.ExitStack() as stack:
-        device: LoopOrigin | None = None
-        behind = work / "behind"
-        if can_throttle():
-            size_bytes = images * dataset.MEDIAN_BYTES * 3 // 2 + SPARE_BYTES
-            device = stack.enter_context(LoopOrigin(work, size_bytes))
-            behind = device.directory / "train"
-        say(f"making {images} JPEG files")
-        dataset.make(behind, images, seed)
-        os.sync()  # pages that are not written yet could not be forgotten
-        if device is None:
-            kind += ", no limit (that needs root)"
-        else:
-            try:
-                device.throttle(READ_BPS, READ_IOPS)
-                kind += f", {READ_BPS / 1e6:.0f} MB/s, {READ_IOPS} requests/s"
-            except OSError as error:
-                kind += f", no limit ({error})"
-        front = stack.enter_context(LatencyOrigin(behind, work, LATENCY_S))
-        yield Origin(front.directory, behind, kind, device)
 
 
 @dataclass

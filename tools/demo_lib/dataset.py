@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # has no types
 
+DIGITS = 1_797  # of scikit-learn
 MEDIAN_BYTES = 100_000  # with SIGMA the mean is 110 KB, as in ImageNet's training set
 SIGMA = 0.45
 _LEAST_BYTES, _MOST_BYTES = 15_000, 450_000
@@ -71,9 +72,11 @@ def _write(directory: Path, seed: int, numbers: list[int]) -> int:
     return total
 
 
-def make(directory: Path, count: int, seed: int) -> Written:
-    """Write `count` images below `directory`. OSError: no room."""
-    parts = [list(range(first, count, _JOBS)) for first in range(_JOBS)]
+def make(directory: Path, count: int, seed: int, first: int = 0) -> Written:
+    """Write `count` images below `directory`, number `first` and those behind it: DIGITS in a row
+    are of other handwriting each. OSError: no room.
+    """
+    parts = [list(range(first + part, first + count, _JOBS)) for part in range(_JOBS)]
     with ProcessPoolExecutor(_JOBS) as pool:
         sizes = list(pool.map(partial(_write, directory, seed), parts))
     return Written(count, sum(sizes))

@@ -58,7 +58,7 @@ class Epoch:
         return 1 - self.waiting_s / self.seconds
 
 
-def _network(classes: int) -> nn.Module:
+def network(classes: int) -> nn.Module:
     def stage(width_in: int, width_out: int) -> list[nn.Module]:
         convolution = nn.Conv2d(width_in, width_out, 3, padding=1, bias=False)
         return [convolution, nn.BatchNorm2d(width_out), nn.ReLU(), nn.MaxPool2d(2)]
@@ -71,15 +71,19 @@ def _read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def _decode(data: bytes) -> tuple[Image.Image, torch.Tensor]:
-    """The image, scaled down while it is decoded, and a digest of the file."""
+def _decode(data: bytes) -> Image.Image:
+    """Scaled down while it is decoded."""
     image = Image.open(io.BytesIO(data))
     image.draft("RGB", (_PIXELS + 4, _PIXELS + 4))
-    digest = hashlib.blake2b(data, digest_size=16).digest()
-    return image.convert("RGB"), torch.tensor(list(digest), dtype=torch.uint8)
+    return image.convert("RGB")
 
 
-_crop = transforms.Compose(
+def image(path: str) -> Image.Image:
+    """A loader for ImageFolder."""
+    return _decode(_read(path))
+
+
+crop = transforms.Compose(
     [
         transforms.Resize((_PIXELS + 4, _PIXELS + 4)),
         transforms.RandomCrop(_PIXELS),
@@ -91,8 +95,8 @@ _crop = transforms.Compose(
 
 
 def _prepare(data: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    image, digest = _decode(data)
-    return _crop(image), digest
+    digest = hashlib.blake2b(data, digest_size=16).digest()
+    return crop(_decode(data)), torch.tensor(list(digest), dtype=torch.uint8)
 
 
 def _dataset(root: Path, most: int) -> tuple[Any, list[int]]:
@@ -139,14 +143,14 @@ def train(
         persistent_workers=True,
     )
     job = hintsd.attach(loader, epochs=epochs) if hints else None
-    network = _network(len(folder.classes))
-    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+    net = network(len(folder.classes))
+    optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     if job is not None:
         await_answer(job)
     results: list[Epoch] = []
     for number in range(epochs):
         before_epoch(number)
-        epoch = _epoch(network, optimizer, loader)
+        epoch = _epoch(net, optimizer, loader)
         results.append(epoch)
         after_epoch(number, epoch)
     if job is not None:
@@ -154,7 +158,7 @@ def train(
     return results
 
 
-def _epoch(network: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> Epoch:
+def _epoch(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> Epoch:
     delivered = hashlib.blake2b(digest_size=16)
     losses: list[float] = []
     samples, correct, waiting_s = 0, 0, 0.0
@@ -166,7 +170,7 @@ def _epoch(network: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoa
         for tensor in (digests, images, labels):
             delivered.update(tensor.numpy().tobytes())
         optimizer.zero_grad()
-        scores = network(images)
+        scores = net(images)
         loss = nn.functional.cross_entropy(scores, labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

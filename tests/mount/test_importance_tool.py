@@ -1,0 +1,48 @@
+"""tools/importance, end to end, with few images: see there for the one that is worth looking at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.mounted import ROOT
+
+
+def test_it_compares_five_trainings_and_leaves_nothing(tmp_path: Path) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    command = [sys.executable, "-m", "tools.importance_lib", "--images", "128", "--epochs", "2"]
+    done = subprocess.run(
+        [*command, "--out", str(out), "--work-dir", str(work)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "DONE: 5 trainings" in done.stdout
+    assert "RuntimeWarning: hintsd" not in done.stderr
+    told = json.loads((out / "importance.json").read_text())
+    reads = {
+        training["reader"]: [row["result"]["samples"] for row in training["rows"]]
+        for training in told["trainings"]
+    }
+    plain = [128, 128]
+    assert reads == {
+        "direct": plain,
+        "uniform": plain,
+        "shade": plain,
+        "icache": [128, 90],
+        "ours": plain,
+    }
+    files = {
+        training["reader"]: sum(row["origin_files"] or 0 for row in training["rows"])
+        for training in told["trainings"]
+    }
+    assert files.pop("direct") == 0
+    assert all(128 <= count <= 135 for count in files.values()), files  # all fits
+    assert told["headline"] in (out / "table.txt").read_text()
+    assert (out / "importance.png").stat().st_size > 10_000
+    assert list(work.iterdir()) == []
