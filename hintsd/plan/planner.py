@@ -194,22 +194,27 @@ class MountPlanner:
             job.progress.confirm(now)
             if job.state == "idle":
                 job.run(now) if job.progress.begun else job.wait()
-        self.supply(name, epoch, inos)
+        self._put(job, epoch, inos)
 
     def supply(self, name: str, epoch: int, inos: Inos) -> None:
         """The order of one epoch, of any length; 0: a sample outside the mount. The array is kept.
-        Again: replaces what was predicted. ValueError: it is empty.
+        Again: replaces what was predicted. ValueError: it is empty. One of the horizon is counted
+        alone: it can be computed again.
         """
         job = self._jobs[name]
-        sequence = job.sequence
-        current = sequence.epoch_of(job.window.begin)
+        current = job.sequence.epoch_of(job.window.begin)
         if (
             epoch > current + self._layout.epochs_ahead(job)
-            and current in sequence.orders
+            and current in job.sequence.orders
             and epoch in self._placement.horizon(job, current)
         ):
             self._placement.count(job, epoch, inos)
-            return
+        else:
+            self._put(job, epoch, inos)
+
+    def _put(self, job: Job, epoch: int, inos: Inos) -> None:
+        sequence = job.sequence
+        current = sequence.epoch_of(job.window.begin)
         self._grow(inos)
         old = sequence.orders.get(epoch)
         if old is not None and np.array_equal(old.inos, inos):

@@ -157,3 +157,20 @@ def test_an_empty_epoch_is_refused() -> None:
     opened(scene, drawn(scene, [600]), epochs=None)
     with pytest.raises(ValueError, match="epoch 1 has no samples"):
         scene.planner.supply("job", 1, np.empty(0, np.uint32))
+
+
+def test_two_epochs_announced_ahead_are_kept_where_their_number_is_known() -> None:
+    """A sampler that draws ahead announces the epoch after next before its reader's last steps."""
+    scene = Scene(same_sizes(COUNT), ram_bytes=COUNT * FILE_BYTES)
+    orders = np.split(drawn(scene, [COUNT])[0], [400, 500, 1100, 1600])  # of other files each
+    known = opened(scene, orders, epochs=len(orders))
+    scene.planner.announce("job", 1, orders[1], scene.now)
+    for epoch, order in enumerate(orders):
+        known[0] = epoch
+        if epoch + 2 < len(orders):
+            scene.planner.announce("job", epoch + 2, orders[epoch + 2], scene.now)
+        known[0] = -1  # what is announced cannot be computed
+        scene.settle()
+        assert scene.read(order.tolist()) == 0, epoch
+        scene.planner.followers.step("job", epoch, -(-len(order) // 16), scene.now)
+    assert scene.planner.status("job")["state"] in ("running", "done")
