@@ -7,21 +7,20 @@ Ctrl-C or SIGTERM; what was measured until then is saved.
 import fnmatch
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.console import Console
 
-from tools.bench import budgets, gpu, hints, log, peers, policies, recording, rows
+from tools.bench import budgets, gpu, hints, importance, log, peers, policies, recording, rows
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
+from tools.interrupts import end_on_signals
 
 ROWS = (
     "hot",
@@ -34,15 +33,12 @@ ROWS = (
     *hints.ROWS,
     *budgets.ROWS,
     *gpu.ROWS,
+    *importance.ROWS,
     *recording.ROWS,
     *log.ROWS,
     "policies",
 )
 PEERS = (*peers.ALL, *budgets.LOADERS)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _chosen(kind: str, asked: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,7 +106,7 @@ def main(
         raise click.ClickException("dropping the kernel's caches needs root")
     absent = [name for name in names if peers.missing(name)]
     names = tuple(name for name in names if name not in absent)
-    signal.signal(signal.SIGTERM, _terminated)
+    end_on_signals()
     results = Results()
     for name in absent:
         console.print(f"{name} is not installed: left out")
@@ -174,6 +170,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         **hints.ROWS,
         **budgets.ROWS,
         **gpu.ROWS,
+        **importance.ROWS,
         "policies": policies.policies,
         **recording.ROWS,
         **log.ROWS,

@@ -7,14 +7,12 @@ INVARIANT: what an attack has counted is shown and is in the verdict, however th
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.console import Console
@@ -22,6 +20,7 @@ from rich.table import Table
 
 from tools.campaign_lib import flips, fuzz, kills, links, planted
 from tools.campaign_lib.ground import Count
+from tools.interrupts import end_on_signals
 
 Attack = Callable[[Path, random.Random, float, Count], None]
 
@@ -33,10 +32,6 @@ ATTACKS: dict[str, tuple[Attack, float]] = {
     "kills": (kills.run, 0.4),
 }
 """Each with its share of the time."""
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _chosen(asked: str) -> list[str]:
@@ -56,7 +51,7 @@ def main(minutes: float, only: str, seed: int | None, work_dir: Path | None) -> 
     names = _chosen(only)
     if os.geteuid() != 0:
         raise click.ClickException("attacks on links, caches and kernel caches need root")
-    signal.signal(signal.SIGTERM, _terminated)
+    end_on_signals()
     console = Console(highlight=False, soft_wrap=True)
     seed = time.time_ns() % 1_000_000_000 if seed is None else seed
     console.print(f"seed {seed}; {minutes:g} minute{'s' * (minutes != 1)} for {', '.join(names)}")

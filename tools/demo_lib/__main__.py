@@ -11,7 +11,6 @@ after a failure, Ctrl-C or SIGTERM.
 
 import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -30,14 +28,11 @@ from tools.demo_lib import report, training
 from tools.demo_lib.origin import Origin, slow_origin
 from tools.fusecache_command import FusecacheMount, default_executable
 from tools.hintsd_command import HintsdCommand
+from tools.interrupts import end_on_signals
 from tools.slow_origin import forget_files
 
 EPOCHS = 3
 RAM_SHARE, SSD_SHARE = 1 / 8, 1 / 2  # of the dataset: what a mount may hold
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)
@@ -70,7 +65,7 @@ def main(
     data: Path | None, images: int, seed: int, out: Path, work_dir: Path | None, fusecache: Path
 ) -> None:
     console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
-    signal.signal(signal.SIGTERM, _terminated)
+    end_on_signals()
     started = time.monotonic()
     try:
         out.mkdir(parents=True, exist_ok=True)

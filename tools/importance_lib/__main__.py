@@ -10,14 +10,12 @@ after a failure, Ctrl-C or SIGTERM.
 
 import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.console import Console
@@ -28,16 +26,13 @@ from tools.demo_lib.origin import Origin, slow_origin
 from tools.fusecache_command import FusecacheMount
 from tools.hintsd_command import HintsdCommand
 from tools.importance_lib import report, training
+from tools.interrupts import end_on_signals
 from tools.slow_origin import forget_files
 
 IMAGES_MOST = 1_400  # the other digits are for judging
 RAM_SHARE = 1 / 5  # of the dataset
 
 Say = Callable[[str], None]
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)
@@ -48,7 +43,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 @click.option("--work-dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(images: int, epochs: int, seed: int, out: Path, work_dir: Path | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
-    signal.signal(signal.SIGTERM, _terminated)
+    end_on_signals()
     started = time.monotonic()
 
     def say(text: str) -> None:

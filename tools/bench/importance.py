@@ -1,0 +1,136 @@
+"""Row importance: what a cache of a part of the dataset is worth under importance sampling.
+
+Each arm is a training through a mount of its own; what it read is replayed by the laboratory's LRU
+and MIN with as many bytes. Counted are files that the origin gave, so the machine's speed, and what
+else it does, say nothing.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusecache.config.settings import SSD_BYTES_MIN
+from hintsd.policies import MISS, Hints, Policy
+from hintsd.policies.belady import Belady
+from hintsd.policies.lru import LRU
+from tools.bench.hints import hinted_mount
+from tools.bench.rows import Bench
+from tools.hintsd_command import HintsdCommand
+
+FILES, FILES_QUICK, FILE_BYTES = 6_000, 1_500, 100_000
+EPOCHS, EPOCHS_QUICK = 6, 3
+WARM_UP = 2  # epochs that count for nothing: of the second the scores are the first there are
+SHARES = (0.2, 0.4)
+BATCH, WORKERS = 64, 2
+ROUNDS = 3
+ARMS: dict[str, dict[str, Any] | None] = {
+    "uniform": None,
+    "shade": {"scheme": "shade"},
+    "icache": {"scheme": "icache", "fraction": 0.7},
+    "loss": {"scheme": "loss"},
+    "loss, drawn ahead": {"scheme": "loss", "draw_ahead": 1},
+}
+TIMEOUT_S = 600.0
+
+
+def importance(bench: Bench) -> None:
+    """Row importance: a fifth, and two fifths of the dataset in a mount's RAM and SSD."""
+    count = FILES_QUICK if bench.quick else FILES
+    with bench.folder("importance") as work, HintsdCommand(work) as daemon:
+        source = work / "source"
+        source.mkdir()
+        names = bench.readers.fill_files(source, count, FILE_BYTES, 8)
+        for seed in range(bench.rounds(ROUNDS)):
+            for share in SHARES:
+                for arm, settings in ARMS.items():
+                    run = functools.partial(_run, bench, work, daemon, source, names)
+                    _add(bench, f"{arm}, {share:.0%}", run(share, settings, seed))
+    bench.results.note(
+        f"importance: {count:,} files of {FILE_BYTES // 1000} KB; SSD {SSD_BYTES_MIN >> 20} MiB of "
+        f"the share, RAM the rest; epochs behind the first {WARM_UP} count"
+    )
+
+
+Found = dict[str, float]
+
+
+def _add(bench: Bench, what: str, found: Found) -> None:
+    for name, hits in found.items():
+        bench.results.add("importance", f"{what}: {name}", "fusecache", "of reads", hits)
+    shown = ", ".join(f"{name} {hits:.3f}" for name, hits in found.items())
+    bench.say(f"importance, {what}: {shown}")
+
+
+def _run(
+    bench: Bench,
+    work: Path,
+    daemon: HintsdCommand,
+    source: Path,
+    names: Sequence[str],
+    share: float,
+    settings: dict[str, Any] | None,
+    seed: int,
+) -> Found:
+    """Hits: 1 - files that the origin gave / samples read."""
+    epochs = EPOCHS_QUICK if bench.quick else EPOCHS
+    budget = max(int(len(names) * FILE_BYTES * share), 2 * SSD_BYTES_MIN)
+    options = ("--ram", str(budget - SSD_BYTES_MIN), "--ssd", str(SSD_BYTES_MIN))
+    read: list[list[int]] = []
+    files = []
+    with hinted_mount(daemon, source, work, options) as mount:
+        told = {
+            **{"root": str(mount.mountpoint), "paths": list(names), "seed": seed},
+            **{"epochs": epochs, "batch": BATCH, "workers": WORKERS, "settings": settings},
+        }
+        for epoch in _epochs(told):
+            read.append(epoch)
+            files.append(int(mount.status()["origin"]["files"]))
+    counted = sum(map(len, read[WARM_UP:]))
+    found = {"hits": 1 - (files[-1] - files[WARM_UP - 1]) / counted}
+    for policy in (Belady, LRU):
+        found[f"{'MIN' if policy is Belady else 'LRU'} of the same reads"] = _replayed(
+            policy(budget), read
+        )
+    return found
+
+
+def _epochs(told: dict[str, Any]) -> Iterator[list[int]]:
+    """The indices of each, as it ends; the next one begins when the caller has looked."""
+    command = [sys.executable, "-m", "tools.bench.importance_reader"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        try:
+            reader.stdin.write(json.dumps(told) + "\n")
+            reader.stdin.flush()
+            for _ in range(told["epochs"]):
+                yield json.loads(reader.stdout.readline())
+                reader.stdin.write("\n")
+                reader.stdin.flush()
+            reader.stdin.close()
+            if reader.wait(TIMEOUT_S) != 0:
+                raise RuntimeError("the reader of row importance failed: see above")
+        finally:
+            reader.kill()
+
+
+def _replayed(policy: Policy, read: Sequence[Sequence[int]]) -> float:
+    policy.hint(Hints(sequence=np.concatenate([np.asarray(epoch) for epoch in read])))
+    hits = samples = 0
+    for number, epoch in enumerate(read):
+        answers = [policy.access(item, FILE_BYTES) for item in epoch]
+        if number >= WARM_UP:
+            hits += sum(answer != MISS for answer in answers)
+            samples += len(answers)
+    return hits / samples
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {"importance": importance}
