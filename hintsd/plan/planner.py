@@ -194,27 +194,24 @@ class MountPlanner:
             job.progress.confirm(now)
             if job.state == "idle":
                 job.run(now) if job.progress.begun else job.wait()
-        self._put(job, epoch, inos)
+        self.supply(name, epoch, inos, is_announced=True)
 
-    def supply(self, name: str, epoch: int, inos: Inos) -> None:
+    def supply(self, name: str, epoch: int, inos: Inos, *, is_announced: bool = False) -> None:
         """The order of one epoch, of any length; 0: a sample outside the mount. The array is kept.
         Again: replaces what was predicted. ValueError: it is empty. One of the horizon is counted
-        alone: it can be computed again.
+        alone, unless it `is_announced`: nobody could compute it again.
         """
         job = self._jobs[name]
-        current = job.sequence.epoch_of(job.window.begin)
+        sequence = job.sequence
+        current = sequence.epoch_of(job.window.begin)
         if (
-            epoch > current + self._layout.epochs_ahead(job)
-            and current in job.sequence.orders
+            not is_announced
+            and epoch > current + self._layout.epochs_ahead(job)
+            and current in sequence.orders
             and epoch in self._placement.horizon(job, current)
         ):
             self._placement.count(job, epoch, inos)
-        else:
-            self._put(job, epoch, inos)
-
-    def _put(self, job: Job, epoch: int, inos: Inos) -> None:
-        sequence = job.sequence
-        current = sequence.epoch_of(job.window.begin)
+            return
         self._grow(inos)
         old = sequence.orders.get(epoch)
         if old is not None and np.array_equal(old.inos, inos):
