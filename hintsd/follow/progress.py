@@ -128,7 +128,7 @@ class Progress:
         return self.disorder + self.spacing
 
     @property
-    def _floor(self) -> int:
+    def floor(self) -> int:
         """What is used from here on may be told of only now: a step is here before the reads that
         it is about, by as much as a reader comes on in PACE_S on a busy machine.
         """
@@ -138,10 +138,15 @@ class Progress:
         """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
         if candidates.size == 0:
             return np.full(candidates.shape[1:], -1, np.int64)
-        inside = (candidates >= self._floor) & (candidates < self.zone_end(unfired))
+        inside = (candidates >= self.floor) & (candidates < self.zone_end(unfired))
         # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
         nearest: Positions = np.where(inside, candidates, _FAR).min(axis=0)
         return np.where((nearest >= self.low) & (nearest < _FAR), nearest, -1)
+
+    def overtaken(self, candidates: Positions) -> Mask:
+        """Which files are used where a step came before the reads. `candidates`: as `place`."""
+        found: Mask = ((candidates >= self.floor) & (candidates < self.low)).any(axis=0)
+        return found
 
     # --- evidence
 
@@ -162,8 +167,7 @@ class Progress:
         zone_end = self.zone_end(unfired)
         share = self.evidence.share_percent(zone_end - self.low)
         in_order = placed >= 0
-        overtaken = (candidates >= self._floor) & (candidates < self.low)
-        relevant = in_order | (in_dataset & ~excused & ~overtaken.any(axis=0))
+        relevant = in_order | (in_dataset & ~excused & ~self.overtaken(candidates))
         for index in np.flatnonzero(relevant):
             is_read = bool(reads[index])
             if in_order[index]:

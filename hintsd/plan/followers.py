@@ -341,6 +341,9 @@ class Followers:
         """
         job, progress, reads, now = view.job, view.job.progress, seen.reads, seen.now
         where, here, unfired = view.where, view.placed, view.unfired
+        if job.sequence.has_repeats:  # what was read may be an earlier use than the next one
+            earlier = job.sequence.locate(seen.inos, progress.floor)
+            others = others | progress.overtaken(earlier)
         # Before `take`: what is in order is what was so when they were placed.
         if self._windows.has_lanes:
             self._lanes.see(job, where, here)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fusecache.base.wire import Observed
 from hintsd.follow.sequence import Inos
 from hintsd.plan.files import KEPT
 from tests.unit.plan.test_planner import FILE_BYTES, Scene, same_sizes
@@ -174,3 +175,22 @@ def test_two_epochs_announced_ahead_are_kept_where_their_number_is_known() -> No
         assert scene.read(order.tolist()) == 0, epoch
         scene.planner.followers.step("job", epoch, -(-len(order) // 16), scene.now)
     assert scene.planner.status("job")["state"] in ("running", "done")
+
+
+@pytest.mark.parametrize("kind", [Observed.LOOKUP, Observed.SSD])
+def test_what_a_step_has_overtaken_is_no_stray_where_its_file_comes_again(kind: int) -> None:
+    """Its next use is far: the one that is told late is the one that was just passed."""
+    scene = Scene(same_sizes(COUNT), ram_bytes=COUNT * FILE_BYTES)
+    [files] = drawn(scene, [COUNT])
+    order = np.concatenate([files, files[::-1]])
+    known = opened(scene, [order], epochs=None)
+    known[0] = 0
+    scene.settle()
+    scene.read(order[:320].tolist())
+    scene.planner.followers.step("job", 0, 24, scene.now)
+    late = order[350:384]
+    scene.planner.followers.observe(late, np.full(len(late), kind, np.uint8), scene.now)
+    assert scene.planner._jobs["job"].progress.evidence.strays == 0
+    far = order[scene.rng.choice(np.arange(600, 1900), 40, replace=False)]
+    scene.planner.followers.observe(far, np.full(len(far), Observed.SSD, np.uint8), scene.now)
+    assert scene.planner._jobs["job"].progress.evidence.strays > 0
