@@ -67,8 +67,7 @@ def may(who: str, *paths: Path) -> list[bool]:
 
 def rights(top: Path) -> dict[str, list[bool]]:
     """Of everybody: which of the files below `top` may be read?"""
-    paths = [path for path in sorted(top.parent.rglob("*")) if path.is_file()]
-    below = [path for path in paths if path.is_relative_to(top)]
+    below = [path for path in sorted(top.rglob("*")) if path.is_file()]
     return {who: may(who, *below) for who in WHO}
 
 
