@@ -41,7 +41,7 @@ class Commands:
                 with theirs:
                     self._process = subprocess.Popen(
                         [sys.executable, "-m", "tests.support.commands"],
-                        stdin=theirs,
+                        stdin=theirs.fileno(),
                         cwd="/",
                         env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
                     )
@@ -98,11 +98,11 @@ def _serve() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     while True:
-        ready = select.select([connection, wake], [], [])[0]
+        ready = select.select([connection.fileno(), wake], [], [])[0]
         if wake in ready:
             os.read(wake, 1 << 10)
             _answer(answers)
-        if connection not in ready:
+        if connection.fileno() not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 3)
         if not message:
@@ -115,7 +115,8 @@ def _serve() -> None:
             connection.close()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _run(*json.loads(message), output, complaints)
+            arguments, environment = json.loads(message)
+            _run(arguments, environment, output, complaints)
         os.write(answer, b"%d " % pid)
         answers[pid] = answer
         os.close(output)

@@ -206,11 +206,13 @@ def _run(
 
 @pytest.mark.claim("P3")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
-@pytest.mark.parametrize("key", KINDS)
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}],
-    ids=["alone", "workers", "persistent"],
+    ("key", "settings"),
+    [
+        *((key, {}) for key in KINDS),
+        *((key, {"num_workers": 2}) for key in KINDS),
+        *((key, {"num_workers": 1, "persistent_workers": True}) for key in list(KINDS)[::5]),
+    ],
 )
 def test_what_is_announced_is_read_and_nothing_is_changed(
     daemon: FakeHintsd, key: str, settings: dict[str, Any]
