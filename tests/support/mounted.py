@@ -79,8 +79,8 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """Run one `fusecache` command to its end; never raises for its exit code."""
     words = [str(argument) for argument in arguments]
-    if not prefix and tuple(program) == COMMAND and env is None:
-        return _commands.run(words, environment(), timeout_s)
+    if not prefix and tuple(program) == COMMAND:
+        return _commands.run(words, env or environment(), timeout_s)
     return subprocess.run(
         [*prefix, *program, *words],
         capture_output=True,
