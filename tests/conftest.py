@@ -21,6 +21,10 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.support.mounted", "tests.support.trees")
 
+# Nobody here multiplies matrices, and to start threads for that takes half of `import numpy`.
+for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
 from hintsd.client import link, warning  # noqa: E402
 from tests.support import mounted  # noqa: E402  (after its asserts were told to explain themselves)
 from tests.support.fake_hintsd import FakeHintsd  # noqa: E402

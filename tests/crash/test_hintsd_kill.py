@@ -27,6 +27,7 @@ def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
 
 
 @pytest.mark.claim("P10")
+@in_one_mode
 def test_killed_hintsd_is_followed_by_one_that_goes_on(
     place: Place, mounting: Mounting, daemon: DaemonProcess
 ) -> None:

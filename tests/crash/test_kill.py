@@ -140,6 +140,7 @@ def test_killed_while_everything_happens(place: Place, mounting: Mounting) -> No
 
 
 @pytest.mark.claim("K1")
+@in_one_mode
 def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) -> None:
     """Half of a listing comes from one server and half from the next."""
     names = {f"{index:06d}" for index in range(15_000)}
@@ -147,7 +148,7 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
         place.write(f"wide/{name}", b"")
     mount = mounting("--revalidate", "0.5")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for _ in range(6):
+        for _ in range(4):
             listing = pool.submit(os.listdir, mount.path / "wide")
             counting = pool.submit(lambda: sum(1 for _ in os.scandir(mount.path / "wide")))
             mount.kill_servers_now()
@@ -241,6 +242,7 @@ def test_servers_that_live_shorter_than_a_start_takes(place: Place, mounting: Mo
 
 
 @pytest.mark.claim("K1")
+@in_one_mode
 def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
     """The mount command either succeeds all the same, or fails with a line and leaves nothing."""
     make_files(place.source, 20, lambda index: 1000 + index)
@@ -301,6 +303,7 @@ def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> No
     assert mount.status()["restarts"] == 0
 
 
+@in_one_mode
 def test_the_log_says_why(place: Place, mounting: Mounting) -> None:
     mount = mounting()
     pid = mount.kill_server()

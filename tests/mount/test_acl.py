@@ -67,8 +67,7 @@ def may(who: str, *paths: Path) -> list[bool]:
 
 def rights(top: Path) -> dict[str, list[bool]]:
     """Of everybody: which of the files below `top` may be read?"""
-    paths = [path for path in sorted(top.parent.rglob("*")) if path.is_file()]
-    below = [path for path in paths if path.is_relative_to(top)]
+    below = [path for path in sorted(top.rglob("*")) if path.is_file()]
     return {who: may(who, *below) for who in WHO}
 
 
@@ -113,6 +112,7 @@ def test_everybody_may_read_what_the_origin_lets_them_read(mount: Mount, origin:
 
 
 @pytest.mark.claim("X7")
+@in_one_mode
 def test_the_server_is_killed_while_many_ask(mount: Mount, origin: Path) -> None:
     expected = rights(origin)
     for _ in range(3):
@@ -151,6 +151,7 @@ def test_a_list_that_changes_is_followed_within_the_period(mount: Mount, origin:
 
 
 @pytest.mark.claim("C5", "X7")
+@in_one_mode
 def test_the_list_of_the_source_directory_is_followed(mount: Mount, origin: Path) -> None:
     """The kernel keeps none of the root: the front answers, as long as it has not changed."""
     shown = mount.path / "6"
@@ -211,6 +212,7 @@ def test_the_list_of_another_file_opens_none(mount: Mount, origin: Path) -> None
 
 @pytest.mark.claim("E3", "X7")
 @pytest.mark.parametrize("subtype", ["sshfs", "passthrough"])
+@in_one_mode
 def test_who_was_let_in_reads_cached_files_while_the_origin_hangs(
     ordinary_user: OrdinaryUser, mounting: Mounting, subtype: str
 ) -> None:

@@ -78,6 +78,7 @@ def flip_everywhere(cache_dir: Path, payload_bytes: int) -> int:
 
 
 @pytest.mark.claim("F1", "F3")
+@in_one_mode
 def test_bits_flipped_while_mounted_and_between_mounts(place: Place, mounting: Mounting) -> None:
     make_files(place.source, 48, lambda _: 150_000)
     mount = mounting(allow_log=FAULT_LINES)
@@ -272,6 +273,7 @@ def test_a_dataset_cannot_plant_records(place: Place, mounting: Mounting) -> Non
 
 
 @pytest.mark.claim("F4")
+@in_one_mode
 def test_a_full_disk(place: Place, small_disk: Path, mounting: Mounting) -> None:
     files = make_files(place.source, 60, lambda _: MIB)
     mount = mounting(
@@ -327,6 +329,7 @@ def test_a_dying_disk(place: Place, dying_disk: tuple[Path, Path], mounting: Mou
 
 
 @pytest.mark.claim("F5")
+@in_one_mode
 def test_the_cache_directory_deleted_under_the_mount(place: Place, mounting: Mounting) -> None:
     make_files(place.source, 60, lambda index: 100_000 + index)
     mount = mounting("--revalidate", "1", allow_log=FAULT_LINES)

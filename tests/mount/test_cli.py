@@ -139,6 +139,7 @@ def test_no_dev_fuse(place: Place) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@in_one_mode
 def test_status_has_what_was_promised(place: Place, mounting: Mounting) -> None:
     make_files(place.source, 10, lambda index: 1000 + index)
     mount = mounting("--ram", "32M")
@@ -292,6 +293,7 @@ def test_warm_is_interrupted_and_goes_on(
     assert mount.value("origin", "bytes") < 300 * 50_000 * 1.3
 
 
+@in_one_mode
 def test_umount_while_busy(place: Place, mounting: Mounting) -> None:
     place.write("file", b"content")
     mount = mounting()
@@ -388,6 +390,7 @@ def test_umount_with_a_hintsd_that_does_not_answer(place: Place, mounting: Mount
 
 
 @pytest.mark.claim("K2")
+@in_one_mode
 def test_restart_changes_the_configuration(place: Place, mounting: Mounting) -> None:
     make_files(place.source, 100, lambda index: 5000 + index)
     mount = mounting("--ram", "32M")
@@ -510,6 +513,7 @@ def test_foreground(place: Place, zero_open: bool) -> None:
 
 
 @pytest.mark.claim("K1")
+@in_one_mode
 def test_a_server_that_dies_again_and_again(place: Place, mounting: Mounting) -> None:
     """Back-off, the reason in the log, and the mount is served again in the end."""
     path = place.write("file", os.urandom(100_000))

@@ -146,6 +146,7 @@ def test_window_smaller_than_the_dataset(place: Place, mounting: Mounting) -> No
 
 
 @pytest.mark.claim("P9")
+@in_one_mode
 def test_another_seed_is_noticed(place: Place, mounting: Mounting) -> None:
     names = make_dataset(place)
     mount = mounting("--ram", "16M")
@@ -201,7 +202,12 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.claim("P9")
-@pytest.mark.parametrize("ram_bytes", [None, 2 << 20], ids=["wires only", "mostly READs"])
+@pytest.mark.parametrize(
+    ("zero_open", "ram_bytes"),
+    [(True, None), (False, 2 << 20)],
+    ids=["wires only", "mostly READs"],
+    indirect=["zero_open"],
+)
 def test_strangers_beside_a_dataloader(
     place: Place, mounting: Mounting, ram_bytes: int | None
 ) -> None:
@@ -262,6 +268,7 @@ def test_server_killed(place: Place, mounting: Mounting) -> None:
         eventually(lambda: directed.job("job")["state"] == "running")
 
 
+@in_one_mode
 def test_unmounted_while_it_is_read(place: Place, mounting: Mounting) -> None:
     names, spec = make_dataset(place), shuffled()
     mount = mounting("--ram", "64M")
@@ -287,6 +294,7 @@ def test_unmounted_while_it_is_read(place: Place, mounting: Mounting) -> None:
 
 
 @pytest.mark.claim("P8", "P12")
+@in_one_mode
 def test_two_jobs_share_and_leave_the_pages(place: Place, mounting: Mounting) -> None:
     make_dataset(place)
     mount = mounting("--ram", "64M")
@@ -306,6 +314,7 @@ def test_two_jobs_share_and_leave_the_pages(place: Place, mounting: Mounting) ->
         assert mount.value("ram", "bytes") >= FILES * FILE_BYTES
 
 
+@in_one_mode
 def test_epochs_announced_one_by_one(place: Place, mounting: Mounting) -> None:
     names = make_dataset(place, 60)
     mount = mounting("--ram", "64M")
@@ -358,6 +367,7 @@ def test_epochs_of_unequal_lengths_announced_one_ahead(place: Place, mounting: M
         assert mount.value("origin", "files") == 60
 
 
+@in_one_mode
 def test_refusals(place: Place, mounting: Mounting, tmp_path: Path) -> None:
     make_dataset(place, 60)
     (place.source / "no class").mkdir()

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import idle, order, running, shuffled
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
 
-FILES, FILE_BYTES, PAGES_BYTES = 6000, 30_000, 32_768
+FILES, FILE_BYTES, PAGES_BYTES = 2800, 60_000, 61_440
 EPOCHS, BATCH = 3, 4
 RAM_BYTES = FILES * PAGES_BYTES // 10  # for plans
 SSD_BYTES = FILES * FILE_BYTES * 4 // 10
@@ -46,7 +46,7 @@ for epoch in range(3):
     for sizes in loader:
         total += int(sizes.sum())
         time.sleep(0.002 * len(sizes))  # it trains
-    assert total == len(names) * 30_000
+    assert total == len(names) * 60_000
     print(epoch, flush=True)
 """
 
@@ -80,6 +80,7 @@ def check_traffic(mount: Mount, directed: Directed, read: Callable[[int], None])
 
 
 @pytest.mark.claim("P6")
+@in_one_mode
 def test_one_reader(place: Place, mounting: Mounting) -> None:
     """It computes nothing: most of what it reads is not there in time."""
     names, spec = make_dataset(place), shuffled(FILES)
@@ -123,6 +124,7 @@ def test_a_dataloader(place: Place, mounting: Mounting, batch_size: int) -> None
 
 
 @pytest.mark.claim("P6", "P13")
+@in_one_mode
 def test_what_the_kernel_takes_is_fetched_once_more(place: Place, mounting: Mounting) -> None:
     """RAM for three tenths, SSD for next to nothing; all pages go in the midst of an epoch, once.
     What was kept is known to be lost, and comes from the origin when its turn comes.

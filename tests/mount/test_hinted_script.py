@@ -303,6 +303,7 @@ print(job.state)
 
 @pytest.mark.claim("P9")
 @pytest.mark.parametrize("ram", ["256K", "4M"])
+@in_one_mode
 def test_an_epoch_that_workers_hold_as_a_whole_condemns_no_hint(
     place: Place, mounting: Mounting, ram: str
 ) -> None:

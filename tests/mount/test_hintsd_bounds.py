@@ -86,29 +86,26 @@ def test_an_order_that_is_too_far_is_refused(dataset: Mount, daemon: DaemonProce
         )  # it can be told another
 
 
+DEMANDING: list[dict[str, Any]] = [
+    {"spec": {"sampler": "sequential"}, "start_epoch": (1 << 32) - 1},
+    {"spec": {"sampler": "sequential"}, "epochs": 1 << 32, "start_epoch": 1 << 31},
+    {"spec": {"sampler": "random", "seed": 0, "draws_seed": True}, "epochs": 1 << 32},
+    {"spec": {"sampler": "random", "seed": 0, "replacement": True}, "epochs": 1 << 32},
+    {"spec": {"sampler": "distributed", "seed": 0, "world_size": 65536}, "epochs": 1 << 32},
+    {"spec": {"sampler": "sequential", "batch_size": (1 << 32) - 2}},
+    {"spec": {"sampler": "random", "seed": 0, "num_samples": 1 << 20}},
+    {"workers": 1 << 16, "prefetch_factor": 1 << 16},
+]
+
+
 @in_one_mode
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"spec": {"sampler": "sequential"}, "start_epoch": (1 << 32) - 1},
-        {"spec": {"sampler": "sequential"}, "epochs": 1 << 32, "start_epoch": 1 << 31},
-        {"spec": {"sampler": "random", "seed": 0, "draws_seed": True}, "epochs": 1 << 32},
-        {"spec": {"sampler": "random", "seed": 0, "replacement": True}, "epochs": 1 << 32},
-        {"spec": {"sampler": "distributed", "seed": 0, "world_size": 65536}, "epochs": 1 << 32},
-        {"spec": {"sampler": "sequential", "batch_size": (1 << 32) - 2}},
-        {"spec": {"sampler": "random", "seed": 0, "num_samples": 1 << 20}},
-        {"workers": 1 << 16, "prefetch_factor": 1 << 16},
-    ],
-    ids=lambda changes: "-".join(f"{key}" for key in {**changes, **changes.get("spec", {})}),
-)
-def test_whatever_a_job_is_others_are_served(
-    dataset: Mount, daemon: DaemonProcess, changes: dict[str, Any]
-) -> None:
-    with clients(daemon, 1) as (client,):
-        assert "job" in client.job(**a_job(dataset, **changes))
-        for epoch in (1, 1 << 31, (1 << 32) - 1, 0):
-            client.send("step", epoch=epoch, batch=(1 << 32) - 2)
-            assert is_served(daemon, dataset)
+def test_whatever_a_job_is_others_are_served(dataset: Mount, daemon: DaemonProcess) -> None:
+    for changes in DEMANDING:
+        with clients(daemon, 1) as (client,):
+            assert "job" in client.job(**a_job(dataset, **changes)), changes
+            for epoch in (1, 1 << 31, (1 << 32) - 1, 0):
+                client.send("step", epoch=epoch, batch=(1 << 32) - 2)
+                assert is_served(daemon, dataset), changes
 
 
 def test_what_is_sent_and_not_used_takes_no_memory(daemon: DaemonProcess) -> None:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fusecache.read.directories import AT_ONCE
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import Mount, errno_of, eventually
 from tests.support.trees import assert_same
@@ -63,6 +63,7 @@ def test_siblings_are_listed_once_and_ahead(
     assert_same(place.source, mount.path)
 
 
+@in_one_mode
 def test_a_listing_frozen_for_ever_is_what_the_reader_asked_for(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, names: list[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_listing_frozen_for_ever_is_what_the_reader_asked_for(
 
 
 @pytest.mark.claim("C1")
+@in_one_mode
 def test_what_was_listed_ahead_is_swept(place: Place, mounting: Mounting, names: list[str]) -> None:
     mount = mounting("--revalidate", "1")
     os.listdir(mount.path)
@@ -86,6 +88,7 @@ def test_what_was_listed_ahead_is_swept(place: Place, mounting: Mounting, names:
 
 
 @pytest.mark.claim("E1")
+@in_one_mode
 def test_a_sibling_that_fails_harms_nobody(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, names: list[str]
 ) -> None:
@@ -104,6 +107,7 @@ def test_a_sibling_that_fails_harms_nobody(
 
 
 @pytest.mark.claim("E3", "E5")
+@in_one_mode
 def test_siblings_that_hang_cost_one_timeout(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, names: list[str]
 ) -> None:

@@ -173,6 +173,7 @@ def test_what_an_ended_plan_was_staging_is_reported_to_the_next_one(begin: Begin
         job.client.obeyed()
 
 
+@in_one_mode
 def test_each_epoch_lies_in_its_order(place: Place, begin: Begin) -> None:
     job = begin()
     static = segments(place)
@@ -198,6 +199,7 @@ def test_each_epoch_lies_in_its_order(place: Place, begin: Begin) -> None:
     assert job.mount.value("integrity", "mismatches") == 0
 
 
+@in_one_mode
 def test_a_first_epoch_is_written_as_it_is_fetched(place: Place, begin: Begin) -> None:
     job = begin(store=False)
     first, second = job.chunks(1), job.chunks(2)
@@ -259,6 +261,7 @@ def test_a_file_that_waits_to_be_written_is_staged_from_memory(begin: Begin) -> 
     assert job.mount.value("origin", "files") == len(small)
 
 
+@in_one_mode
 def test_a_killed_server_loses_no_file(place: Place, begin: Begin) -> None:
     job = begin()
     first, second = job.chunks(1), job.chunks(2)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import errno_of, eventually
 from tests.support.trees import assert_same, make_files, random_bytes, snapshot
@@ -21,6 +21,7 @@ AWAY = "origin (does not answer|is away)"
 
 @pytest.mark.claim("E1", "E2")
 @pytest.mark.parametrize("error", ["EIO", "EACCES", "ENOENT", "ESTALE"])
+@in_one_mode
 def test_an_error_passes_through_and_is_not_remembered(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, error: str
 ) -> None:
@@ -42,6 +43,7 @@ def test_an_error_passes_through_and_is_not_remembered(
 
 
 @pytest.mark.claim("E2")
+@in_one_mode
 def test_estale_once_is_tried_again(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     for name in ("read", "open", "lookup"):
         place.write(name, random_bytes(name, 100_000))
@@ -55,6 +57,7 @@ def test_estale_once_is_tried_again(place: Place, faulty: FaultyOrigin, mounting
 
 
 @pytest.mark.claim("E1")
+@in_one_mode
 def test_a_directory_that_cannot_be_listed(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -103,6 +106,7 @@ TIMEOUT_S = 4.0
 
 @pytest.mark.claim("E3", "E1")
 @pytest.mark.parametrize("is_listed", [True, False], ids=["listed", "unlisted"])
+@in_one_mode
 def test_a_hang_costs_one_timeout(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, is_listed: bool
 ) -> None:
@@ -149,6 +153,7 @@ def test_a_cached_file_is_read_at_once_while_everything_hangs(
 
 
 @pytest.mark.claim("E3", "E5")
+@in_one_mode
 def test_hanging_metadata(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     make_files(place.source, 120, lambda _: 100)
     (place.source / "link").symlink_to("class000")
@@ -166,6 +171,7 @@ def test_hanging_metadata(place: Place, faulty: FaultyOrigin, mounting: Mounting
 
 
 @pytest.mark.claim("E6", "R4")
+@in_one_mode
 def test_the_origin_goes_away_and_comes_back(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -200,6 +206,7 @@ def test_the_origin_goes_away_and_comes_back(
 
 
 @pytest.mark.claim("E7")
+@in_one_mode
 def test_an_origin_that_ends_files_too_early(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -222,6 +229,7 @@ def test_an_origin_that_ends_files_too_early(
 
 
 @pytest.mark.claim("E6")
+@in_one_mode
 def test_a_dead_origin_process(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     """ENOTCONN from everything, as from a network file system whose client gave up."""
     files = make_files(place.source, 20, lambda index: 5000 + index)
@@ -237,6 +245,7 @@ def test_a_dead_origin_process(place: Place, faulty: FaultyOrigin, mounting: Mou
 
 
 @pytest.mark.claim("E5")
+@in_one_mode
 def test_slow_files_do_not_hold_up_others(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:

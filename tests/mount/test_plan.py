@@ -188,6 +188,7 @@ def test_what_was_read_before_a_plan_is_no_rate_of_its(place: Place, mounting: M
             assert client.state.get("origin_bytes_per_s", 0) == 0
 
 
+@in_one_mode
 def test_dropped_files_are_read_from_ssd_again(place: Place, begin: Begin) -> None:
     names = write_files(place, 30)
     mount, client = begin()
@@ -201,6 +202,7 @@ def test_dropped_files_are_read_from_ssd_again(place: Place, begin: Begin) -> No
     assert mount.value("reads", "from_origin") == 0
 
 
+@in_one_mode
 def test_fetched_files_are_on_ssd_and_not_in_ram(place: Place, begin: Begin) -> None:
     names = write_files(place, 30)
     mount, client = begin()
@@ -218,6 +220,7 @@ def test_fetched_files_are_on_ssd_and_not_in_ram(place: Place, begin: Begin) -> 
     assert mount.value("origin", "files") == origin_files
 
 
+@in_one_mode
 def test_staged_without_being_stored(place: Place, begin: Begin) -> None:
     names = write_files(place, 30)
     mount, client = begin()
@@ -229,6 +232,7 @@ def test_staged_without_being_stored(place: Place, begin: Begin) -> None:
     check_staged(client, inos, place, mount, names)
 
 
+@in_one_mode
 def test_large_files(place: Place, begin: Begin) -> None:
     place.write("d/0", random_bytes("0", 9 << 20))
     place.write("d/1", random_bytes("1", (4 << 20) + 1))
@@ -242,6 +246,7 @@ def test_large_files(place: Place, begin: Begin) -> None:
     assert mount.value("origin", "files") == files
 
 
+@in_one_mode
 def test_large_files_without_being_stored(place: Place, begin: Begin) -> None:
     place.write("d/0", random_bytes("0", 9 << 20))
     mount, client = begin()
@@ -367,6 +372,7 @@ def test_unknown_inodes_are_gone(place: Place, begin: Begin) -> None:
 
 
 @pytest.mark.claim("P1")
+@in_one_mode
 def test_a_changed_file_is_staged_as_it_is_now(place: Place, begin: Begin) -> None:
     names = write_files(place, 6)
     mount, client = begin("--revalidate", "never")
@@ -415,6 +421,7 @@ def test_cancelled_files_are_not_fetched(place: Place, faulty: FaultyOrigin, beg
 
 
 @pytest.mark.claim("P7")
+@in_one_mode
 def test_a_reader_joins_the_flight(place: Place, faulty: FaultyOrigin, begin: Begin) -> None:
     names = write_files(place, 2)
     mount, client = begin(source=faulty.mountpoint)
@@ -434,6 +441,7 @@ def test_a_reader_joins_the_flight(place: Place, faulty: FaultyOrigin, begin: Be
 
 
 @pytest.mark.claim("P7")
+@in_one_mode
 def test_a_readers_flight_is_joined(place: Place, faulty: FaultyOrigin, begin: Begin) -> None:
     names = write_files(place, 2)
     mount, client = begin(source=faulty.mountpoint)
@@ -452,6 +460,7 @@ def test_a_readers_flight_is_joined(place: Place, faulty: FaultyOrigin, begin: B
 
 
 @pytest.mark.claim("P1")
+@in_one_mode
 def test_origin_errors_are_told_and_harm_no_reader(
     place: Place, faulty: FaultyOrigin, begin: Begin
 ) -> None:
@@ -512,6 +521,7 @@ def test_a_reader_that_joined_a_failing_flight_tries_itself(
 
 
 @pytest.mark.claim("P1", "P7")
+@in_one_mode
 def test_an_origin_that_hangs(place: Place, faulty: FaultyOrigin, begin: Begin) -> None:
     names = write_files(place, 12)
     mount, client = begin("--origin-timeout", "1", source=faulty.mountpoint, allow_log=[AWAY])
@@ -567,6 +577,7 @@ def test_a_second_channel_displaces_the_first(place: Place, mounting: Mounting) 
 
 
 @pytest.mark.claim("P11")
+@in_one_mode
 def test_the_next_server_takes_a_plan(place: Place, mounting: Mounting) -> None:
     names = write_files(place, 12)
     mount = mounting()
@@ -583,6 +594,7 @@ def test_the_next_server_takes_a_plan(place: Place, mounting: Mounting) -> None:
 
 
 @pytest.mark.claim("P1")
+@in_one_mode
 def test_garbage_closes_the_channel_and_nothing_else(place: Place, mounting: Mounting) -> None:
     names = write_files(place, 2)
     mount = mounting()
@@ -616,6 +628,7 @@ def test_another_version_is_refused(place: Place, mounting: Mounting) -> None:
     assert "mounted without hints (--hintsd none)" in done.stdout
 
 
+@in_one_mode
 def test_a_mount_says_where_its_hintsd_listens(place: Place, mounting: Mounting) -> None:
     write_files(place, 1)
     mount = mounting("--hintsd", "/run/some.sock")

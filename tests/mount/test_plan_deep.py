@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusecache import _native
-from tests.conftest import Place
+from tests.conftest import Place, in_one_mode
 from tests.mount.test_cache_faults import flip
 from tests.mount.test_plan_native import Door, read_all, read_staged, start
 
@@ -63,6 +63,7 @@ def damage(place: Place, *names: str) -> None:
 @pytest.mark.parametrize(
     "environ", [{}, {"NATIVE_DOOR_REFUSES": str(IO_SETUP)}], ids=["deep", "one-by-one"]
 )
+@in_one_mode
 def test_each_file_of_a_batch_ends_as_it_would_alone(
     place: Place, start: Callable[..., Door], environ: dict[str, str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_each_file_of_a_batch_ends_as_it_would_alone(
     read_all(door, *damaged)
 
 
+@in_one_mode
 def test_segments_cut_under_a_batch(place: Place, start: Callable[..., Door]) -> None:
     """As an eviction does it, before it unlinks them."""
     door = store_all(place, start)
@@ -106,6 +108,7 @@ def stage_in_threads(door: Door, names: list[str]) -> set[int]:
     return {result for part in parts for result in part}
 
 
+@in_one_mode
 def test_batches_at_the_same_time(place: Place, start: Callable[..., Door]) -> None:
     door, names = store_all(place, start), list(FILES)
     assert stage_in_threads(door, names) == {_native.PUSHED}
@@ -113,6 +116,7 @@ def test_batches_at_the_same_time(place: Place, start: Callable[..., Door]) -> N
 
 
 @pytest.mark.parametrize("is_listed", [True, False], ids=["listed", "not listed"])
+@in_one_mode
 def test_files_that_the_kernel_has_forgotten(
     place: Place, start: Callable[..., Door], is_listed: bool
 ) -> None:

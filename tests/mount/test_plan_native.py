@@ -213,6 +213,7 @@ def test_what_a_reader_was_faster_with_is_left_to_it(stored: Door) -> None:
     read_staged(stored, *names)
 
 
+@in_one_mode
 def test_what_cannot_be_staged(place: Place, start: Callable[..., Door]) -> None:
     with open(place.write("large", b""), "wb") as file:
         file.truncate((4 << 20) + 1)
@@ -245,6 +246,7 @@ def test_what_cannot_be_staged(place: Place, start: Callable[..., Door]) -> None
     assert door.call("arm", inos=gone + pack(0, 1, 999_999), fuse_fd=True) == 0
 
 
+@in_one_mode
 def test_pages_from_memory(place: Place, start: Callable[..., Door]) -> None:
     place.write("other", bytes(1000))
     door = start()
@@ -270,6 +272,7 @@ def test_pages_from_memory(place: Place, start: Callable[..., Door]) -> None:
     ] * len(wrong)
 
 
+@in_one_mode
 def test_one_of_several_names(place: Place, start: Callable[..., Door]) -> None:
     os.link(place.source / "photo", place.source / "d/second")
     door = start()
@@ -293,6 +296,7 @@ def test_one_of_several_names(place: Place, start: Callable[..., Door]) -> None:
     assert door.reads() > before
 
 
+@in_one_mode
 def test_a_path_that_is_too_long_for_one_call(place: Place, start: Callable[..., Door]) -> None:
     """It cannot be opened by name: then it is dropped by an invalidation, and only a file that the
     kernel knows can be staged.
@@ -417,6 +421,7 @@ def test_a_wire_fires_once_and_pages_stay(stored: Door) -> None:
         assert stored.reads() == reads
 
 
+@in_one_mode
 def test_a_wire_of_a_name_that_the_kernel_has_not_seen(stored: Door) -> None:
     assert stored.arm("photo") == 1
     assert stored.flags("photo") == _native.PLAN_ARMED

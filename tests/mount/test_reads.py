@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.mounted import ROOT, Mount, digest, drop_file, environment, errno_of, eventually
 from tests.support.trees import assert_same, make_files, random_bytes
 
@@ -164,6 +164,7 @@ def test_the_origin_is_read_once(place: Place, mounting: Mounting) -> None:
 
 
 @pytest.mark.claim("R4")
+@in_one_mode
 def test_odd_times_do_not_keep_a_file_out_of_the_cache(place: Place, mounting: Mounting) -> None:
     for index, second in enumerate((-1, 0, 4_000_000_000)):
         os.utime(place.write(f"{index}", b"content %d" % index), (second, second))
@@ -258,6 +259,7 @@ for root in sys.argv[2:]:
 
 
 @pytest.mark.claim("R2")
+@in_one_mode
 def test_stock_image_folder_with_forked_workers(place: Place, mounting: Mounting) -> None:
     """Stock ImageFolder and DataLoader see the same batches from the mount as from the origin."""
     from PIL import Image
@@ -294,6 +296,7 @@ def test_same_content_is_stored_once(place: Place, mounting: Mounting) -> None:
 
 
 @pytest.mark.claim("R7")
+@in_one_mode
 def test_the_ram_budget_outlives_the_server(place: Place, mounting: Mounting) -> None:
     """What the kernel holds is known to the next server, which drops it when over its budget."""
     make_files(place.source, 40, lambda _: 500_000)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.faulty_origin import FaultyOrigin
 from tests.support.mounted import Mount, errno_of, eventually
 from tests.support.trees import assert_same, make_files, random_bytes, snapshot
@@ -82,6 +82,7 @@ def test_it_is_found_again(place: Place, origin: FaultyOrigin, mounting: Mountin
 
 
 @pytest.mark.claim("E8", "K1")
+@in_one_mode
 def test_the_next_server_finds_it_too(
     place: Place, origin: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -110,6 +111,7 @@ def test_the_next_server_finds_it_too(
 
 
 @pytest.mark.claim("E8")
+@in_one_mode
 def test_an_empty_one_is_not_taken(place: Place, origin: FaultyOrigin, mounting: Mounting) -> None:
     """The server of the origin may have lost its disk: names and bytes stay until it is back."""
     files = make_files(place.source, 20, lambda index: 5000 + index)
@@ -137,6 +139,7 @@ def test_an_empty_one_is_not_taken(place: Place, origin: FaultyOrigin, mounting:
 
 
 @pytest.mark.claim("E6")
+@in_one_mode
 def test_mount_does_not_take_a_mount_of_a_dead_origin_for_dead(
     place: Place, origin: FaultyOrigin, mounting: Mounting
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.control import control_client
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.faulty_origin import FaultyOrigin
 from tests.support.mounted import Mount, errno_of, eventually
 from tests.support.trees import assert_same, make_files, random_bytes
@@ -34,6 +34,7 @@ def fill(mount: Mount, files: list[Path], source: Path) -> list[str]:
 
 
 @pytest.mark.claim("R4", "N7", "C12")
+@in_one_mode
 def test_a_file_that_has_not_changed_is_not_read_again(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_file_that_has_not_changed_is_not_read_again(
 
 
 @pytest.mark.claim("C12", "H2", "H3")
+@in_one_mode
 def test_a_replaced_file_is_another_one(
     place: Place, faulty: FaultyOrigin, mounting: Mounting
 ) -> None:
@@ -132,6 +134,7 @@ def test_changes_and_links_there(place: Place, faulty: FaultyOrigin, mounting: M
 
 @pytest.mark.claim("C12")
 @pytest.mark.parametrize("directory", ["", "class"])
+@in_one_mode
 def test_numbers_that_should_stay_are_watched(
     place: Place, mounting: Mounting, directory: str
 ) -> None:
@@ -177,6 +180,7 @@ def coarse_disk(place: Place) -> Iterator[Path]:
 
 
 @pytest.mark.claim("R1", "C4")
+@in_one_mode
 def test_where_numbers_are_kept_equal_times_are_no_proof(
     place: Place, coarse_disk: Path, mounting: Mounting
 ) -> None:

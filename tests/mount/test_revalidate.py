@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import Mount, errno_of, eventually
 from tests.support.trees import assert_same, make_files, random_bytes, snapshot
@@ -151,6 +151,7 @@ def test_directories_move_and_types_change(place: Place, mounting: Mounting) -> 
 
 
 @pytest.mark.claim("C8")
+@in_one_mode
 def test_never_means_never(place: Place, mounting: Mounting, zero_open: bool) -> None:
     """A second mount with a period is the clock that says when a change would show."""
     files = make_files(place.source, 20, lambda index: 1000 + index)
@@ -238,6 +239,7 @@ def test_held_open_and_replaced_or_deleted(place: Place, mounting: Mounting) -> 
 
 @pytest.mark.claim("C9", "C10")
 @pytest.mark.parametrize("change", ["rewritten", "truncated", "replaced"])
+@in_one_mode
 def test_changed_while_being_fetched(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, change: str
 ) -> None:
@@ -277,6 +279,7 @@ def test_changed_while_being_fetched(
 
 
 @pytest.mark.claim("C11")
+@in_one_mode
 def test_a_young_file_is_not_kept(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     """It is read from the origin until its times can be trusted; then it is stored."""
     mount = mounting("--revalidate", "1", source=faulty.mountpoint)
@@ -290,6 +293,7 @@ def test_a_young_file_is_not_kept(place: Place, faulty: FaultyOrigin, mounting: 
 
 
 @pytest.mark.claim("U3")
+@in_one_mode
 def test_no_inotify_for_changes_at_the_origin(place: Place, mounting: Mounting) -> None:
     place.write("file", b"old")
     mount = mounting(*PERIOD)

@@ -113,6 +113,7 @@ def test_a_second_mount_lists_nothing_again(
 
 
 @pytest.mark.claim("C14", "R4")
+@in_one_mode
 def test_bytes_cost_one_look_a_file(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str]
 ) -> None:
@@ -170,6 +171,7 @@ CHANGES: dict[str, tuple[Change, int]] = {
 
 @pytest.mark.claim("C13")
 @pytest.mark.parametrize(("change", "lists"), CHANGES.values(), ids=CHANGES.keys())
+@in_one_mode
 def test_names_that_changed_between_two_mounts(
     place: Place,
     faulty: FaultyOrigin,
@@ -188,6 +190,7 @@ def test_names_that_changed_between_two_mounts(
 
 
 @pytest.mark.claim("C13")
+@in_one_mode
 def test_a_path_that_is_looked_up_before_any_listing(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str]
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_path_that_is_looked_up_before_any_listing(
 
 
 @pytest.mark.claim("C14")
+@in_one_mode
 def test_of_a_file_with_two_names_one_was_replaced_between_two_mounts(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str]
 ) -> None:
@@ -242,6 +246,7 @@ def test_a_file_rewritten_between_two_mounts(
 
 @pytest.mark.claim("C15")
 @pytest.mark.parametrize("is_listed", [True, False])
+@in_one_mode
 def test_attributes_that_changed_between_two_mounts(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, files: list[str], is_listed: bool
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, OrdinaryUser, Place
+from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
 from tests.support.mounted import Mount, alive, children, errno_of, eventually
 from tests.support.trees import assert_same, make_files, random_bytes
 
@@ -42,6 +42,7 @@ print(finding.find_socket(sys.argv[1])[0])
 
 
 @pytest.mark.claim("X1", "X2", "X6", "A3")
+@in_one_mode
 def test_other_users(ordinary_user: OrdinaryUser, zero_open: bool) -> None:
     source, closed, shared = (ordinary_user.base / name for name in ("source", "closed", "shared"))
     for directory in (source, closed, shared):
@@ -99,6 +100,7 @@ def test_other_users(ordinary_user: OrdinaryUser, zero_open: bool) -> None:
 
 
 @pytest.mark.claim("X3")
+@in_one_mode
 def test_cache_directory_and_its_files_are_private(place: Place, mounting: Mounting) -> None:
     place.write("file", b"secret")
     before = os.umask(0)
@@ -183,6 +185,7 @@ def test_a_link_swapped_back_and_forth_while_reading(place: Place, mounting: Mou
 
 
 @pytest.mark.claim("X4", "N4")
+@in_one_mode
 def test_dot_dot_and_absolute_links(place: Place, mounting: Mounting) -> None:
     """They lead where the reader's kernel says: beside the mount point, to the reader's root."""
     place.write("inside/file", b"inside")
@@ -224,6 +227,7 @@ for directory, below, names in sorted(os.walk(sys.argv[1])):
 
 
 @pytest.mark.claim("A3", "A4", "X2", "X3", "K1")
+@in_one_mode
 def test_an_ordinary_user_mounts(ordinary_user: OrdinaryUser, user_mount: Mount) -> None:
     mount, run = user_mount, ordinary_user.run
     expected = run(READ_TREE, mount.source).stdout
@@ -249,6 +253,7 @@ def test_an_ordinary_user_mounts(ordinary_user: OrdinaryUser, user_mount: Mount)
     assert mount.value("reads", "from_origin") == 0
 
 
+@in_one_mode
 def test_the_keeper_of_an_ordinary_user_ends_on_sigterm(
     ordinary_user: OrdinaryUser, user_mount: Mount
 ) -> None:
@@ -260,6 +265,7 @@ def test_the_keeper_of_an_ordinary_user_ends_on_sigterm(
 
 
 @pytest.mark.claim("W2")
+@in_one_mode
 def test_the_source_is_untouched(place: Place, mounting: Mounting, tmp_path: Path) -> None:
     make_files(place.source, 20, lambda index: index * 3000)
     before = {path: path.stat() for path in sorted(place.source.rglob("*"))}

@@ -28,6 +28,7 @@ def disk_bytes(directory: Path) -> int:
 
 
 @pytest.mark.claim("F7", "R5")
+@in_one_mode
 def test_two_mounts_share_a_cache_directory(place: Place, mounting: Mounting) -> None:
     """Same source: fetched once. Another source with the same content: stored once."""
     make_files(place.source, 60, lambda index: 30_000 + index)
@@ -81,6 +82,7 @@ def test_the_smaller_limit_holds_for_both_mounts(place: Place, mounting: Mountin
 
 
 @pytest.mark.claim("F6")
+@in_one_mode
 def test_capacity_is_a_limit_and_eviction_makes_room(place: Place, mounting: Mounting) -> None:
     files = make_files(place.source, 80, lambda _: MIB)
     mount = mounting("--ssd", "32M", "--ram", "64M", "--policy", "lrf")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.base.wire import Result
-from tests.conftest import Mounting, Place
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.mounted import Mount, errno_of, eventually
 from tests.support.plan_client import PlanClient
 from tests.support.trees import random_bytes
@@ -94,6 +94,7 @@ def test_evicted_files_are_staged_again(place: Place, mounting: Mounting, files:
 
 
 @pytest.mark.claim("P13")
+@in_one_mode
 def test_what_only_the_origin_has_is_told_of_and_not_read_again(
     place: Place, mounting: Mounting, files: None
 ) -> None:
@@ -138,6 +139,7 @@ def test_what_the_budget_has_dropped_stays_dropped(place: Place, mounting: Mount
 
 
 @pytest.mark.claim("P13")
+@in_one_mode
 def test_files_whose_inodes_are_gone(place: Place, mounting: Mounting, files: None) -> None:
     """As with `echo 3 > drop_caches`: names, inodes and pages."""
     mount = mounting("--ram", "64M")
@@ -149,6 +151,7 @@ def test_files_whose_inodes_are_gone(place: Place, mounting: Mounting, files: No
 
 
 @pytest.mark.claim("P13")
+@in_one_mode
 def test_the_next_server_ignores_answers_to_the_one_before(
     place: Place, mounting: Mounting, files: None
 ) -> None:

@@ -1,6 +1,7 @@
 """A real mount for a test: the commands, its processes, its log, and the certainty that it ends.
 
-`Mount` runs `fusecache mount` as a user does and is a context manager. Leaving it unmounts, and
+`Mount` runs `fusecache mount` as a user does (in a fork of what has imported it:
+tests/support/commands.py) and is a context manager. Leaving it unmounts, and
 fails the test when a process stays behind, or when the log has a WARNING or worse that the test did
 not allow. A watchdog process aborts the FUSE connection when a test hangs.
 
@@ -28,6 +29,7 @@ from typing import Any, TypeVar
 from fusecache.base import processes
 from fusecache.base.errors import UserError
 from fusecache.control import control_client
+from tests.support.commands import Commands
 from tests.support.watchdog import abort_mount
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 T = TypeVar("T")
 live_mounts: list[Mount] = []
+_commands = Commands()
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -75,8 +78,11 @@ def command(
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run one `fusecache` command to its end; never raises for its exit code."""
+    words = [str(argument) for argument in arguments]
+    if not prefix and tuple(program) == COMMAND:
+        return _commands.run(words, env or environment(), timeout_s)
     return subprocess.run(
-        [*prefix, *program, *(str(argument) for argument in arguments)],
+        [*prefix, *program, *words],
         capture_output=True,
         text=True,
         errors="surrogateescape",

@@ -176,6 +176,9 @@ def _inner_sampler(loader: Any) -> Any:
 # What these read depends on what the dataset draws, without workers. Nobody can tell it.
 _MIXED = ("lazy", "lazy, no batches", "buckets")
 
+# The base seed of persistent workers is drawn once, from the same generator as the order, or not.
+_PERSISTENT = ("shuffle", "shuffle, generator", "sampler's generator", "no batches", "eager")
+
 
 def _run(
     kind: Kind, daemon: FakeHintsd | None, draws: bool, **settings: Any
@@ -206,11 +209,13 @@ def _run(
 
 @pytest.mark.claim("P3")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
-@pytest.mark.parametrize("key", KINDS)
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}],
-    ids=["alone", "workers", "persistent"],
+    ("key", "settings"),
+    [
+        *((key, {}) for key in KINDS),
+        *((key, {"num_workers": 2}) for key in KINDS),
+        *((key, {"num_workers": 1, "persistent_workers": True}) for key in _PERSISTENT),
+    ],
 )
 def test_what_is_announced_is_read_and_nothing_is_changed(
     daemon: FakeHintsd, key: str, settings: dict[str, Any]

@@ -134,8 +134,13 @@ def _stateful(kind: str, workers: int, daemon: FakeHintsd | None) -> tuple[Any, 
 
 @pytest.mark.claim("P3")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        *((kind, 0) for kind in STATEFUL),
+        *((kind, 2) for kind in ("shuffle, generator", "distributed", "unknown code")),
+    ],
+)
 def test_checkpoints_of_a_stateful_loader(daemon: FakeHintsd, kind: str, workers: int) -> None:
     """What is read, saved, and read after a resume, is what it is without us."""
     results: list[Any] = []

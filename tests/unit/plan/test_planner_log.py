@@ -656,7 +656,7 @@ def test_a_second_job_makes_chunks_smaller() -> None:
 # --- anything, in any order
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_window_gets_through_four_epochs(data: st.DataObject) -> None:
     """No deadlock, each sample moved once an epoch at most, and once where one job reads alone."""

@@ -102,7 +102,7 @@ def test_what_was_kept_and_is_lost_once_is_fetched_once_when_its_turn_comes() ->
     assert not scene.planner._files.all_with(LOST).size, "and forgotten"
 
 
-@pytest.mark.parametrize(("ssd", "limit"), [(0, 300), (0, 150), (800, 300)])
+@pytest.mark.parametrize(("ssd", "limit"), [(0, 150), (800, 300)])
 def test_what_is_taken_again_and_again_is_not_held(ssd: int, limit: int) -> None:
     """RAM for 600 files, and the kernel leaves less: (1 - c) is fetched, c being what it leaves."""
     pressed = Pressed(ssd=ssd)

@@ -78,9 +78,15 @@ def read(scene: Scene, orders: list[Inos], uses: Expected | None = None) -> int:
     return sum(scene.mount.origin_reads.values())
 
 
-@pytest.mark.parametrize("is_scored", [False, True], ids=["", "scored"])
-@pytest.mark.parametrize("ram_share", [0.1, 0.3])
-@pytest.mark.parametrize(("draw", "uses"), [(drawn_with_replacement, OFTEN), (selected, CHANCE)])
+@pytest.mark.parametrize(
+    ("draw", "uses", "ram_share", "is_scored"),
+    [
+        (drawn_with_replacement, OFTEN, 0.1, True),
+        (drawn_with_replacement, OFTEN, 0.3, False),
+        (selected, CHANCE, 0.1, False),
+        (selected, CHANCE, 0.3, True),
+    ],
+)
 def test_what_is_used_soonest_is_kept(
     draw: Callable[[np.random.Generator], Inos], uses: Expected, ram_share: float, is_scored: bool
 ) -> None:
