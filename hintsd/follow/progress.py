@@ -143,11 +143,6 @@ class Progress:
         nearest: Positions = np.where(inside, candidates, _FAR).min(axis=0)
         return np.where((nearest >= self.low) & (nearest < _FAR), nearest, -1)
 
-    def overtaken(self, candidates: Positions) -> Mask:
-        """Which files are used where a step came before the reads. `candidates`: as `place`."""
-        found: Mask = ((candidates >= self.floor) & (candidates < self.low)).any(axis=0)
-        return found
-
     # --- evidence
 
     def take(
@@ -161,13 +156,16 @@ class Progress:
         unfired: int | None,
         now: float,
     ) -> None:
-        """Weighs one batch of observations. `placed`: what `place` said; `in_dataset`: they say
-        something about this job; `excused`: in order for another job, so no stray.
+        """Weighs one batch of observations. `candidates`: Sequence.locate, from `floor` on where a
+        file may come again: what was read may be the earlier use. `placed`: what `place` said;
+        `in_dataset`: they say something about this job; `excused`: in order for another job, so no
+        stray.
         """
         zone_end = self.zone_end(unfired)
         share = self.evidence.share_percent(zone_end - self.low)
         in_order = placed >= 0
-        relevant = in_order | (in_dataset & ~excused & ~self.overtaken(candidates))
+        overtaken = (candidates >= self.floor) & (candidates < self.low)
+        relevant = in_order | (in_dataset & ~excused & ~overtaken.any(axis=0))
         for index in np.flatnonzero(relevant):
             is_read = bool(reads[index])
             if in_order[index]:

@@ -341,14 +341,13 @@ class Followers:
         """
         job, progress, reads, now = view.job, view.job.progress, seen.reads, seen.now
         where, here, unfired = view.where, view.placed, view.unfired
-        if job.sequence.has_repeats:  # what was read may be an earlier use than the next one
-            earlier = job.sequence.locate(seen.inos, progress.floor)
-            others = others | progress.overtaken(earlier)
+        again = job.sequence.has_repeats
+        candidates = job.sequence.locate(seen.inos, progress.floor) if again else where
         # Before `take`: what is in order is what was so when they were placed.
         if self._windows.has_lanes:
             self._lanes.see(job, where, here)
         fired = job.wiring.find_fired(where[:, ~reads], here[~reads] >= 0, unfired)
-        progress.take(seen.inos, where, here, reads, relevant, others, unfired, now)
+        progress.take(seen.inos, candidates, here, reads, relevant, others, unfired, now)
         if fired and not job.is_lost:
             progress.reach(job.wiring.fire(fired), now)
         if job.search is not None:
