@@ -30,8 +30,8 @@ static struct {
 	pthread_cond_t some, watch;
 	struct waiting *first, **end; /* the oldest first, until it is answered or passed on */
 	unsigned threads, idle, queued;
-	unsigned hung; /* were passed on, and their threads are not back: no others are taken */
-	bool is_watched;
+	unsigned hung;		    /* were passed on, and their threads are not back: no others are taken */
+	bool has_watch, is_watched; /* its thread is there; it will look again by itself */
 } looks = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .some = PTHREAD_COND_INITIALIZER,
@@ -141,8 +141,9 @@ static void *watch_main(void *unused)
 /* looks.lock is held. Is there one for one more? */
 static bool have_thread(void)
 {
-	if (!looks.threads && thread_start(watch_main, NULL))
+	if (!looks.has_watch && thread_start(watch_main, NULL))
 		return false;
+	looks.has_watch = true;
 	if (looks.queued >= looks.idle && looks.threads < LOOKS_MOST && !thread_start(look_main, NULL)) {
 		looks.threads++;
 		looks.idle++;
