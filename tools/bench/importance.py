@@ -85,18 +85,21 @@ def _run(
     files = []
     with hinted_mount(daemon, source, work, options) as mount:
         told = {
-            **{"root": str(mount.mountpoint), "paths": list(names), "seed": seed},
-            **{"epochs": epochs, "batch": BATCH, "workers": WORKERS, "settings": settings},
+            "root": str(mount.mountpoint),
+            "paths": list(names),
+            "seed": seed,
+            "epochs": epochs,
+            "batch": BATCH,
+            "workers": WORKERS,
+            "settings": settings,
         }
         for epoch in _epochs(told):
             read.append(epoch)
             files.append(int(mount.status()["origin"]["files"]))
     counted = sum(map(len, read[WARM_UP:]))
     found = {"hits": 1 - (files[-1] - files[WARM_UP - 1]) / counted}
-    for policy in (Belady, LRU):
-        found[f"{'MIN' if policy is Belady else 'LRU'} of the same reads"] = _replayed(
-            policy(budget), read
-        )
+    for name, policy in (("MIN", Belady(budget)), ("LRU", LRU(budget))):
+        found[f"{name} of the same reads"] = _replayed(policy, read)
     return found
 
 
@@ -111,8 +114,8 @@ def _epochs(told: dict[str, Any]) -> Iterator[list[int]]:
         try:
             reader.stdin.write(json.dumps(told) + "\n")
             reader.stdin.flush()
-            for _ in range(told["epochs"]):
-                yield json.loads(reader.stdout.readline())
+            for line in reader.stdout:
+                yield json.loads(line)
                 reader.stdin.write("\n")
                 reader.stdin.flush()
             reader.stdin.close()

@@ -11,7 +11,6 @@ after a failure, Ctrl-C or SIGTERM.
 
 import contextlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from tools.demo_lib import report, training
 from tools.demo_lib.origin import Origin, slow_origin
 from tools.fusecache_command import FusecacheMount, default_executable
 from tools.hintsd_command import HintsdCommand
-from tools.interrupts import end_on_signals
+from tools.interrupts import end_on_signals, failing_in_a_line
 from tools.slow_origin import forget_files
 
 EPOCHS = 3
@@ -67,12 +66,12 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
     end_on_signals()
     started = time.monotonic()
-    try:
+    with failing_in_a_line(console):
         out.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as cleanup:
             work = Path(tempfile.mkdtemp(prefix="fusecache-demo-", dir=work_dir))
             cleanup.callback(shutil.rmtree, work, ignore_errors=True)
-            say = _sayer(console)
+            say = report.sayer(console)
             if data is not None:
                 origin = Origin(data.resolve(), data.resolve(), f"{data}, at its own speed")
             else:
@@ -82,12 +81,6 @@ def main(
             demo.run()
             checks = _compare(demo, is_slow=data is None)
             _show(console, out, demo, checks)
-    except KeyboardInterrupt:
-        console.print("[bold red]FAIL[/]: interrupted; everything was cleaned up")
-        sys.exit(130)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        console.print(f"[bold red]FAIL[/]: {error}", highlight=False, soft_wrap=True)
-        sys.exit(1)
     seconds = time.monotonic() - started
     failed = [check.claim for check in checks if not check.holds]
     if failed:
@@ -210,16 +203,6 @@ def _show(console: Console, out: Path, demo: _Demo, checks: list[report.Check]) 
     report.save_json(out / "demo.json", demo.rows, checks, notes)
     report.save_plot(out / "demo.png", demo.rows, about)
     demo.say(f"saved {out / 'demo.png'}, table.txt, demo.json")
-
-
-def _sayer(console: Console) -> Callable[[str], None]:
-    start = time.monotonic()
-
-    def say(text: str) -> None:
-        seconds = time.monotonic() - start
-        console.print(f"[dim]{seconds:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
-
-    return say
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The demo's results: a table for the terminal, a plot of two panels and a JSON file for keeps."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,17 @@ from tools.demo_lib.training import Epoch
 
 WIDTH = 120  # of what is not printed on a terminal
 _COLOURS = {"direct": "#9a9a9a", "mount": "#2a78b8", "hinted": "#1f9d55"}
+
+
+def sayer(console: Console) -> Callable[[str], None]:
+    """Says a line, and how long it is since this call."""
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        seconds = time.monotonic() - start
+        console.print(f"[dim]{seconds:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
+
+    return say
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ after a failure, Ctrl-C or SIGTERM.
 
 import contextlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +22,11 @@ from rich.console import Console
 from fusecache.config.settings import RAM_BYTES_MIN, SSD_BYTES_MIN
 from tools.demo_lib import dataset
 from tools.demo_lib.origin import Origin, slow_origin
+from tools.demo_lib.report import sayer
 from tools.fusecache_command import FusecacheMount
 from tools.hintsd_command import HintsdCommand
 from tools.importance_lib import report, training
-from tools.interrupts import end_on_signals
+from tools.interrupts import end_on_signals, failing_in_a_line
 from tools.slow_origin import forget_files
 
 IMAGES_MOST = 1_400  # the other digits are for judging
@@ -45,12 +45,8 @@ def main(images: int, epochs: int, seed: int, out: Path, work_dir: Path | None) 
     console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
     end_on_signals()
     started = time.monotonic()
-
-    def say(text: str) -> None:
-        seconds = time.monotonic() - started
-        console.print(f"[dim]{seconds:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
-
-    try:
+    say = sayer(console)
+    with failing_in_a_line(console):
         out.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as cleanup:
             work = Path(tempfile.mkdtemp(prefix="fusecache-importance-", dir=work_dir))
@@ -68,12 +64,6 @@ def main(images: int, epochs: int, seed: int, out: Path, work_dir: Path | None) 
         report.save_json(out / "importance.json", comparison.trainings, about)
         report.save_plot(out / "importance.png", comparison.trainings, about)
         say(f"saved {out / 'importance.png'}, table.txt, importance.json")
-    except KeyboardInterrupt:
-        console.print("[bold red]FAIL[/]: interrupted; everything was cleaned up")
-        sys.exit(130)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        console.print(f"[bold red]FAIL[/]: {error}", highlight=False, soft_wrap=True)
-        sys.exit(1)
     seconds = time.monotonic() - started
     console.print(f"[bold green]DONE[/]: {len(comparison.trainings)} trainings ({seconds:.0f} s)")
 
