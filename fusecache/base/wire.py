@@ -320,6 +320,10 @@ class Result:
     """Worth another try."""
     RECLAIMED: Final = 8
     """The kernel has let go of what was staged, and SSD does not have it. Told unasked."""
+    EVICTED: Final = 9
+    """After `evict`: SSD does not have it any more."""
+    NOT_EVICTED: Final = 10
+    """After `evict`: SSD has it still."""
 
 
 class Observed:
