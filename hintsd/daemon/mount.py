@@ -469,10 +469,10 @@ class Mount:
         has_changed = server.take(state)
         tell(functools.partial(planner.set_budgets, *owner.budgets(self)))
         knows_pins = server.facts is not None and server.facts.knows_pins
+        evicts = server.facts is not None and server.facts.evicts
         is_alone = owner.sharers(self) == 1
-        tell(
-            functools.partial(planner.set_pins, knows_pins, values["pins"], others_may_go=is_alone)
-        )
+        set_pins = functools.partial(planner.set_pins, others_may_go=is_alone, evicts=evicts)
+        tell(functools.partial(set_pins, knows_pins, values["pins"]))
         tell(functools.partial(planner.trails.record, values["recording"]))
         tell(
             functools.partial(planner.set_origin, server.origin_bytes_per_s, values["origin_files"])

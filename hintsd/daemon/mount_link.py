@@ -72,6 +72,7 @@ class MountFacts(NamedTuple):
     layout: str = "static"  # of the samples on SSD (docs/LOG.md): or "reorder", "auto"
     probe: Probe | None = None  # what was measured of the SSD
     knows_pins: bool = False
+    evicts: bool = False  # files, one by one
 
 
 class Up(NamedTuple):
@@ -422,6 +423,7 @@ def _facts(line: bytes) -> MountFacts:
         layout=mount.optional_str("layout", 16) or "static",
         probe=_probe(mount),
         knows_pins=bool(mount.optional_int("pins", 0, 1)),
+        evicts=bool(mount.optional_int("evicts", 0, 1)),
     )
 
 

@@ -19,7 +19,7 @@ COMMAND_INOS_MOST = 65_536
 
 
 class Command(NamedTuple):
-    kind: str  # "stage" | "fetch" | "cancel" | "drop" | "arm" | "clear" | "pack" | "pin"
+    kind: str  # one of docs/WIRE.md's plan channel
     inos: Inos
     store: npt.NDArray[np.uint8] | None = None
     fields: Mapping[str, Any] | None = None  # of a `pack`, a `pin`

@@ -215,6 +215,19 @@ class Ssd:
         flags[gone] = (flags[gone] | GONE) & (~STORED & 0xFFFF)
         self._files.put(inos, _OF_SSD, flags)
 
+    def evict(self, inos: Inos) -> None:
+        """They are to make way; that the mount has room is for it to say."""
+        self._files.unmark(inos, STORED)
+
+    def put_back(self, inos: Inos) -> None:
+        """They were to make way, and are still there."""
+        self.unsettle(np.unique(inos))
+        self._files.mark(self._without_gone(inos), STORED)
+
+    def _without_gone(self, inos: Inos) -> Inos:
+        found: Inos = inos[self._files.flags[inos] & GONE == 0]
+        return found
+
     def void(self) -> None:
         """Nothing is being fetched or stored any more."""
         self._files.unmark_all(FETCHING | STORING)

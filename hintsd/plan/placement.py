@@ -3,7 +3,8 @@ pure).
 
 hintsd/policies/residents.py lets files in, those that are used first or, where files are used
 unequally often and not all fit, those that are used most: uses are counted over a horizon of
-epochs. Those let in are RESIDENT (files.py); what is in no window is fetched.
+epochs. Those let in are RESIDENT (files.py); what is in no window is fetched. Where scores or
+repeats say that others are used sooner, what is stored makes way for them (`Exchange`).
 
 INVARIANT: what is fetched fits into the SSD's room beside all that is being stored.
 """
@@ -11,11 +12,13 @@ INVARIANT: what is fetched fits into the SSD's room beside all that is being sto
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from hintsd.follow.sequence import NO_INOS, Inos
+from fusecache.base.wire import Result
+from hintsd.follow.sequence import NO_INOS, Inos, Uses
 from hintsd.plan.commands import COMMAND_INOS_MOST, Command, commands_of
 from hintsd.plan.files import (
     FETCHING,
@@ -26,11 +29,13 @@ from hintsd.plan.files import (
     PINNED,
     RESIDENT,
     SENT,
+    STAGED,
     STORED,
     STORING,
     Files,
     Ssd,
     first_uses,
+    takes,
 )
 from hintsd.plan.job import Job
 from hintsd.policies.residents import fits
@@ -40,6 +45,9 @@ WALK_MOST = 1 << 15  # positions that fetching ahead looks at in one decide()
 HORIZON_SAMPLES_MOST = 1 << 26  # over so many accesses uses are counted, when they are uneven,
 HORIZON_EPOCHS_MOST = 1 << 10  # and over so many epochs
 HORIZON_WAIT_S = 60.0
+# What makes way is told when it is so many files, and such a part of those that are stored: each
+# time costs the mount a transaction. They are sorted anew when such a part of them has come.
+EVICT_LEAST, EVICT_SHARE, SORT_SHARE = 8, 64, 8
 
 
 class Placement:
@@ -47,6 +55,8 @@ class Placement:
 
     def __init__(self, files: Files, ssd: Ssd) -> None:
         self._files, self._ssd = files, ssd
+        self.exchange = Exchange(files, ssd)
+        """What of it makes way for others."""
         self._short_of_bytes: int | None = None  # free room when residents did not fit
         self._fetching: deque[Inos] = deque()
         # whether the mount knows pins, and whether no other one's are to be heeded
@@ -60,17 +70,19 @@ class Placement:
         """Whether files are to be missing on SSD."""
         return self._short_of_bytes is not None
 
-    def set_pins(self, is_known: bool, told: int, *, others_may_go: bool) -> None:
+    def set_pins(self, is_known: bool, told: int, *, others_may_go: bool, evicts: bool) -> None:
         """Whether the mount's server knows pins, and by which list it goes; whether no other
-        mount's files on its cache directory have to stay.
+        mount's files on its cache directory have to stay; whether it evicts what it is told to.
         """
+        self.exchange.allow(evicts and others_may_go)
         self._knows_pins, self._pins_told = is_known, told
         self._others_may_go = others_may_go
 
     def void(self) -> None:
-        """Nothing is being fetched or pinned any more."""
+        """Nothing is being fetched, pinned or evicted any more."""
         self._fetching.clear()
         self.unpinned()
+        self.exchange.void()
 
     def cancel(self) -> None:
         """Takes back all fetches that are not answered."""
@@ -123,6 +135,8 @@ class Placement:
             ssd.unsettle(waiting[self._files.flags[waiting] & STORING == 0])
         elif self._short_of_bytes is None or ssd.free_bytes - self._short_of_bytes <= least:
             return
+        if self.exchange.is_on:  # who is staged next may have it
+            return
         self._short_of_bytes = None
         for job in jobs:
             job.placed.demand()
@@ -138,6 +152,8 @@ class Placement:
             if waiting and self.horizon_epoch(job, current) is not None:
                 continue
             job.placed.settle()
+            if self.exchange.is_on and self.is_short:
+                continue
             if self._ssd.uses is not None and len(job.placed.counted) > 1:  # uneven
                 self._place_by_use(job)
             else:
@@ -260,3 +276,131 @@ class Placement:
         fitting = fits(self._files.sizes[inos[next_]], room_bytes)
         looked_at = len(inos) if fitting == len(next_) else int(next_[fitting])
         return inos[next_[:fitting]], looked_at
+
+
+class Exchange:
+    """What is stored makes way for what is staged from the origin, where that is used sooner by
+    more than a margin (Belady's MIN, with bypass; Belady 1966): as far as orders tell, and is
+    expected to be beyond. The room is there a moment after the mount was told. So it is those who
+    come next that have it, the one that is used soonest first.
+
+    INVARIANT: nothing that is to be staged from SSD is evicted.
+    """
+
+    def __init__(self, files: Files, ssd: Ssd) -> None:
+        self._files, self._ssd = files, ssd
+        self._may_evict = False
+        self._next_uses: Callable[[Inos], Uses] | None = None
+        self._stored: Callable[[], Inos] = lambda: NO_INOS
+        self._margin = 0.0
+        self._latest = NO_INOS  # those that are stored, the one that is used last first ...
+        self._used_at = np.zeros(0)  # ... and when
+        self._stored_count = 0  # when they were sorted
+        self._come = 0  # files that were looked at since
+        self._is_stale = True
+        self._short_bytes = 0  # what has come, is used sooner, and had no room
+        self._evicting_bytes = 0
+        self._evictions: list[Inos] = []
+
+    def allow(self, may_evict: bool) -> None:
+        """Whether the mount evicts what it is told to, and nobody else's files are concerned."""
+        self._may_evict = may_evict
+
+    def choose_by(
+        self, next_uses: Callable[[Inos], Uses] | None, stored: Callable[[], Inos], margin: float
+    ) -> None:
+        """When each of some files is used next, after the windows: the one that makes way is used
+        later by more than `margin`. None: nothing is to make way. `stored`: all files on SSD that
+        may go, each once.
+        """
+        self._next_uses, self._stored, self._margin = next_uses, stored, margin
+
+    @property
+    def is_on(self) -> bool:
+        """Whether files make way."""
+        return self._may_evict and self._next_uses is not None
+
+    def sort_anew(self) -> None:
+        """It is known now that files are used at other times."""
+        self._is_stale = True
+
+    def admit(self, inos: Inos) -> None:
+        """These, each once, are about to be staged: which of them are to be stored, and for which
+        others are to make way.
+        """
+        if not self.is_on:
+            return
+        assert self._next_uses is not None
+        flags = self._files.flags[inos]
+        is_missing = flags & (STORED | RESIDENT | KEPT | GONE) == 0
+        coming = inos[is_missing & (self._files.sizes[inos] > 0) & (inos != 0)]
+        self._come += len(inos)
+        if len(coming) == 0:
+            return
+        uses = self._next_uses(coming)
+        order = np.argsort(uses, kind="stable")
+        coming, uses = coming[order], uses[order]
+        room_bytes = min(self._ssd.free_bytes, self._ssd.room_bytes - self._ssd.storing_bytes)
+        count = fits(self._files.sizes[coming], room_bytes)
+        self._ssd.admit(coming[:count], None)
+        self._make_way(coming[count:], uses[count:])
+
+    def _make_way(self, coming: Inos, uses: Uses) -> None:
+        """For these, which are used at `uses` (ascending)."""
+        self._sort()
+        stays = self._is_evictable(self._latest)
+        self._latest, self._used_at = self._latest[stays], self._used_at[stays]
+        pairs = min(len(coming), len(self._latest))
+        gains = self._used_at[:pairs] - uses[:pairs] > self._margin
+        count = int(np.count_nonzero(gains))
+        self._short_bytes += self._files.total_bytes(coming[:count])
+        victims = self._latest[:count]
+        wanted_bytes = self._short_bytes - self._evicting_bytes
+        sizes = self._files.sizes[self._latest].astype(np.int64)
+        least = max(EVICT_LEAST, self._stored_count // EVICT_SHARE)
+        if count == 0 or wanted_bytes < least * self._files.total_bytes(victims) // count:
+            return
+        useful = int(np.count_nonzero(self._used_at - uses[0] > self._margin))
+        going = self._latest[: min(takes(sizes, wanted_bytes), useful)]
+        self._latest, self._used_at = self._latest[len(going) :], self._used_at[len(going) :]
+        self._short_bytes = 0
+        self._evicting_bytes += self._files.total_bytes(going)
+        self._ssd.evict(going)
+        self._evictions.append(going)
+
+    def _is_evictable(self, inos: Inos) -> npt.NDArray[np.bool_]:
+        flags = self._files.flags[inos]
+        found: npt.NDArray[np.bool_] = (flags & STORED != 0) & (flags & (HELD | STAGED) != HELD)
+        return found
+
+    def _sort(self) -> None:
+        most = self._stored_count // SORT_SHARE
+        if not self._is_stale and len(self._latest) and self._come < max(EVICT_LEAST, most):
+            return
+        assert self._next_uses is not None
+        stored = self._stored()
+        stored = stored[self._is_evictable(stored)]
+        self._stored_count, uses = len(stored), self._next_uses(stored)
+        most = max(EVICT_LEAST * EVICT_SHARE, len(stored) // SORT_SHARE)
+        if len(stored) > most:  # those that are used last are enough
+            last = np.argpartition(-uses, most)[:most]
+            stored, uses = stored[last], uses[last]
+        order = np.argsort(-uses, kind="stable")
+        self._latest, self._used_at = stored[order], uses[order]
+        self._come, self._is_stale = 0, False
+
+    def take(self) -> list[Command]:
+        """What is to be evicted, behind what is staged now; once."""
+        evictions, self._evictions = self._evictions, []
+        return commands_of("evict", evictions)
+
+    def done(self, inos: Inos, results: npt.NDArray[np.uint8]) -> None:
+        """The mount has answered."""
+        self._evicting_bytes = max(0, self._evicting_bytes - self._files.total_bytes(inos))
+        self._ssd.put_back(inos[results == Result.NOT_EVICTED])
+
+    def void(self) -> None:
+        """Nothing is being evicted."""
+        self._evictions.clear()
+        self._short_bytes = self._evicting_bytes = 0
+        self._is_stale = True

@@ -19,7 +19,7 @@ one ends, or is taken for wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from hintsd.plan.placement import Placement
 from hintsd.plan.ram import Ram, Reclaimed
 from hintsd.plan.staging import Staging
 from hintsd.plan.status import Hits, status
-from hintsd.plan.windows import Windows
+from hintsd.plan.windows import Windows, datasets
 from hintsd.policies import Integers, Mask
 from hintsd.reorder.worth import Probe
 
@@ -62,7 +62,8 @@ class MountPlanner:
         self._windows = Windows(
             files, self._ssd, ram, reclaimed, jobs, self._placement, layout, lanes
         )
-        self._staging = Staging(files, ram, reclaimed, jobs, layout, lanes)
+        self._exchange = exchange = self._placement.exchange
+        self._staging = Staging(files, ram, reclaimed, jobs, layout, lanes, exchange)
         self.followers = Followers(
             files, ram, reclaimed, jobs, self._wires, lanes, self._windows, layout, self._retire
         )
@@ -86,9 +87,11 @@ class MountPlanner:
         """static, reorder or auto, and what the mount has measured of its SSD."""
         self._layout.set(layout, probe)
 
-    def set_pins(self, is_known: bool, told: int, *, others_may_go: bool) -> None:
+    def set_pins(
+        self, is_known: bool, told: int, *, others_may_go: bool, evicts: bool = False
+    ) -> None:
         """As `Placement.set_pins`."""
-        self._placement.set_pins(is_known, told, others_may_go=others_may_go)
+        self._placement.set_pins(is_known, told, others_may_go=others_may_go, evicts=evicts)
 
     def packing_refused(self, why: str, now: float) -> None:
         """The mount has no log open, for this reason, although one was announced."""
@@ -224,7 +227,7 @@ class MountPlanner:
         if old is not None:
             self._layout.end(job)
         sequence.put(epoch, inos)
-        self._windows.kept.sort_anew()
+        self._windows.sort_anew()
         if current not in sequence.orders and job.live:
             # the reader is in an epoch that could not be told us: it begins here
             job.progress.begin(sequence.start(epoch), job.progress.confirmed_at)
@@ -235,7 +238,7 @@ class MountPlanner:
         """As `Scores.tell`."""
         self._grow(inos)
         self._jobs[name].scores.tell(inos, uses)
-        self._windows.kept.sort_anew()
+        self._windows.sort_anew()
 
     def unknown(self, name: str, epoch: int) -> None:
         """This epoch's order cannot be known (yet)."""
@@ -263,7 +266,7 @@ class MountPlanner:
         """A job that is over, or not believed any more, gives back all that no other one wants."""
         self._windows.empty(job)
         self._layout.end(job)
-        self._windows.spare.let_go_but(_datasets(self._jobs.values(), len(self._files.flags)))
+        self._windows.spare.let_go_but(datasets(self._jobs.values(), len(self._files.flags)))
         kept = self._ram.kept()
         self._ram.let_go(kept[~self.is_told(kept)])
         self._placement.cancel()
@@ -280,6 +283,10 @@ class MountPlanner:
 
     def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
         """`done` frames (docs/WIRE.md)."""
+        is_eviction = (results == Result.EVICTED) | (results == Result.NOT_EVICTED)
+        if is_eviction.any():
+            self._exchange.done(inos[is_eviction], results[is_eviction])
+            inos, results = inos[~is_eviction], results[~is_eviction]
         self._reclaimed.lose(self._ram.done(inos, results, now))
         if (results == Result.NO_ROOM).any():
             self._placement.cancel()  # they would be fetched for nothing
@@ -346,6 +353,7 @@ class MountPlanner:
             *pins,
             *self._layout.take_packs(),
             *stages,
+            *self._exchange.take(),
             *fetches,
             *commands_of("arm", wires),
         ]
@@ -398,15 +406,6 @@ def _wires(job: Job, now: float) -> Inos:
     if job.search is not None and job.search.are_wires_due(now):
         where.append(wiring.over_an_epoch(job.search_spacing))
     return job.sequence.inos_at(wiring.without_fired(np.concatenate(where)))
-
-
-def _datasets(jobs: Iterable[Job], count: int) -> Mask:
-    """Of each inode number below `count`: whether a job that is planned for may read the file."""
-    found = np.zeros(count, np.bool_)
-    for job in jobs:
-        if job.live:
-            found[job.dataset] = True
-    return found
 
 
 def _is_in_the_way(job: Job, jobs: Collection[Job], now: float) -> bool:

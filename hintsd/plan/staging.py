@@ -19,6 +19,7 @@ from hintsd.plan.files import FAILED, HELD, SENT, STAGED, STORED, Files, first_u
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
+from hintsd.plan.placement import Exchange
 from hintsd.plan.ram import Ram, Reclaimed
 from hintsd.reorder import packing
 from hintsd.reorder.log import Log
@@ -37,8 +38,9 @@ class Staging:
         jobs: Mapping[str, Job],
         layout: Layout,
         lanes: Lanes,
+        exchange: Exchange,
     ) -> None:
-        self._files, self._ram, self._jobs = files, ram, jobs
+        self._files, self._ram, self._jobs, self._exchange = files, ram, jobs, exchange
         self._layout, self._lanes, self._reclaimed = layout, lanes, reclaimed
 
     def stage(self, now: float, *, has_lanes: bool) -> list[Command]:
@@ -70,6 +72,7 @@ class Staging:
         if len(inos) > 1:
             inos = inos[first_uses(inos)]
         inos = inos[: max(most, 0)]
+        self._exchange.admit(inos)
         return commands_of("stage", [inos], self._ram.send(inos))
 
     def _room(self) -> int:

@@ -23,17 +23,18 @@ INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from hintsd.follow.sequence import CHUNK, Inos, Uses
-from hintsd.plan.files import GONE, READ, Files, Ssd, takes
+from hintsd.plan.files import GONE, READ, STORED, Files, Ssd, takes
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import LOOK_MOST, Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
 from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Reclaimed, Spare
+from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
 EXTEND_MOST = 1 << 20  # positions that enter windows in one decide()
@@ -45,6 +46,7 @@ UNEVEN_SHARE = (
 AHEAD_S, AHEAD_SHARE, NEED_SHARE = 1.0, 8, 2
 LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a half
 EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
+MARGIN_SHARE = 8  # an eighth of an epoch
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 
@@ -150,22 +152,20 @@ class Windows:
     def keep(self) -> None:
         """What is kept beyond what windows can spare is spare, too, what is used last first."""
         jobs = self._live
-        is_uneven = any(map(_is_uneven, jobs))
-        self.kept.choose_by(functools.partial(self._next_uses, jobs) if is_uneven else None)
+        next_uses = functools.partial(_next_uses, jobs, self.has_lanes)  # lanes lie in them
+        self.kept.choose_by(next_uses if any(map(_is_uneven, jobs)) else None)
         self._keep_at_most(self._keep_bytes())
+        may_go = any(map(_is_weighed, jobs)) and not any(map(self._layout.is_packable, jobs))
+        self._placement.exchange.choose_by(
+            functools.partial(_next_uses, jobs, True) if may_go else None,
+            functools.partial(_stored, self._files, jobs),
+            min((_margin(job, len(jobs)) for job in jobs), default=0.0),
+        )
 
-    def _next_uses(self, jobs: list[Job], inos: Inos) -> Uses:
-        """When each is used next by one of them, after all that was passed: a position, or where
-        there are several in how many seconds. Shape (files,).
-        """
-        found = np.full(len(inos), np.inf)
-        for job in jobs:
-            start = job.window.end if self.has_lanes else job.window.passed  # lanes lie in windows
-            uses = job.sequence.next_uses(inos, start, job.scores.of(inos))
-            if len(jobs) > 1:
-                uses = (uses - start) / max(job.progress.samples_per_s, 1.0)
-            found = np.minimum(found, uses)
-        return found
+    def sort_anew(self) -> None:
+        """It is known now that files are used at other times."""
+        self.kept.sort_anew()
+        self._placement.exchange.sort_anew()
 
     def _keep_at_most(self, most_bytes: int) -> None:
         self.kept.limit(most_bytes)
@@ -387,6 +387,48 @@ def _is_uneven(job: Job) -> bool:
         return True
     most = EVEN_SHARE * len(job.dataset)
     return any(len(order.inos) < most for order in job.sequence.orders.values())
+
+
+def _next_uses(jobs: list[Job], is_behind_windows: bool, inos: Inos) -> Uses:
+    """When each is used next by one of them: after all that was passed, or after the windows. A
+    position, or where there are several in how many seconds. Shape (files,).
+    """
+    found = np.full(len(inos), np.inf)
+    for job in jobs:
+        start = job.window.end if is_behind_windows else job.window.passed
+        uses = job.sequence.next_uses(inos, start, job.scores.of(inos))
+        if len(jobs) > 1:
+            uses = (uses - start) / max(job.progress.samples_per_s, 1.0)
+        found = np.minimum(found, uses)
+    return found
+
+
+def _stored(files: Files, jobs: list[Job]) -> Inos:
+    """What SSD has of their datasets. Costs a pass over all files."""
+    is_theirs = datasets(jobs, len(files.flags))
+    return np.flatnonzero(is_theirs & (files.flags & STORED != 0)).astype(np.uint32)
+
+
+def _is_weighed(job: Job) -> bool:
+    """Whether some of its files are used more often than others, as far as is known or expected.
+    Not a rank, which reads other files in each epoch: those that it leaves out are not worth less.
+    """
+    return job.scores.are_told or job.sequence.has_repeats
+
+
+def _margin(job: Job, jobs: int) -> float:
+    """So much later is a file used that makes way for another one: `_next_uses` has the unit."""
+    samples = job.sequence.samples_per_epoch / MARGIN_SHARE
+    return samples if jobs == 1 else samples / max(job.progress.samples_per_s, 1.0)
+
+
+def datasets(jobs: Iterable[Job], count: int) -> Mask:
+    """Of each inode number below `count`: whether a job that is planned for may read the file."""
+    found = np.zeros(count, np.bool_)
+    for job in jobs:
+        if job.live:
+            found[job.dataset] = True
+    return found
 
 
 def _in_turn(job: Job) -> tuple[bool, int]:

@@ -54,6 +54,10 @@ class ModelMount:
         self.staged_order: list[int] = []
         self.places: dict[int, Place] = {}
         self.frames: list[tuple[list[int], list[int], list[Place | None]]] = []  # of `stage`
+        self.evicted: Counter[int] = Counter()
+        self.has_evicted = False  # and has not told what room there is
+        self.unsealed: set[int] = set()
+        self.stored: Counter[int] = Counter()  # how often each was written to SSD
         self.packs: list[int] = []  # chunks of each log that was announced; 0: ended, -1: written
         self.moved: dict[int, list[int]] = {}  # epoch of a log -> what was appended to it
         self.log_epoch: int | None = None
@@ -89,6 +93,8 @@ class ModelMount:
                 self.drop(inos)
             elif command.kind == "arm":
                 self.armed |= set(inos)
+            elif command.kind == "evict":
+                self._evict(inos)
             elif command.kind == "pack":
                 assert command.fields is not None
                 self._pack(command.fields)
@@ -99,6 +105,18 @@ class ModelMount:
                 self.armed.clear()
                 self.ram_bytes = 0
                 self.ram.clear()  # pages stay, but as any reader's: under the mount's own budget
+
+    def _evict(self, inos: list[int]) -> None:
+        """What lies in a segment that is written (`unsealed`) stays."""
+        assert not set(inos) & {ino for ino, _ in self.stage_queue}, "it is to be staged"
+        for ino in inos:
+            goes = ino in self.ssd and ino not in self.unsealed
+            if goes:
+                self.ssd.remove(ino)
+                self.ssd_free_bytes += self.sizes[ino]
+                self.evicted[ino] += 1
+                self.has_evicted = True
+            self._done.append((ino, Result.EVICTED if goes else Result.NOT_EVICTED))
 
     def _queue(self, inos: list[int], bits: list[int]) -> None:
         self.frames.append((inos, bits, [self.places.get(ino) for ino in inos]))
@@ -227,6 +245,7 @@ class ModelMount:
             return 6
         self.ssd_free_bytes -= self.sizes[ino]
         self.ssd.add(ino)
+        self.stored[ino] += 1
         if not self._append(ino):
             self.places[ino] = -1, len(self.places)
         return 2

@@ -111,14 +111,14 @@ def test_what_is_said_of_logs(played: Played) -> None:
         random=((4096, 7.0),),
     )
     played.hello["mount"] = {**FACTS, "layout": "auto", "probe": {"of": "another version"}}
-    played.hello["mount"]["pins"] = 1
+    played.hello["mount"]["pins"] = played.hello["mount"]["evicts"] = 1
 
     async def main() -> None:
         async with linked() as (_, event, _):
             server = await played.accept()
             up = await event()
             assert isinstance(up, Up)
-            assert up.channel.facts[-3:] == ("auto", None, True)
+            assert up.channel.facts[-4:] == ("auto", None, True, True)
             log = {"packing": 1, "log_written_bytes": 2, "log_segments": 3}
             await server.send("state", **STATE, **log, probe=probe.as_map())
             assert await event() == (
@@ -140,7 +140,7 @@ def test_events_and_a_new_server(played: Played) -> None:
             server = await played.accept()
             up = await event()
             assert isinstance(up, Up)
-            assert up.channel.facts == ("a", "/m", "/c", 5, 0, "static", None, False)
+            assert up.channel.facts == ("a", "/m", "/c", 5, 0, "static", None, False, False)
             inos = np.array([1, 2], np.uint32)
             kinds = np.array([1, 2], np.uint8)
             await server.send(

@@ -116,6 +116,10 @@ class Scene:
             self.planner.check_invariants()
         self.mount.work(work)
         self.mount.deliver(self.planner, self.now, self.orders, self.nobodys)
+        if self.mount.has_evicted:
+            self.mount.has_evicted = False
+            ram_bytes = self.budget_bytes * 10 // 9
+            self.planner.set_budgets(ram_bytes, self.mount.ssd_free_bytes)
         if is_checked:
             self.planner.check_invariants()
         assert self.mount.ram_bytes_most <= self.budget_bytes
