@@ -128,6 +128,13 @@ class Progress:
         return self.disorder + self.spacing
 
     @property
+    def near_end(self) -> int:
+        """So many samples before its end an epoch may be read already. No more: where most of one
+        is in flight, the reader waits for a validation, say.
+        """
+        return min(self.slack, self._epoch_samples // 4)
+
+    @property
     def floor(self) -> int:
         """What is used from here on may be told of only now: a step is here before the reads that
         it is about, by as much as a reader comes on in PACE_S on a busy machine.
@@ -292,12 +299,10 @@ class Progress:
         astray, one of the last), and then nothing for a while.
         """
         quiet_s = now - self.confirmed_at
-        # no more: where most of an epoch is in flight, the reader waits for a validation, say
-        near_end = min(self.slack, self._epoch_samples // 4)
         return (
             self.low >= total
             or (self.high >= total and quiet_s > AT_END_S)
-            or (self.high > total - near_end and quiet_s > NEAR_END_S)
+            or (self.high > total - self.near_end and quiet_s > NEAR_END_S)
         )
 
     def check_invariants(self) -> None:

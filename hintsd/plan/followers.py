@@ -346,6 +346,8 @@ class Followers:
         # Before `take`: what is in order is what was so when they were placed.
         if self._windows.has_lanes:
             self._lanes.see(job, where, here)
+        if _is_used_up(job):  # it may be the next epoch's, which is told in a moment
+            relevant = relevant & (here >= 0)
         fired = job.wiring.find_fired(where[:, ~reads], here[~reads] >= 0, unfired)
         progress.take(seen.inos, candidates, here, reads, relevant, others, unfired, now)
         if fired and not job.is_lost:
@@ -481,6 +483,13 @@ def _count_reads(views: list[_View], seen: _Seen) -> None:
 
 def _count(mask: Mask) -> int:
     return int(np.count_nonzero(mask))
+
+
+def _is_used_up(job: Job) -> bool:
+    """Whether its reader is at the end of what is known of its order, and there may be more."""
+    progress, sequence = job.progress, job.sequence
+    end = sequence.known_until(progress.high)
+    return progress.high >= end - progress.near_end and sequence.last(end + 1) > end
 
 
 def _is_clear(job: Job) -> bool:

@@ -194,3 +194,18 @@ def test_what_a_step_has_overtaken_is_no_stray_where_its_file_comes_again(kind: 
     far = order[scene.rng.choice(np.arange(600, 1900), 40, replace=False)]
     scene.planner.followers.observe(far, np.full(len(far), Observed.SSD, np.uint8), scene.now)
     assert scene.planner._jobs["job"].progress.evidence.strays > 0
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_what_is_read_before_its_order_is_told_speaks_for_nothing(is_followed: bool) -> None:
+    """The first reads of an epoch that its trainer tells a moment later, from a cold cache."""
+    scene = Scene(same_sizes(COUNT), ram_bytes=COUNT // 10 * FILE_BYTES, ssd_bytes=0)
+    orders = [(scene.rng.integers(0, COUNT, COUNT) + 1).astype(np.uint32) for _ in range(2)]
+    opened(scene, orders, epochs=None)
+    scene.read(orders[0].tolist())
+    scene.read(orders[1][:600].tolist())
+    assert scene.planner.status("job")["state"] == "running"
+    told = orders[1] if is_followed else scene.rng.permutation(orders[1])
+    scene.planner.announce("job", 1, told, scene.now)
+    scene.read(orders[1][600:].tolist())
+    assert scene.planner.status("job")["state"] == ("running" if is_followed else "wrong")
