@@ -96,6 +96,10 @@ class Progress:
         self.disorder = min(self._handed_out, samples)
         self.is_scattered = self.disorder > quarter
         """Whether so much is read at once that an epoch's files come in little order."""
+        self.near_end = min(self.slack, quarter)
+        """So many samples before its end an epoch may be read already. No more: where most of one
+        is in flight, the reader waits for a validation, say.
+        """
         self._reading = min(self._under_way, samples)
         # workers that are only assumed take no more of the RAM
         at_once = self._reading if self.workers else min(self._reading, quarter)
@@ -126,13 +130,6 @@ class Progress:
     @property
     def slack(self) -> int:
         return self.disorder + self.spacing
-
-    @property
-    def near_end(self) -> int:
-        """So many samples before its end an epoch may be read already. No more: where most of one
-        is in flight, the reader waits for a validation, say.
-        """
-        return min(self.slack, self._epoch_samples // 4)
 
     @property
     def floor(self) -> int:
