@@ -332,7 +332,9 @@ class Server:
                 os.read(event_fd, 8)
                 self.kernel.notice_stale()
                 for kind, first, second, third in _native.take_events():
-                    if kind == _native.EVENT_STREAM:
+                    if kind == _native.EVENT_PUNCHED:
+                        self.store.forget(first, second)
+                    elif kind == _native.EVENT_STREAM:
                         nursery.start_soon(
                             self.stager.stream, first, second, self.reader.stream_block
                         )
