@@ -28,6 +28,7 @@ from fusecache.store.types import BLOCK_BYTES, Item, Location, Version
 from fusecache.store.writing import OpenSegment
 
 _DESCRIPTORS: Final = 16
+_PAUSE_SECONDS: Final = 0.001  # a lock is not handed over
 
 
 class StoredBlocks:
@@ -426,6 +427,7 @@ class Evictions:
                     except OSError as error:
                         self._attachment.given.count_error(segno, error)
                         self._attachment.given.tell_error(error, segno)
+                time.sleep(_PAUSE_SECONDS)
         with self._attachment.sharing() as now:
             if now is not None:
                 evict_least(now)

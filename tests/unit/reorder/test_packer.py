@@ -129,6 +129,9 @@ class Disk:
         self.adopted += found > 0
         self.rowless += self.orphaned
 
+    def evicted_bytes(self) -> int:
+        return 0
+
     def stored_bytes(self) -> int:
         return self.put_bytes
 
