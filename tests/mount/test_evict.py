@@ -90,6 +90,25 @@ def test_what_is_evicted_makes_room_for_others(place: Place, mounting: Mounting)
 
 
 @in_one_mode
+def test_small_files_share_pages(place: Place, mounting: Mounting) -> None:
+    """Bytes of what is evicted may be left on the disk; it is stored no more."""
+    write(place.source, 90, size=2_000)
+    mount = mounting(*FLAGS)
+    with PlanClient(mount.path) as client:
+        inos = inodes(client)
+        assert client.fetch_all(inos) == {STORED: 90}
+        mount.restart()
+    with PlanClient(mount.path) as client:  # whose segment is sealed by now
+        assert inodes(client, stored=True) == inos
+        assert evict(client, inos[::2]) == [EVICTED] * 45
+        assert inodes(client, stored=True) == inos[1::2]
+        before = mount.value("origin", "files")
+        read_all(mount, place.source)
+        assert mount.value("origin", "files") == before + 45
+    assert_no_fault(mount)
+
+
+@in_one_mode
 def test_what_another_mount_evicts_is_a_miss(
     place: Place, mounting: Mounting, tmp_path: Path
 ) -> None:
