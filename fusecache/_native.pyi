@@ -269,6 +269,8 @@ EVENT_FAULT: Final[int]
 EVENT_STREAM: Final[int]
 # (EVENT_UNREAD, segno, offset, ino): the disk failed when a record was read
 EVENT_UNREAD: Final[int]
+# (EVENT_PUNCHED, segno, offset, ino): a location led to a record that was evicted
+EVENT_PUNCHED: Final[int]
 
 def event_fd() -> int:
     """An eventfd, readable when take_events() or take_stale() has something (os.read it)."""

@@ -63,6 +63,7 @@ SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
 EPOCHS_MOST = 16  # of a log
 PINS_MOST = 1 << 62  # lists
+EVICT_MOST = 65_536  # inodes a frame
 PAGE_BYTES, BUFFER_PAGES_MOST = 4096, 1024  # of a chunk's buffer
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -118,7 +119,9 @@ class Plan:
                 if self._mount["layout"] == "auto":  # now: readers have hardly begun
                     self.device.measure_once()
                 found = self.device.found
-                known = {} if found is None else {"probe": found.as_map()}
+                known: Message = {} if found is None else {"probe": found.as_map()}
+                if await self._prefetcher.can_evict():
+                    known["evicts"] = 1
                 await send({"ok": True, "version": VERSION, "mount": self._mount | known})
                 try:
                     self.is_connected = True
@@ -209,7 +212,7 @@ class _Channel:
         self._is_packing = False  # the pieces of a log are coming
         self._moved_at = trio.current_time()  # when something was to be staged, fetched or dropped
         self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
-        self._sending_state = trio.Lock()
+        self._sending_done, self._sending_state = trio.Lock(), trio.Lock()
         self._origin_rate = plan.origin_bytes, trio.current_time(), 0.0  # bytes, when, bytes/s
 
     async def run(self, tells_reclaimed: bool) -> None:
@@ -250,6 +253,8 @@ class _Channel:
             await self._pack(fields)
         elif kind == "pin":
             await self._pin(fields)
+        elif kind == "evict":
+            await self._evict(fields)
         elif kind in ("stage", "fetch", "cancel", "drop", "arm"):
             await self._command_inos(kind, fields.array("inos", np.uint32), fields)
         else:
@@ -261,6 +266,14 @@ class _Channel:
         await self._prefetcher.pin(inos, number, others, last)
         if last:
             await self._send_state()
+
+    async def _evict(self, fields: Fields) -> None:
+        inos = fields.array("inos", np.uint32)
+        if len(inos) > EVICT_MOST:
+            raise WireError(f"evict: more than {EVICT_MOST} inos")
+        await self._prefetcher.evict(inos)
+        await self._send_done()
+        await self._send_state()
 
     async def _pack(self, fields: Fields) -> None:
         packer, chunks = self._plan.packer, fields.int("chunks", 0, CHUNKS_MOST)
@@ -362,6 +375,10 @@ class _Channel:
             await self._has_done.wait()
             await trio.sleep(REPORT_EVERY_S)
             self._has_done = trio.Event()
+            await self._send_done()
+
+    async def _send_done(self) -> None:
+        async with self._sending_done:  # what is told of an inode last is so now
             inos, self._done_inos = bytes(self._done_inos), bytearray()
             results, self._done_results = bytes(self._done_results), bytearray()
             for start in range(0, len(results), REPORT_MOST):

@@ -30,7 +30,7 @@ from fusecache.ahead.marks import Answers, Inos, Report, Wishes, flags_of
 from fusecache.ahead.pages import Pages
 from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.staging import Staging
-from fusecache.ahead.stored import Stored
+from fusecache.ahead.stored import Evictions, Stored
 from fusecache.ahead.window import Window, standing
 from fusecache.base.metrics import (
     DEPTH,
@@ -67,6 +67,7 @@ class Prefetcher:
         segments: Segments,
         packer: Packer,
         preloaded: Container[int],
+        evictions: Evictions,
         kernel: Kernel,
         metrics: Metrics,
         mountpoint: bytes,
@@ -80,6 +81,7 @@ class Prefetcher:
         self._pages = pages = Pages(kernel, mountpoint, metrics, self._to_stage.take_postponed)
         self._stored = stored = Stored(segments, packer, preloaded)
         self._pool = LimitedPool(pool, depth_most, bytes_per_s)
+        self._evictions = evictions
         self._metrics = metrics
         self._tells_reclaimed = False
         self.window = Window(kernel, metrics, self._lost)
@@ -203,6 +205,21 @@ class Prefetcher:
             unknown = await trio.to_thread.run_sync(self.pins.put, inos, number, others, last)
         if len(unknown):
             await trio.to_thread.run_sync(self._stored.locate_all, unknown.tolist())
+
+    async def can_evict(self) -> bool:
+        """Whether `evict` may have an effect."""
+        return await trio.to_thread.run_sync(self._evictions.are_possible)
+
+    async def evict(self, inos: Inos) -> None:
+        """Have these on SSD no more, as far as can be. Each is told of, once."""
+        plan, unique = self._answers.plan, np.unique(inos)
+        found = await trio.to_thread.run_sync(self._evictions.evict, unique.tolist())
+        async with self._fetcher.publishing:  # what was found by its digest before has a location
+            gone = await trio.to_thread.run_sync(self._evictions.forget, found)
+        if plan == self._answers.plan:
+            are_gone = np.array([gone.get(ino, True) for ino in unique.tolist()], np.bool_)
+            self._answers.tell_all(unique[are_gone], Result.EVICTED)
+            self._answers.tell_all(unique[~are_gone], Result.NOT_EVICTED)
 
     def cancel(self, inos: Inos) -> None:
         _native.plan_mark(inos.tobytes(), 0, Standing.QUEUED | Standing.WANTED)

@@ -1,5 +1,5 @@
-"""Whether a file of one block is on SSD: by its location, the log, and the index; and where the
-files of a listing lie, told to the front before anybody reads them.
+"""Whether a file of one block is on SSD: by its location, the log, and the index; where the files
+of a listing lie, told to the front before anybody reads them; and what is to be there no more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import UnknownInode
+from fusecache.base.metrics import EVICTED_BYTES, EVICTED_FILES, Metrics
 from fusecache.read.sources import Segments
 from fusecache.reorder.packer import Packer
 from fusecache.store import Store
@@ -20,6 +21,8 @@ from fusecache.table import namespace
 from fusecache.table.locations import use
 
 PRELOAD_BATCH = 256
+
+Places = list[tuple[int, Location]]  # number of a block of a file, where it lay
 
 
 def in_log(ino: int, size_bytes: int | None = None) -> tuple[Version, bytes] | None:
@@ -79,6 +82,51 @@ class Stored:
         """To SSD, or to the log, since it was looked for there: a reader was faster, say."""
         # In this order: what leaves the log is located before.
         return (self._packer.has_logs and in_log(ino, 0) is not None) or namespace.is_located(ino)
+
+
+class Evictions:
+    """Of files of one mount. All is blocking."""
+
+    def __init__(self, store: Store, packer: Packer, dataset: bytes, metrics: Metrics) -> None:
+        self._store = store
+        self._packer = packer
+        self._dataset = dataset
+        self._metrics = metrics
+
+    def are_possible(self) -> bool:
+        return self._store.can_evict()
+
+    def evict(self, inos: list[int]) -> dict[int, Places | None]:
+        """Have them on SSD no more. Of each where its blocks were; None: it stays. Those that are
+        no inodes are missing. `forget` has to follow.
+        """
+        names: dict[int, tuple[bytes, Version]] = {}
+        for ino in inos:
+            with contextlib.suppress(UnknownInode):
+                names[ino] = _native.path(ino), namespace.version(ino)
+        if self._packer.has_logs:  # where a file lies the index does not know
+            return {ino: None if namespace.is_located(ino) else [] for ino in names}
+        found, freed_bytes = self._store.evict(self._dataset, list(names.values()))
+        self._metrics.add(EVICTED_BYTES, freed_bytes)
+        return dict(zip(names, found, strict=True))
+
+    def forget(self, found: dict[int, Places | None]) -> dict[int, bool]:
+        """Clear locations in what was evicted, while nothing is published. Of each inode, whether
+        it is not on SSD now.
+        """
+        gone: dict[int, bool] = {}
+        for ino, places in found.items():
+            for block, at in places or ():
+                _native.clear_location(ino, block, at[:3])
+            gone[ino] = places is not None and not self._is_there(ino)
+            self._metrics.add(EVICTED_FILES, int(bool(places) and gone[ino]))
+        return gone
+
+    @staticmethod
+    def _is_there(ino: int) -> bool:
+        """Whether it has a location still, and can be read there: it has no row yet, say."""
+        is_located = _native.get_location(ino, 0) is not None
+        return is_located and bool(_native.read_cached(ino, 0, 1))
 
 
 class Preloading:

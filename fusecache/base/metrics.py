@@ -61,6 +61,8 @@ SWEEPS: Final = Counter("sweeps", "sweeps", "Passes over all listed directories"
 
 NOT_PUBLISHED: Final = Counter("not_published", "blocks", "Fetched, and not put on SSD")
 SEGMENTS_LOST: Final = Counter("segments_lost", "segments", "Gone from SSD, but for our own log's")
+EVICTED_FILES: Final = Counter("evicted_files", "files", "Evicted, one by one, for hints")
+EVICTED_BYTES: Final = Counter("evicted_bytes", "bytes", "Of room on SSD that these gave back")
 MISMATCHES: Final = Counter("mismatches", "blocks", "Bad on SSD, met by a reader or `verify`")
 
 PREFETCHED_FILES: Final = Counter("prefetched_files", "files", "Fetched from the origin for hints")

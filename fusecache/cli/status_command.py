@@ -44,8 +44,9 @@ def status(path: str, as_json: bool) -> None:
               may have let go of some
     SSD tier  what is stored, of --ssd; reserved: with room on the disk for segments that are being
               written, which --ssd counts, and which is given back at their end; blocks: of 4 MiB at
-              most, a small file is one; a line for each of several cache directories, or one that
-              is out of service
+              most, a small file is one; evicted: files that hints have put others in place of,
+              since the server began; a line for each of several cache directories, or one that is
+              out of service
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
@@ -90,6 +91,8 @@ def _ssd(answer: dict[str, Any]) -> str:
     reserved = part.get("reserved_bytes", 0)
     if reserved - part["bytes"] > limit * _RESERVED_SHOWN:
         used += f", {format_bytes(reserved)} reserved"
+    if evicted := part.get("evicted_files", 0):
+        used += f", {format_count(evicted, 'file')} evicted for hints"
     if not packed:
         return f"{used}, {part['blocks']:,} blocks"
     return (

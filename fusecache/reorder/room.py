@@ -67,7 +67,7 @@ class Room:
         self._free = 0
         self._stored_bytes = 0  # of the store, when that was looked at
         self._until = 0.0  # when that will not do any more ...
-        self._number = 0  # ... of the list of pins
+        self._number = 0, 0  # ... of the list of pins, and what had been evicted
 
     def of_store(self, has_logs: bool) -> int:
         """May wait for the disk."""
@@ -85,7 +85,8 @@ class Room:
         return self._look(opened.room_bytes)
 
     def _look(self, room_bytes: Callable[[], int]) -> int:
-        begin, number = time.monotonic(), 0 if self._pins is None else self._pins.number
+        begin, evicted = time.monotonic(), self._store.evicted_bytes()
+        number = 0 if self._pins is None else self._pins.number, evicted
         if begin >= self._until or number != self._number:
             self._number, self._stored_bytes = number, self._store.stored_bytes()
             self._free = room_bytes()

@@ -23,7 +23,7 @@ from fusecache import __version__, _native
 from fusecache.ahead.depth import threads_most
 from fusecache.ahead.plan import Plan
 from fusecache.ahead.prefetcher import Prefetcher
-from fusecache.ahead.stored import Preloading
+from fusecache.ahead.stored import Evictions, Preloading
 from fusecache.base import metrics, mounts, processes, wire
 from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metric, Metrics
@@ -114,6 +114,7 @@ class Server:
         )
         pins = Pins()
         self.packer = Packer(self.store, self.dataset, self._releasing, pins)
+        evictions = Evictions(self.store, self.packer, self.dataset, self.metrics)
         segments = Segments(self.store, self.dataset)
         sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults)
         self.fetcher = Fetcher(
@@ -140,6 +141,7 @@ class Server:
             segments=segments,
             packer=self.packer,
             preloaded=self._preloading,
+            evictions=evictions,
             kernel=self.kernel,
             metrics=self.metrics,
             mountpoint=os.fsencode(config.mountpoint),
@@ -332,7 +334,9 @@ class Server:
                 os.read(event_fd, 8)
                 self.kernel.notice_stale()
                 for kind, first, second, third in _native.take_events():
-                    if kind == _native.EVENT_STREAM:
+                    if kind == _native.EVENT_PUNCHED:
+                        self.store.forget(first, second)
+                    elif kind == _native.EVENT_STREAM:
                         nursery.start_soon(
                             self.stager.stream, first, second, self.reader.stream_block
                         )
@@ -395,6 +399,8 @@ class Server:
                     "given_bytes": config.ssd_bytes,
                     "blocks": usage.blocks,
                     "segments": usage.segments,
+                    "evicted_files": now[metrics.EVICTED_FILES],
+                    "evicted_bytes": now[metrics.EVICTED_BYTES],
                     "policy": config.policy,
                     "full_disk_bytes": full_disk_bytes,
                     "keep_free_bytes": self.store.settings.keep_free_bytes,

@@ -23,9 +23,12 @@ from typing import Final, NamedTuple
 from fusecache.store import index as idx
 from fusecache.store.directory import Directory, Member
 from fusecache.store.directory.tables import Unfinished
+from fusecache.store.index import evicting
+from fusecache.store.index.evicting import BlockAt
 from fusecache.store.reuse import Reuse
 from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import SegmentWriter, discard
+from fusecache.store.segment.holes import punch
 from fusecache.store.types import ALIGNMENT, StoreSettings
 
 # Of the index, by one record: what a log reserves for rows to come.
@@ -37,6 +40,8 @@ _PAGES_BYTES: Final = 32 << 10
 # Of the limit: where something may go, no smaller segment is made of what is left, or there would
 # be ever more of them.
 _LEAST_PART: Final = 16
+# Segments with holes: each costs a file, whatever is left in it.
+HOLED_MOST: Final = 512
 # Saved tables, of the limit, at most.
 _TABLES_PART: Final = 16
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -278,6 +283,35 @@ def evict(place: Place, segno: int) -> None:
             raise
         place.count_error(directory.member_of(segno), error)
     place.index.segments.delete(segno)
+
+
+def evict_blocks(place: Place, segno: int, blocks: Sequence[BlockAt]) -> int:
+    """Blocks of files in one segment, few enough for a transaction, are to be on SSD no more; by
+    how many bytes it shrank. Those stay whose segment is not sealed, or gone. sqlite3.Error,
+    OSError: all stay, though some may be punched.
+    """
+    index = place.index
+    with index.database.transaction() as connection:
+        row = {row.segno: row for row in index.segments.all()}.get(segno)
+        if row is None or not row.sealed:
+            return 0
+        dead = evicting.delete(connection, blocks)
+        ranges = {evicting.dead_range(connection, at) for at in dead}
+        taken = punch(place.directory.segment_path(segno), ranges)
+        index.segments.put([row.taking(min(taken, row.length))])
+    return row.reserved - taken
+
+
+def evict_least(place: Place) -> None:
+    """Whole segments, while more have holes than may."""
+    victims = list[int]()
+    with place.index.database.transaction():
+        rows = [row for row in place.index.segments.all() if row.sealed and row.holes]
+        for row in sorted(rows, key=lambda row: row.reserved)[: max(0, len(rows) - HOLED_MOST)]:
+            evict(place, row.segno)
+            victims.append(row.segno)
+    for segno in victims:
+        place.index.sweep(segno)
 
 
 def create(

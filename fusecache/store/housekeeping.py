@@ -26,6 +26,7 @@ from fusecache.store.log import Logs
 from fusecache.store.reading import Quarantine, Reads
 from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import SegmentWriter, cut, discard, is_segment, trim
+from fusecache.store.segment.holes import is_punched, taken_bytes
 from fusecache.store.writing import OpenSegment
 
 # Gone in between; or a directory or a link that somebody put there.
@@ -92,35 +93,66 @@ def reindex_own(place: Place, writer: SegmentWriter) -> None:
 
 def _check(place: Place, row: idx.SegmentRow) -> None:
     index, path = place.index, place.directory.segment_path(row.segno)
-    size = _segment_size(place, row.segno)
-    if size is None:
+    sizes = _segment_sizes(place, row.segno)
+    if sizes is None:
         return
+    size, taken = sizes
     if size <= fmt.SEGMENT_HEADER_BYTES:
         _forget(place, row.segno)
-    elif row.sealed and size < row.reserved:
+    elif row.sealed and size < row.length:
         place.fault("missing", f"segment {row.segno} of {place.directory.path} was cut")
         index.sweep(row.segno, size)
-        with index.database.transaction():
-            if row in index.segments.all():
-                index.segments.put([row._replace(reserved=fmt.align(size))])
-    elif row.sealed and size > row.reserved:
+        _count_anew(index, row, row._replace(reserved=fmt.align(size), holes=0).taking(taken))
+    elif row.sealed and size > row.length:
         with contextlib.suppress(OSError):
-            cut(path, row.reserved)
+            cut(path, row.length)
+    elif row.sealed and taken != row.reserved:
+        if taken < row.reserved:  # whoever evicted files was killed
+            _forget_punched(place, row.segno)
+        _count_anew(index, row, row.taking(taken))
+
+
+def _count_anew(index: idx.Index, known: idx.SegmentRow, row: idx.SegmentRow) -> None:
+    """Unless it is not what was `known` any more."""
+    with index.database.transaction():
+        if known in index.segments.all():
+            index.segments.put([row])
+
+
+def _forget_punched(place: Place, segno: int) -> None:
+    """Rows that lead to what was punched."""
+    path = place.directory.segment_path(segno)
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            for location in place.index.records_of(segno):
+                if is_punched(fd, location):
+                    place.index.quarantine(*location[:2])
+        finally:
+            os.close(fd)
 
 
 def _segment_size(place: Place, segno: int) -> int | None:
-    """0: no file, or another one under this name. None: cannot be said now (I/O error)."""
+    """The first of `_segment_sizes`."""
+    sizes = _segment_sizes(place, segno)
+    return None if sizes is None else sizes[0]
+
+
+def _segment_sizes(place: Place, segno: int) -> tuple[int, int] | None:
+    """(length, what it takes on the disk). 0: no file, or another one under this name. None: cannot
+    be said now (I/O error).
+    """
     path = place.directory.segment_path(segno)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             is_ours = is_segment(fd, segno, place.directory.uuid)
-            return os.fstat(fd).st_size if is_ours else 0
+            return (os.fstat(fd).st_size, taken_bytes(fd)) if is_ours else (0, 0)
         finally:
             os.close(fd)
     except OSError as error:
         if error.errno in _NOT_A_SEGMENT:
-            return 0
+            return 0, 0
         place.count_error(place.directory.member_of(segno), error)
         return None
 
@@ -183,7 +215,8 @@ def adopt(place: Place, segno: int) -> bool:
                 else:
                     used = trim(fd, found.used)
                     fetched_ns = max(found.fetched_ns, row.fetched_ns if row else 0)
-                    index.segments.put([idx.SegmentRow(segno, True, used, fetched_ns)])
+                    sealed = idx.SegmentRow(segno, True, used, fetched_ns)
+                    index.segments.put([sealed.taking(taken_bytes(fd))])
     except OSError as error:
         if error.errno in _NOT_A_SEGMENT:
             return True

@@ -1,5 +1,5 @@
 """Storing blocks: what is there already is found by its digest, the rest is written in batches,
-and indexed.
+and indexed. And the opposite: evicting files, one by one.
 
 INVARIANT: a row is added only for a record that is in its segment, whole.
 All with the store's lock, but for what says otherwise.
@@ -7,21 +7,28 @@ All with the store's lock, but for what says otherwise.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from fusecache.base import digest
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
+from fusecache.store.capacity import Place, evict_blocks, evict_least
+from fusecache.store.index import evicting
+from fusecache.store.index.evicting import BlockAt
 from fusecache.store.reading import Quarantine
 from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import SegmentWriter, read_header
+from fusecache.store.segment.holes import can_punch, is_punched
 from fusecache.store.types import BLOCK_BYTES, Item, Location, Version
 from fusecache.store.writing import OpenSegment
 
 _DESCRIPTORS: Final = 16
+_PAUSE_SECONDS: Final = 0.001  # a lock is not handed over
 
 
 class StoredBlocks:
@@ -47,6 +54,8 @@ class StoredBlocks:
             self._attachment.suspect()
             return False
         record = read_header(fd, location.segno, location.offset, directory.uuid)
+        if is_punched(fd, location):  # evicted by another process, which is no fault
+            return False
         if (
             record is not None
             and record.type == fmt.TYPE_BLOCK
@@ -54,7 +63,7 @@ class StoredBlocks:
             and (record.header_len, record.payload_len) == location[2:]
         ):
             return True
-        # Cut to nothing: another process evicted it, which is no fault.
+        # Cut to nothing: the same.
         if status.st_size > location.offset:
             message = f"damaged record header in segment {location.segno}"
             self._attachment.faults.tell("checksum", message)
@@ -345,6 +354,93 @@ class _Put:
         if written:
             self._index.pending.touch(writer.segno, self._now_ns)
         return self._index.pending.add(files, blocks)
+
+
+class Evictions:
+    """Of files, one by one, for a plan (docs/FORMAT.md, *Eviction of files*). Any thread."""
+
+    def __init__(self, attachment: Attachment, segment: OpenSegment) -> None:
+        self._attachment = attachment
+        self._segment = segment
+        self._can_punch: dict[Path, bool] = {}
+        self._evicted_bytes = 0
+
+    def can_evict(self) -> bool:
+        """Whether there is more to `evict` than a refusal: the disks can give a part of a file
+        back (tried once), and the policy is not `keep`.
+        """
+        place = self._attachment.place()
+        if place is None or self._attachment.settings.policy == "keep":
+            return False
+        folders = [member.segments for member in place.directory.in_service()]
+        for folder in folders:
+            if folder not in self._can_punch:
+                self._can_punch[folder] = can_punch(folder)
+        return all(self._can_punch[folder] for folder in folders)
+
+    def evicted_bytes(self) -> int:
+        """What was given back so far, at no cost."""
+        return self._evicted_bytes
+
+    def evict(
+        self, dataset: bytes, files: Sequence[tuple[bytes, Version]]
+    ) -> tuple[list[list[tuple[int, Location]] | None], int]:
+        """Have these (path, version) on SSD no more. Of each its blocks (number, where it was),
+        which may be read no more; None: it stays. And the bytes that were given back.
+
+        Takes the lock for as many rows at a time as a transaction may change.
+        """
+        stay: list[list[tuple[int, Location]] | None] = [None] * len(files)
+        with self._attachment.sharing() as place:
+            if place is not None:
+                place.index.flush()
+        if place is None:
+            return stay, 0
+        freed = 0
+        with self._attachment.contained():
+            found, sealed = _find(place.index, dataset, files)
+            with place.index.database.reader() as connection:
+                kept = evicting.staying(connection, found, sealed if self.can_evict() else ())
+            blocks = [b for n, each in enumerate(found) if n not in kept for b in each]
+            freed = self._evict(place, sorted(blocks, key=lambda block: block.at))
+            self._evicted_bytes += freed
+            self._segment.note_room()
+            left, _ = _find(place.index, dataset, files)
+            return [
+                None if still else [(key[2], at) for key, at in before]
+                for before, still in zip(found, left, strict=True)
+            ], freed
+        return stay, freed
+
+    def _evict(self, place: Place, blocks: Sequence[BlockAt]) -> int:
+        freed, most = 0, place.index.database.rows_at_once
+        for segno, group in itertools.groupby(blocks, lambda block: block.at.segno):
+            some, is_sound = list(group), True
+            while some and is_sound:
+                part, some, is_sound = some[:most], some[most:], False
+                with self._attachment.sharing() as now:
+                    if now is None or now.index is not place.index:
+                        return freed
+                    try:
+                        freed += max(0, evict_blocks(now, segno, part))
+                        is_sound = True
+                    except OSError as error:
+                        self._attachment.given.count_error(segno, error)
+                        self._attachment.given.tell_error(error, segno)
+                time.sleep(_PAUSE_SECONDS)
+        with self._attachment.sharing() as now:
+            if now is not None:
+                evict_least(now)
+        return freed
+
+
+def _find(
+    index: idx.Index, dataset: bytes, files: Sequence[tuple[bytes, Version]]
+) -> tuple[list[list[BlockAt]], set[int]]:
+    """The blocks of each file, and the sealed segments."""
+    with index.database.reader() as connection:
+        found = [evicting.blocks_of(connection, dataset, *file) for file in files]
+    return found, {row.segno for row in index.segments.read() if row.sealed}
 
 
 def _is_storable(item: Item) -> bool:

@@ -17,6 +17,7 @@ from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
 from fusecache.store.directory import Directory
 from fusecache.store.segment.files import RecordReader, is_segment, try_direct
+from fusecache.store.segment.holes import is_punched
 from fusecache.store.types import Location, RecordFault, Version
 
 
@@ -24,11 +25,15 @@ class Quarantine:
     """Records that were found bad: not found any more, and soon not in the index."""
 
     def __init__(self) -> None:
-        self._places: set[tuple[int, int]] = set()
+        self._places: dict[tuple[int, int], bool] = {}  # whether the disk is doubted
 
     def add(self, segno: int, offset: int) -> None:
         """Forget the record: at once here, in the index with the next put or housekeeping."""
-        self._places.add((segno, offset))
+        self._places[segno, offset] = True
+
+    def forget(self, segno: int, offset: int) -> None:
+        """The same of one that was evicted, and is not bad."""
+        self._places.setdefault((segno, offset), False)
 
     def unless_bad(self, location: Location | None) -> Location | None:
         if location is not None and self._places and location[:2] in self._places:
@@ -40,10 +45,11 @@ class Quarantine:
         index = attachment.current.index
         if index is None:
             return
-        for segno, offset in list(self._places):
-            attachment.given.look_at_disk(segno, offset)
+        for (segno, offset), is_bad in list(self._places.items()):
+            if is_bad:
+                attachment.given.look_at_disk(segno, offset)
             index.quarantine(segno, offset)
-            self._places.discard((segno, offset))
+            self._places.pop((segno, offset), None)
 
     def clear(self) -> None:
         self._places.clear()
@@ -131,7 +137,7 @@ class Reads:
 
     # ---- checking --------------------------------------------------------------------------------
     def check(self, locations: Iterable[Location]) -> Iterator[tuple[Location, RecordFault | None]]:
-        """Read each record: its fault. Those whose segment was evicted meanwhile are left out.
+        """Read each record: its fault. Those that were evicted meanwhile are left out.
 
         Chunk sums are checked and the digest is computed anew. The caller quarantines.
         """
@@ -147,7 +153,9 @@ class Reads:
                         os.close(fd)
                     fd, opened = self._open_to_check(location.segno), location.segno
                 fault = _fault(reader, fd, location, place.directory) if fd >= 0 else "read"
-                if not fault or not place.index.segments.is_gone_now(location.segno):
+                if fault and fd >= 0 and is_punched(fd, location):
+                    self._quarantine.forget(*location[:2])
+                elif not fault or not place.index.segments.is_gone_now(location.segno):
                     yield location, fault
         except idx.ERRORS as error:
             self._attachment.current.error(place.index, error)

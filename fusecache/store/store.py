@@ -20,7 +20,7 @@ from fusecache.store.capacity import Place, begin_table
 from fusecache.store.directory.given import Faults, Given
 from fusecache.store.housekeeping import Housekeeping, Reconciler, reindex_own
 from fusecache.store.log import Logs
-from fusecache.store.puts import Puts
+from fusecache.store.puts import Evictions, Puts
 from fusecache.store.reading import Quarantine, Reads
 from fusecache.store.reuse import Reuse
 from fusecache.store.types import Location, RecordFault, StoreSettings
@@ -63,9 +63,14 @@ class Store:
         self.log_segments = self._reads.log_segments
         self.check = self._reads.check
         self.quarantine = self._quarantine.add
+        self.forget = self._quarantine.forget
         self.segment_path = self._given.segment_path
         self.put = self._puts.put
         self.put_many = self._puts.put_many
+        evictions = Evictions(self._attachment, self._segment)
+        self.evict = evictions.evict
+        self.can_evict = evictions.can_evict
+        self.evicted_bytes = evictions.evicted_bytes
         self.sharing = self._attachment.sharing
         self.begin_log = self.logs.begin
         self.seal_in = self.logs.seal_in

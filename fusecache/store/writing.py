@@ -166,6 +166,10 @@ class OpenSegment:
                 self._full_until = now + PAUSE_SECONDS
         return now < self._full_until
 
+    def note_room(self) -> None:
+        """Something was evicted: who must not evict may be lucky now."""
+        self._full_until = 0.0
+
     def settle(self) -> None:
         """Have the index take no more room than it must. With the store's lock; sqlite3.Error."""
         index = self._attachment.current.index

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_support import MIB, Opened, check_invariants, content, opened, version_of
+from tests.support.store_support import (
+    DATASET,
+    MIB,
+    Opened,
+    check_invariants,
+    content,
+    opened,
+    version_of,
+)
 
 Acknowledged = dict[bytes, int]
 
@@ -111,6 +119,37 @@ def test_killed_while_evicting(tmp_path: Path, source: random.Random) -> None:
             check_invariants(store)
             assert store.kinds <= {"missing"}
             assert store.bad_after_verify()[1] == 0
+    assert done > 10
+
+
+def test_killed_while_evicting_files(tmp_path: Path, source: random.Random) -> None:
+    """One by one, beside a process that lives: every byte is right, and nothing is damaged."""
+    limit, files = 32 * MIB, range(240)
+    with opened(tmp_path / "cache", limit_bytes=limit) as living:
+
+        def change(acknowledge: Callable[[int], None]) -> None:
+            store = Opened(tmp_path / "cache", limit_bytes=limit)
+            mine = random.Random(os.getpid())
+            for turn in range(1000):
+                for n in mine.sample(files, 20):
+                    store.put(path_of(n), payload_of(n))
+                store.seal()
+                chosen = mine.sample(files, 60)
+                names = [(path_of(n), version_of(payload_of(n))) for n in chosen]
+                store.store.evict(DATASET, names)
+                acknowledge(turn)
+
+        done = 0
+        for _ in range(12):
+            done += len(killed(change, source.uniform(0.1, 0.5)))
+            for n in files:
+                found = living.get(path_of(n), version_of(payload_of(n)))
+                assert found in (None, payload_of(n))
+            living.suspect()
+            living.store.housekeeping()
+            check_invariants(living)
+            assert living.bad_after_verify()[1] == 0
+            assert living.kinds <= {"missing"}
     assert done > 10
 
 

@@ -165,6 +165,24 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.stores[handle].find(path, known.version) is None
             self.all_may_be_lost()  # others may share the record
 
+    @rule(handle=handles, chosen=st.sets(paths, max_size=4), is_sealed=st.booleans())
+    def evict(self, handle: int, chosen: set[bytes], is_sealed: bool) -> None:
+        for store in self.stores:
+            store.store.flush()
+            if is_sealed:
+                store.seal()
+        self.writers.clear()
+        self.after_eviction()
+        files = [(path, self.model[path].version) for path in sorted(chosen & self.model.keys())]
+        found, _ = self.stores[handle].store.evict(DATASET, files)
+        for (path, version), places in zip(files, found, strict=True):
+            if places is not None:
+                assert self.stores[handle].find(path, version) is None
+                del self.model[path]
+        for known in self.model.values():
+            known.rewritten = True  # an entry may be gone: a new index does not know of it
+        self.after_eviction()
+
     @rule(handle=handles)
     def housekeeping(self, handle: int) -> None:
         self.stores[handle].suspect()

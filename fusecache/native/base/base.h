@@ -42,7 +42,7 @@ void map64_clear(struct map64 *map);
 static inline size_t map64_bytes(const struct map64 *map) { return map->slots * 16; }
 
 /* ---- counters, and events for Python ------------------------------------------------------- */
-enum { EVENT_FAULT = 1, EVENT_STREAM = 2, EVENT_UNREAD = 3 };
+enum { EVENT_FAULT = 1, EVENT_STREAM = 2, EVENT_UNREAD = 3, EVENT_PUNCHED = 4 };
 struct event {
 	int kind;
 	uint64_t a, b, c;

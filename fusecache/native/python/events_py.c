@@ -128,7 +128,7 @@ int events_add_to(PyObject *module)
 {
 #define CONSTANT(name) PyModule_AddIntConstant(module, #name, name)
 	return PyModule_AddFunctions(module, methods) || CONSTANT(STREAM_HEAD_BYTES) || CONSTANT(EVENT_FAULT) ||
-		       CONSTANT(EVENT_STREAM) || CONSTANT(EVENT_UNREAD)
+		       CONSTANT(EVENT_STREAM) || CONSTANT(EVENT_UNREAD) || CONSTANT(EVENT_PUNCHED)
 		   ? -1
 		   : 0;
 #undef CONSTANT

@@ -2,7 +2,7 @@
  *
  * INVARIANT: no byte leaves here that does not match the record's header checksum and the checksum
  * of its chunk, on every read.
- * INVARIANT: a record that lies in a truncated (evicted) segment is a miss, not a fault.
+ * INVARIANT: a record that was evicted is a miss, not a fault: in a truncated segment, or punched out of one.
  * This is not the store: what is written, indexed or evicted is decided in Python.
  */
 #include "segment.h"
@@ -400,6 +400,14 @@ int record_read_fd(int fd, struct location at, uint32_t payload_len, struct scra
 	return record_read(fd, false, at, payload_len, 0, payload_len, s, data);
 }
 
+/* Of a record that was read in vain: was it punched out of its segment? */
+static bool is_punched(int fd, struct location at, uint32_t payload_len)
+{
+	const off_t hole = lseek(fd, (off_t)at.offset, SEEK_HOLE); /* all reads say where, so it may move */
+
+	return hole >= 0 && (uint64_t)hole < at.offset + at.header_len + payload_len;
+}
+
 int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_len, uint32_t from, uint32_t len,
 	       struct scratch *s, const unsigned char **data)
 {
@@ -415,10 +423,14 @@ int block_read(uint32_t ino, uint64_t block, uint64_t packed, uint32_t payload_l
 	s->err = 0;
 	result = record_read(segment->fd, true, at, payload_len, from, len, s, data);
 	if (result == READ_FAULT) {
-		/* Evicted by any process: truncated first, then unlinked. That is no fault. */
+		/* Evicted by any process: truncated first, then unlinked; or punched. That is no fault. */
 		if (!fstat(segment->fd, &st) &&
 		    (!st.st_nlink || (uint64_t)st.st_size < at.offset + at.header_len + payload_len))
 			result = READ_MISS;
+		else if (!s->err && is_punched(segment->fd, at, payload_len)) {
+			result = READ_MISS;
+			events_raise(EVENT_PUNCHED, at.segno, at.offset, ino);
+		}
 		table_clear_location(ino, block, packed);
 		if (result == READ_FAULT)
 			events_fault(at.segno, at.offset, ino, s->err);

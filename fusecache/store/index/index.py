@@ -9,7 +9,7 @@ number 0, in a row or a question: it does not count).
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from fusecache.store.index.rows import (
     INSERT_FILE,
     BlockRow,
     FileRow,
+    SegmentRow,
     directory_key,
     file_key,
     parse_block,
@@ -201,6 +202,15 @@ class Index:
                 record_length(header_len, payload_len) for _, header_len, payload_len in rows
             )
 
+    def records_of(self, segno: int) -> list[Location]:
+        """To which committed rows lead in a segment; any thread."""
+        place = "SELECT segno, offset, header_len, payload_len FROM"
+        with self.database.reader() as connection:
+            rows = connection.execute(
+                f"{place} files WHERE segno=? UNION {place} blocks WHERE segno=?", (segno, segno)
+            )
+            return [Location(*row) for row in rows]
+
     def file_rows_of(self, segno: int) -> dict[int, int]:
         """How many committed rows of files lead to each offset of a segment; any thread."""
         with self.database.reader() as connection:
@@ -212,7 +222,7 @@ class Index:
 
     # ---- writing (the caller holds the write lock) -----------------------------------------------
     def flush(self) -> None:
-        """Commit the pending rows, except those whose segment was evicted meanwhile."""
+        """Commit the pending rows, except those whose segment or block was evicted meanwhile."""
         batch = self.pending.copy()
         if not any(batch):
             return
@@ -235,7 +245,10 @@ class Index:
         with self.database.transaction() as connection:
             known = {row.segno: row for row in self.segments.all()}
             connection.executemany(INSERT_BLOCK, [row for row in blocks if row[1] in known])
-            connection.executemany(INSERT_FILE, [row for row in files if row[7] in known])
+            rows = [row for row in files if row[7] in known]
+            connection.executemany(
+                INSERT_FILE, [row for row in rows if _leads(connection, known, row)]
+            )
             self.segments.put(
                 [
                     known[segno]._replace(fetched_ns=when)
@@ -312,6 +325,16 @@ class Index:
             for at in range(0, len(table_rows), most):
                 with self.database.transaction() as connection:
                     connection.executemany(statement, table_rows[at : at + most])
+
+
+def _leads(connection: sqlite3.Connection, known: Mapping[int, SegmentRow], row: FileRow) -> bool:
+    """Whether the row's block is there: of a sealed segment it may have been evicted since it was
+    found by its digest.
+    """
+    if not known[row[7]].sealed:
+        return True
+    place = "SELECT 1 FROM blocks WHERE segno=? AND offset=? LIMIT 1"
+    return connection.execute(place, row[7:9]).fetchone() is not None
 
 
 def _blocks_named(

@@ -3,6 +3,7 @@
 A scan reads record headers only, and the payload of the last record, the one that a killed writer
 may have torn. What a log wrote before the machine was started anew is read whole: a power cut may
 have left a header without its payload, and the intact copy that it was made of must not give way.
+So is a record with a hole: it was evicted, and its header may be left in a page of its neighbour.
 INVARIANT: only a file whose flock we got is cut or removed; a live writer's is only read.
 """
 
@@ -25,6 +26,7 @@ from fusecache.store import index as idx
 from fusecache.store.directory import Directory
 from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import RecordReader, trim, try_direct, walk
+from fusecache.store.segment.holes import is_punched, taken_bytes
 from fusecache.store.types import Location, Version
 
 _THREADS: Final = 8
@@ -94,7 +96,9 @@ def scan(fd: int, segno: int, uuid: bytes, live: bool) -> Scan:
         try_direct(own)
         last: tuple[Location, fmt.Record] | None = None
         for offset, record in walk(fd, segno, uuid):
-            if last is not None and not (is_doubtful and not _intact(reader, own, last[0], uuid)):
+            if last is not None and not (
+                (is_doubtful or is_punched(fd, last[0])) and not _intact(reader, own, last[0], uuid)
+            ):
                 found.add(*last)
             last = Location(segno, offset, record.header_len, record.payload_len), record
         if last is not None and _intact(reader, own, last[0], uuid):
@@ -151,8 +155,8 @@ def _fill(directory: Directory, connection: sqlite3.Connection) -> None:
         " (digest, dataset, path, ino, size, mtime_ns, ctime_ns, block, fetched_ns)"
     )
     segments: dict[int, idx.SegmentRow] = {}
-    for found, reserved in _scans(directory):
-        row = _segment_row(found, reserved)
+    for found, length, taken in _scans(directory):
+        row = _segment_row(found, length, taken)
         connection.execute("BEGIN")
         connection.execute(idx.INSERT_SEGMENT, idx.segment_values(row))
         connection.executemany(idx.ADOPT_BLOCK, found.blocks)
@@ -181,11 +185,12 @@ def _fill(directory: Directory, connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def _segment_row(found: Scan, reserved: int) -> idx.SegmentRow:
+def _segment_row(found: Scan, length: int, taken: int) -> idx.SegmentRow:
     """A log that is being written keeps what it has reserved: the header says it."""
     if found.live and found.log is not None:
         return idx.SegmentRow(found.segno, False, found.log.reserved_bytes, found.log.log)
-    return idx.SegmentRow(found.segno, not found.live, reserved, fmt.signed(found.fetched_ns))
+    row = idx.SegmentRow(found.segno, not found.live, length, fmt.signed(found.fetched_ns))
+    return row if found.live else row.taking(taken)
 
 
 def _resolve(connection: sqlite3.Connection, segments: dict[int, idx.SegmentRow]) -> None:
@@ -209,28 +214,30 @@ def _resolve(connection: sqlite3.Connection, segments: dict[int, idx.SegmentRow]
     connection.execute("DROP TABLE temp.entries")
 
 
-def _scans(directory: Directory) -> Iterator[tuple[Scan, int]]:
-    """(scan, reserved bytes) of every segment in the order of their numbers; few in memory."""
+def _scans(directory: Directory) -> Iterator[tuple[Scan, int, int]]:
+    """(scan, length, what it takes on the disk) of every segment in the order of their numbers; few
+    in memory.
+    """
     room = threading.Semaphore(2 * _THREADS)
 
-    def one(segno: int) -> tuple[Scan, int] | None:
+    def one(segno: int) -> tuple[Scan, int, int] | None:
         room.acquire()
         path = directory.segment_path(segno)
         try:
             with claimed(path) as (fd, live):
                 found = scan(fd, segno, directory.uuid, live)
                 if live:
-                    return found, os.fstat(fd).st_size
+                    return found, os.fstat(fd).st_size, 0
                 if found.empty:
                     os.ftruncate(fd, 0)
                     path.unlink()
                     return None
-                return found, trim(fd, found.used)
+                return found, trim(fd, found.used), taken_bytes(fd)
         except OSError:
             return None  # gone, unreadable or no regular file: not ours to use
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        futures: list[Future[tuple[Scan, int] | None]] = [
+        futures: list[Future[tuple[Scan, int, int] | None]] = [
             pool.submit(one, segno) for segno in directory.segment_numbers()
         ]
         futures.reverse()

@@ -48,12 +48,24 @@ BlockRow = tuple[bytes, int, int, int, int, int]
 
 
 class SegmentRow(NamedTuple):
-    """`fetched_ns` of a log's segment that is not sealed yet: the number of the log's first one."""
+    """`fetched_ns` of a log's segment that is not sealed yet: the number of the log's first one.
+    `holes`: bytes of a sealed one that were given back, and are not `reserved`: whole pages.
+    """
 
     segno: int
     sealed: bool
     reserved: int
     fetched_ns: int
+    holes: int = 0
+
+    @property
+    def length(self) -> int:
+        """Of the file of a sealed segment."""
+        return self.reserved + self.holes
+
+    def taking(self, taken_bytes: int) -> SegmentRow:
+        """The same file, sealed, of which so much is on the disk."""
+        return self._replace(reserved=taken_bytes, holes=self.length - taken_bytes)
 
     @property
     def log(self) -> int | None:
@@ -128,19 +140,21 @@ def block_row(name: bytes, location: Location) -> BlockRow:
 
 
 def segment_values(row: SegmentRow) -> tuple[int, int, int, int, int]:
-    values = (row.segno, int(row.sealed), row.reserved, row.fetched_ns)
+    sealed = 1 + row.holes // ALIGNMENT if row.sealed else 0
+    values = (row.segno, sealed, row.length, row.fetched_ns)
     return (*values, signed(digest.checksum(_SEGMENT_SUM.pack(*values))))
 
 
 def parse_segment(values: tuple[int, ...]) -> SegmentRow:
     try:
-        segno, sealed, reserved, fetched_ns, row_sum = values
-        expected = signed(digest.checksum(_SEGMENT_SUM.pack(segno, sealed, reserved, fetched_ns)))
+        segno, sealed, length, fetched_ns, row_sum = values
+        expected = signed(digest.checksum(_SEGMENT_SUM.pack(segno, sealed, length, fetched_ns)))
     except (struct.error, TypeError, ValueError) as error:
         raise IndexDamaged("a row of segments is not one") from error
     if expected != row_sum:
         raise IndexDamaged("a row of segments does not match its checksum")
-    return SegmentRow(segno, bool(sealed), reserved, fetched_ns)
+    holes = max(0, sealed - 1) * ALIGNMENT
+    return SegmentRow(segno, bool(sealed), length - holes, fetched_ns, holes)
 
 
 def parse_block(values: tuple[Any, ...]) -> Location | None:

@@ -12,6 +12,7 @@ from fusecache.store.index.rows import (
     parse_segment,
     segment_values,
 )
+from fusecache.store.types import ALIGNMENT
 
 _SELECT: Final = "SELECT segno, sealed, reserved, fetched_ns, sum FROM segments"
 
@@ -47,8 +48,8 @@ class Segments:
         """
         with self._database.reader() as connection:
             total, opened = connection.execute(
-                "SELECT sum(reserved), sum(CASE WHEN sealed OR (fetched_ns > 0 AND fetched_ns < ?)"
-                " THEN 0 ELSE reserved END) FROM segments",
+                f"SELECT sum(reserved - max(sealed - 1, 0) * {ALIGNMENT}), sum(CASE WHEN sealed"
+                " OR (fetched_ns > 0 AND fetched_ns < ?) THEN 0 ELSE reserved END) FROM segments",
                 (LOG_BELOW,),
             ).fetchone()
         return int(total or 0), int(opened or 0)

@@ -19,6 +19,7 @@ from pathlib import Path
 from fusecache.base import digest
 from fusecache.base.errors import CacheFault
 from fusecache.store.segment import format as fmt
+from fusecache.store.segment.holes import data_from
 from fusecache.store.types import ALIGNMENT, BLOCK_BYTES, Location
 
 # Largest record: 4 MiB of payload, 64 chunk sums, the longest path; and room to align both ends.
@@ -281,6 +282,8 @@ def walk(fd: int, segno: int, uuid: bytes) -> Iterator[tuple[int, fmt.Record]]:
         else:
             span = ALIGNMENT if not window else _WINDOW_BYTES
             offset += fmt.next_header(window[at:])
+            if offset >= begin + len(window):  # of files that were evicted nothing is left
+                offset = max(offset, data_from(fd, offset))
 
 
 def trim(fd: int, used: int) -> int:

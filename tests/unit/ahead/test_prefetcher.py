@@ -116,6 +116,7 @@ def bare_prefetcher() -> Prefetcher:
         segments=stub,
         packer=stub,
         preloaded=(),
+        evictions=stub,
         kernel=stub,
         metrics=Metrics(),
         mountpoint=b"/nowhere",

@@ -51,6 +51,7 @@ class Scene:
             segments=stub,
             packer=packer,
             preloaded=(),
+            evictions=stub,
             kernel=stub,
             metrics=Metrics(),
             mountpoint=b"/nowhere",

@@ -96,6 +96,7 @@ class Disk:
         self.flushes = 0
         self.opened: list[FakeLog] = []
         self.logs = self  # of the store
+        self.given_back_bytes = 0
         self.looks = 0
         self.look_s = 0.0  # that looking for room takes
         self.now = 100.0
@@ -128,6 +129,9 @@ class Disk:
         self.room_bytes += found
         self.adopted += found > 0
         self.rowless += self.orphaned
+
+    def evicted_bytes(self) -> int:
+        return self.given_back_bytes
 
     def stored_bytes(self) -> int:
         return self.put_bytes
@@ -659,6 +663,22 @@ def test_what_is_stored_is_no_room_any_more(disk: Disk, monkeypatch: pytest.Monk
     assert disk.packer.room_bytes() == 600
     disk.put_bytes += 1_000
     assert disk.packer.room_bytes() == 0
+
+
+def test_what_is_evicted_is_room_at_once(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short ago it was looked for."""
+    room = 1_000
+
+    def look() -> int:
+        disk.now += 1.0
+        return room
+
+    monkeypatch.setattr(disk, "room_bytes", look)
+    assert disk.packer.room_bytes() == 1_000
+    room = 5_000
+    assert disk.packer.room_bytes() == 1_000
+    disk.given_back_bytes = 4_000
+    assert disk.packer.room_bytes() == 5_000
 
 
 def test_what_is_drawn_is_no_room_any_more(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
