@@ -31,6 +31,7 @@ from hintsd.orders.hint import Check, Files, Hint
 from hintsd.orders.spec import LoaderDraws, OrderSpec
 
 CLOSE_TIMEOUT_S: Final = 1.0
+CACHED_TIMEOUT_S: Final = 0.5
 
 Path = Union[str, "os.PathLike[str]"]
 Ahead = Callable[[int], Optional[OrderSpec]]
@@ -115,6 +116,13 @@ class Job:
             warn_once("scores must be a row of finite numbers of 0 or more; the last ones hold")
             return
         self._link.score(array.astype("<f4").tobytes())
+
+    def cached(self, timeout_s: float = CACHED_TIMEOUT_S) -> npt.NDArray[np.bool_] | None:
+        """Which samples of the dataset need no read of the origin now (on SSD, or kept in RAM):
+        shape (samples,). None: hintsd did not say so within `timeout_s` seconds, or is not there
+        or too old, which is known at once. Never a warning.
+        """
+        return self._link.cached(timeout_s)
 
     def drawn(self, batches: int, epoch: int) -> None:
         """This epoch has so many batches, and all are drawn: where the reader is, if the job ends

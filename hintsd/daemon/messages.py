@@ -31,6 +31,7 @@ from hintsd.orders.spec import EPOCH_MOST, OrderSpec
 ARRAY_PIECE_BYTES_MOST: Final = 1 << 20
 ARRAY_BYTES_MOST: Final = PATHS_BYTES_MOST  # of all arrays that a connection has under way
 ARRAYS_MOST: Final = 64
+NUMBER_MOST: Final = (1 << 63) - 1
 ARRAY_NAME_LENGTH_MOST: Final = 64
 ENDS_MOST: Final = 2 * ARRAY_BYTES_MOST  # where one may begin: some are begun again
 SPOOL_DIRECTORY: Final = "/var/tmp"  # on a disk; /tmp may be memory
@@ -208,6 +209,11 @@ def scores(fields: Fields, arrays: Arrays) -> npt.NDArray[np.float32]:
     if not (np.isfinite(uses).all() and (uses >= 0).all()):
         raise ValueError("a score is negative, infinite or no number")
     return uses
+
+
+def number(fields: Fields) -> int:
+    """Of a `cached` message. WireError."""
+    return fields.int("number", 0, NUMBER_MOST)
 
 
 def step(fields: Fields) -> tuple[int, int]:

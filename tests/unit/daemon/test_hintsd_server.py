@@ -148,6 +148,20 @@ def test_scores(daemon: Daemon, client: Client) -> None:
     assert client.ask("scores", uses=uses.tobytes()) == {}
 
 
+def test_what_is_cached_is_told_in_pieces(daemon: Daemon, client: Client) -> None:
+    assert client.ask("cached", number=1)["message"].startswith("cached: there is no job")
+    client.job()
+    assert client.ask("cached", number=2) == {"message": "cached: no files"}
+    piece = server.PIECE_BYTES
+    bits = daemon.director.bits = np.random.default_rng(1).bytes(2 * piece + 5)
+    first = client.ask("cached", number=3)
+    told = [first, client.receive().fields.raw(), client.receive().fields.raw()]
+    assert [part["offset"] for part in told] == [0, piece, 2 * piece]
+    assert b"".join(part["data"] for part in told) == bits
+    assert {(part["number"], part["samples"]) for part in told} == {(3, 8 * len(bits) - 3)}
+    assert client.ask("close") == {}
+
+
 def test_refusals_are_told_and_the_connection_goes_on(daemon: Daemon, client: Client) -> None:
     daemon.director.refusal = "/data/set is not in a fusecache mount"
     assert client.job() == {"message": daemon.director.refusal}
@@ -554,6 +568,7 @@ WRONG = {
     "missing field": HELLO + wire.encode("step", {"epoch": 1}),
     "wrong type": HELLO + wire.encode("step", {"epoch": 1, "batch": "1"}),
     "scores that are none": HELLO + wire.encode("scores", {"uses": b"12345"}),
+    "question without a number": HELLO + wire.encode("cached", {}),
     "negative": HELLO + wire.encode("step", {"epoch": -1, "batch": 1}),
     "job without a path": HELLO + wire.encode("job", {**JOB, "path": None}),
     "array with a gap": HELLO
