@@ -167,6 +167,8 @@ def _attach(
     for other in _announcers_of(seat):
         other.leave()
     announcer = Announcer(source, job)
+    if source.importance is not None:
+        source.importance.ask(job)
     seat.give(announcer)
     return job, announcer
 

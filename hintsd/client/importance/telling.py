@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 
-from hintsd.client.client import explicit_order
+from hintsd.client.client import Job, explicit_order
 from hintsd.client.importance.sampler import ImportanceSampler
 from hintsd.orders.spec import OrderSpec
 
@@ -30,6 +31,10 @@ class Telling:
         if type(sampler) is not ImportanceSampler:
             return None
         return Telling(sampler, dataset, batching)
+
+    def ask(self, job: Job) -> None:
+        """At each draw that needs it `job` says what is cached, unless the user's function does."""
+        self._sampler.set_cached(_Asked(job), is_offer=True)
 
     @property
     def epoch(self) -> int:
@@ -64,3 +69,18 @@ class Telling:
     def _spec(self, indices: Any, epoch: int) -> OrderSpec:
         batch_size, drop_last = self._batching
         return explicit_order(indices, epoch, batch_size, drop_last, len(self._dataset))
+
+
+class _Asked:
+    """Asks a job what is cached. It does not keep it alive, and a copy asks nobody: samplers are
+    copied and pickled."""
+
+    def __init__(self, job: Job | None) -> None:
+        self._job = None if job is None else weakref.ref(job)
+
+    def __call__(self) -> Any:
+        job = None if self._job is None else self._job()
+        return None if job is None else job.cached()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Asked, (None,)
