@@ -500,8 +500,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               SSD, the processors)
     hits      (in a line below) of the samples that the mount's jobs have read since this one began,
               those that took no file from the origin; what others read there counts against them.
-              Then what stays in RAM from epoch to epoch, and when scores were told (--json: hits,
-              kept_bytes, scores_age_s)
+              Then what stays in RAM from epoch to epoch, and when scores were told; of iCACHE's
+              sampler, how many samples its H-list has, and how many reads of the epoch stand for
+              another sample's (--json: hits, kept_bytes, scores_age_s, h_list, substituted)
     when      of the last jobs that have ended; why stands below
     layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
               is written anew in the next epoch's order; log: it lies in this epoch's order;

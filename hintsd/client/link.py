@@ -89,19 +89,19 @@ class _Agenda:
         self._lock = threading.Lock()
         self._orders: dict[int, OrderSpec] = {}  # by epoch, from the position's epoch on
         self._unsent: list[int] = []
-        self._scores = b""  # the latest; and whether they are to be sent
+        self._scores: dict[str, Any] = {}  # the latest message; and whether it is to be sent
         self._are_scores_due = False
 
-    def score(self, uses: bytes) -> None:
+    def score(self, scores: dict[str, Any]) -> None:
         """What was told before is forgotten."""
         with self._lock:
-            self._scores, self._are_scores_due = uses, True
+            self._scores, self._are_scores_due = scores, True
 
-    def take_scores(self) -> bytes:
-        """b"": there are none to be told."""
+    def take_scores(self) -> dict[str, Any]:
+        """{}: there are none to be told."""
         with self._lock:
             is_due, self._are_scores_due = self._are_scores_due, False
-            return self._scores if is_due else b""
+            return self._scores if is_due else {}
 
     def announce(self, epoch: int, spec: OrderSpec) -> None:
         """What was told of epochs before the position is forgotten."""
@@ -149,7 +149,7 @@ class _Agenda:
     def clear(self) -> None:
         with self._lock:
             self._orders.clear()
-            self._scores, self._are_scores_due = b"", False
+            self._scores, self._are_scores_due = {}, False
 
 
 class Link:
@@ -218,10 +218,10 @@ class Link:
             self._agenda.announce(epoch, spec)
             self._connection.wake()
 
-    def score(self, uses: bytes) -> None:
+    def score(self, scores: dict[str, Any]) -> None:
         """Tell the scores (docs/WIRE.md); what was told before is forgotten."""
         if not self.is_over:
-            self._agenda.score(uses)
+            self._agenda.score(scores)
             self._connection.wake()
 
     def cached(self, timeout_s: float) -> Mask | None:
@@ -433,17 +433,22 @@ class Link:
 
 def _told_frames(agenda: _Agenda, takes_scores: bool) -> Iterator[bytes]:
     """Of the scores, then of orders."""
-    if (uses := agenda.take_scores()) and takes_scores:
-        arrays: dict[str, bytes] = {}
-        named = _by_name({"uses": uses}, arrays, INLINE_BYTES_MOST)
-        yield from _array_frames(arrays)
-        yield wire.encode("scores", named)
+    if (scores := agenda.take_scores()) and takes_scores:
+        yield from scores_frames(scores)
     while (order := agenda.take_order()) is not None:
         epoch, spec = order
-        arrays = {}
+        arrays: dict[str, bytes] = {}
         named = _by_name(to_message(spec), arrays, INLINE_BYTES_MOST)
         yield from _array_frames(arrays)
         yield wire.encode("order", {"epoch": epoch, "spec": named})
+
+
+def scores_frames(scores: dict[str, Any]) -> Iterator[bytes]:
+    """A `scores` message, and before it the array that it names. `uses`: f4, little-endian."""
+    arrays: dict[str, bytes] = {}
+    named = _by_name(scores, arrays, INLINE_BYTES_MOST)
+    yield from _array_frames(arrays)
+    yield wire.encode("scores", named)
 
 
 def _by_name(values: dict[str, Any], arrays: dict[str, bytes], length_most: int) -> dict[str, Any]:

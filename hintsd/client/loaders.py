@@ -295,9 +295,7 @@ class Announcer:
                 step(drawn)
             drawn += 1
             if drawn == 1 and source.importance is not None:
-                ahead = source.importance.drawn_ahead(spec)
-                if ahead is not None:
-                    job.announce(ahead.start_epoch, ahead)
+                source.importance.tell(job, spec)
             if drawn == last:
                 end(drawn)
             yield index
@@ -412,9 +410,6 @@ class _Source:
         """How often each sample is expected to be used in an epoch that is not drawn yet, shape
         (samples,); None: all alike, or as was told before.
         """
-        if self.importance is not None:
-            told: np.ndarray[Any, Any] = self.importance.uses()
-            return told
         if spec.weights is None or self._are_weights_told:
             return None
         self._are_weights_told = True

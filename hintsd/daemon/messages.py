@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 import tempfile
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from hintsd.orders.hint import (
     read_hint,
     read_spec,
 )
-from hintsd.orders.spec import EPOCH_MOST, OrderSpec
+from hintsd.orders.spec import EPOCH_MOST, LENGTH_MOST, OrderSpec
 
 ARRAY_PIECE_BYTES_MOST: Final = 1 << 20
 ARRAY_BYTES_MOST: Final = PATHS_BYTES_MOST  # of all arrays that a connection has under way
@@ -198,6 +198,23 @@ def order_spec(fields: Fields, arrays: Arrays) -> tuple[int, OrderSpec]:
     """The epoch and the spec of an `order` message. WireError, ValueError: see the module."""
     epoch = fields.int("epoch", 0, EPOCH_MOST)
     return epoch, read_spec(_with_arrays(fields.map("spec"), arrays, "order: spec"))
+
+
+class Sampled(NamedTuple):
+    """What an importance sampler tells of its draw, for status; None: it has no such thing."""
+
+    substituted: int | None = None
+    """Reads of the epoch that stand for another sample's, of all ranks."""
+    h_list: int | None = None
+    """Samples on iCACHE's H-list."""
+
+
+def sampled(fields: Fields) -> Sampled:
+    """Of a `scores` message. WireError."""
+    return Sampled(
+        fields.optional_int("substituted", 0, LENGTH_MOST),
+        fields.optional_int("h_list", 0, LENGTH_MOST),
+    )
 
 
 def scores(fields: Fields, arrays: Arrays) -> npt.NDArray[np.float32]:

@@ -338,10 +338,11 @@ class Server:
         return epoch
 
     async def _score(self, connection: _Connection, fields: Fields) -> None:
+        sampled = messages.sampled(fields)
         uses = await self._read(connection, "scores", messages.scores, fields)
         name, mount = self._planned_by(connection, "scores")
         try:
-            await mount.score(name, uses)
+            await mount.score(name, uses, sampled)
         except JobRefused as refusal:
             raise Refusal(f"scores: {refusal}") from None
 

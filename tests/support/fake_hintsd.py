@@ -31,6 +31,7 @@ class Told:
     orders: list[tuple[int, OrderSpec]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     scores: list[bytes] = field(default_factory=list)
+    sampled: list[tuple[int | None, int | None]] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     """The numbers of its questions for what is cached."""
     is_closed: bool = False
@@ -189,6 +190,7 @@ class FakeHintsd:
             case "scores":
                 assert told is not None
                 told.scores.append(_resolved(fields, arrays)["uses"])
+                told.sampled.append((fields["substituted"], fields["h_list"]))
                 arrays.clear()
                 return ("scored", {}), told
             case "cached":

@@ -22,7 +22,7 @@ import trio
 from fusecache.base import wire
 from hintsd.daemon import server
 from hintsd.daemon.journal import Journal
-from hintsd.daemon.messages import JobRefused
+from hintsd.daemon.messages import JobRefused, Sampled
 from hintsd.daemon.mount import JobInfo
 from hintsd.daemon.server import Server
 from hintsd.orders.hint import Hint
@@ -71,10 +71,10 @@ class NotedDirector:
             raise JobRefused("no 13th epoch")
         self.told.put(("order", job, epoch, spec.sampler))
 
-    async def score(self, job: str, uses: npt.NDArray[np.float32]) -> None:
+    async def score(self, job: str, uses: npt.NDArray[np.float32], sampled: Sampled) -> None:
         if len(uses) == 13:
             raise JobRefused("13 scores")
-        self.told.put(("scores", job, uses.tolist()))
+        self.told.put(("scores", job, uses.tolist(), *sampled))
 
     async def cached(self, job: str) -> tuple[int, bytes]:
         if self.bits is None:

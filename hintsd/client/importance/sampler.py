@@ -235,6 +235,7 @@ class ImportanceSampler:
             learning.scores,
             -1 if begun is None else begun.number,
             refused=learning.refused,
+            h_list=self._drawing.h_count(learning.scores),
             shuffled=begun is not None and begun.is_shuffled,
             repeats=0 if begun is None else begun.repeats,
             substituted=0 if begun is None else begun.substituted,

@@ -45,17 +45,18 @@ class Telling:
         """Of the epoch that begins next, which is drawn by that. ValueError: it is of no samples."""
         return self._spec(self._sampler.order_of_next_epoch(), epoch)
 
-    def drawn_ahead(self, spec: OrderSpec) -> OrderSpec | None:
-        """The order of the epoch after this one, `spec`, if it is drawn."""
+    def tell(self, job: Job, spec: OrderSpec) -> None:
+        """The epoch of `spec` has begun: what is drawn ahead, how often this reader is expected to
+        use each sample in an epoch that is not drawn yet, and what was drawn by them."""
         for _, indices in self._sampler.drawn()[:1]:
             self._ahead = self._spec(indices, spec.start_epoch + 1)
-            return self._ahead
-        return None
-
-    def uses(self) -> Any:
-        """How often this reader is expected to use each sample in an epoch that is not drawn yet,
-        by the scores that there are now: shape (samples,)."""
-        return self._sampler.expected_reads() / self._sampler.settings.num_replicas
+            job.announce(self._ahead.start_epoch, self._ahead)
+        settings, report = self._sampler.settings, self._sampler.report()
+        job.score(
+            self._sampler.expected_reads() / settings.num_replicas,
+            substituted=None if settings.substitute == "none" else report.substituted,
+            h_list=report.h_list if settings.scheme == "icache" else None,
+        )
 
     def is_told(self, spec: OrderSpec) -> bool:
         """Whether the order of the epoch that begins was told before."""

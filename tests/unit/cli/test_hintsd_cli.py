@@ -221,11 +221,21 @@ def test_a_ram_tier_that_the_kernel_does_not_leave_is_said(
     assert ("RAM alone held (1,234 in all), so 3 MiB of the RAM tier" in said) == bool(withheld)
 
 
-@pytest.mark.parametrize(("age_s", "scores"), [(None, ""), (75.2, ", scores told 1 min 15 s ago")])
+@pytest.mark.parametrize(
+    ("told", "scores"),
+    [
+        ({}, ""),
+        ({"scores_age_s": 75.2}, ", scores told 1 min 15 s ago"),
+        (
+            {"scores_age_s": 1.0, "h_list": 1200, "substituted": 0},
+            ", scores told 1 s ago, 1,200 on the H-list, 0 reads of the epoch substituted",
+        ),
+    ],
+)
 def test_what_spares_the_origin_is_said(
-    capfd: pytest.CaptureFixture[str], age_s: float | None, scores: str
+    capfd: pytest.CaptureFixture[str], told: dict[str, Any], scores: str
 ) -> None:
-    job = FULL["jobs"][0] | {"hits": 0.456, "kept_bytes": 3 << 20, "scores_age_s": age_s}
+    job = FULL["jobs"][0] | {"hits": 0.456, "kept_bytes": 3 << 20, **told}
     command.show(report.tables(FULL | {"jobs": [job]}))
     lines = capfd.readouterr().out.splitlines()
     assert f"train-1: hits 46%, 3 MiB kept in RAM{scores}" in lines

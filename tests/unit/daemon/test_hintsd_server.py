@@ -135,12 +135,12 @@ def test_scores(daemon: Daemon, client: Client) -> None:
     )
     job = client.job()["job"]
     assert client.ask("scores", uses=uses.tobytes()) == {}
-    assert daemon.director.next("scores") == (job, uses.tolist())
+    assert daemon.director.next("scores") == (job, uses.tolist(), None, None)
     data = uses.tobytes()
     for offset in range(0, len(data), 5):
         client.send("array", name="s", total=12, offset=offset, data=data[offset : offset + 5])
-    assert client.ask("scores", uses={"array": "s"}) == {}
-    assert daemon.director.next("scores") == (job, uses.tolist())
+    assert client.ask("scores", uses={"array": "s"}, substituted=0, h_list=7) == {}
+    assert daemon.director.next("scores") == (job, uses.tolist(), 0, 7)
     for wrong in (-1, np.inf, np.nan):
         refused = client.ask("scores", uses=np.array([1, wrong], "<f4").tobytes())
         assert refused == {"message": "scores: a score is negative, infinite or no number"}
@@ -569,6 +569,7 @@ WRONG = {
     "wrong type": HELLO + wire.encode("step", {"epoch": 1, "batch": "1"}),
     "scores that are none": HELLO + wire.encode("scores", {"uses": b"12345"}),
     "question without a number": HELLO + wire.encode("cached", {}),
+    "a share of the samples": HELLO + wire.encode("scores", {"uses": b"", "h_list": 0.7}),
     "negative": HELLO + wire.encode("step", {"epoch": -1, "batch": 1}),
     "job without a path": HELLO + wire.encode("job", {**JOB, "path": None}),
     "array with a gap": HELLO

@@ -362,9 +362,17 @@ def test_attach_asks_what_is_cached_where_a_draw_needs_it(
         fake_hintsd.wait(lambda: job.state == "hinted")
         read = train(loader, sampler, 3)
         assert len(fake_hintsd.jobs[0].asked) == asked
-        if settings is LOW:
+        if settings is not LOW:
+            none = None, None
+            fake_hintsd.wait(lambda: fake_hintsd.jobs[0].sampled)
+            assert (fake_hintsd.jobs[0].sampled[-1] == none) == (settings != {"scheme": "icache"})
+        else:
             assert sampler.report().substituted > 0
             assert cached[read[-1]].mean() > 0.6
+            report, jobs = sampler.report(), fake_hintsd.jobs
+            assert report.h_list == len(sampler.h_list()) == round(0.2 * LENGTH)
+            figures = report.substituted, report.h_list
+            fake_hintsd.wait(lambda: jobs[0].sampled[-1:] == [figures])
 
 
 @pytest.mark.usefixtures("quick_collections")
