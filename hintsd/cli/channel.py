@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from fusecache.base import command, mounts
@@ -47,23 +47,32 @@ class Channel:
                 f"no hintsd answers at {socket_path} ({error.strerror or error}); "
                 "start one: hintsd serve"
             ) from None
-        self.ask("hello", {"version": wire.VERSION})
+        welcome = self.ask("hello", {"version": wire.VERSION})
+        self.takes_scores = welcome.get("scores") is True
+        """A hintsd that is older does not."""
 
     def ask(
         self, kind: str, fields: dict[str, Any], timeout_s: float | None = ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
         """The fields of the answer. UserError: the daemon refuses."""
+        return self.say([self._wire.encode(kind, fields)], timeout_s)
+
+    def say(
+        self, frames: Iterable[bytes], timeout_s: float | None = ANSWER_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The fields of the answer to the last of these. UserError: the daemon refuses."""
         self._socket.settimeout(timeout_s)
         # What it said before it hung up is still to be read.
         with contextlib.suppress(BrokenPipeError):
-            self._socket.sendall(self._wire.encode(kind, fields))
+            for frame in frames:
+                self._socket.sendall(frame)
         while True:
-            frame = self._receive()
-            if frame.type in ("error", "rejected"):
-                raise UserError(str(frame.fields.raw().get("message")))
-            if frame.type != "warning":
-                return frame.fields.raw()
-            complain(str(frame.fields.raw().get("message")))
+            answer = self._receive()
+            if answer.type in ("error", "rejected"):
+                raise UserError(str(answer.fields.raw().get("message")))
+            if answer.type != "warning":
+                return answer.fields.raw()
+            complain(str(answer.fields.raw().get("message")))
 
     def _receive(self) -> Frame:
         while not self._frames:

@@ -33,6 +33,7 @@ from fusecache.base.errors import (
 )
 from hintsd.cli import report
 from hintsd.cli.channel import Channel, channel_again, complain, open_channel
+from hintsd.cli.scores import read_scores, tell_scores
 from hintsd.lab.command import lab
 from hintsd.simulator.command import simulate
 
@@ -240,6 +241,12 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
     "--extensions", metavar="A,B", help="Of the files, in any case. [ImageFolder's: .jpg,.png,…]"
 )
 @click.option(
+    "--importance",
+    metavar="FILE",
+    help="A .npy array: how often each sample is expected to be used in an epoch whose order is "
+    "not known yet (their sum: an epoch's samples). [all alike]",
+)
+@click.option(
     "--pid",
     type=_Whole(1),
     metavar="PID",
@@ -255,6 +262,7 @@ def hint(
     workers: int,
     prefetch_factor: int,
     extensions: str | None,
+    importance: str | None,
     pid: int | None,
     detach: bool,
     socket_path: str | None,
@@ -268,6 +276,7 @@ def hint(
     \b
     hintsd hint /data/imagenet --seed 0 --epochs 90 --batch-size 256
     hintsd hint /data/imagenet --sampler distributed --seed 0 --world-size 8 --rank 3 --pid 4711
+    hintsd hint /data/imagenet --seed 0 --importance uses.npy
     """
     from hintsd.orders.extensions import IMG_EXTENSIONS
     from hintsd.orders.hint import PID_MOST, Files, Hint
@@ -277,6 +286,7 @@ def hint(
         raise click.UsageError(f"--pid must lie in 1 … {PID_MOST}")
     if epochs is not None and start_epoch >= epochs:
         raise click.UsageError("--start-epoch must lie below --epochs")
+    scores = None if importance is None else read_scores(importance)
     socket_path, path = _place(path, socket_path)
     told = extensions.lower().split(",") if extensions else IMG_EXTENSIONS
     hint = Hint(
@@ -298,6 +308,8 @@ def hint(
         try:
             with channel_again(socket_path) if name else open_channel(socket_path) as channel:
                 accepted = channel.ask("job", message | {"resume": name}, None)
+                if scores is not None:
+                    tell_scores(channel, scores)
                 if name is None:
                     _announce(accepted, socket_path if detach else None)
                 name = accepted["job"]
