@@ -219,7 +219,11 @@ def sampled(fields: Fields) -> Sampled:
 
 def scores(fields: Fields, arrays: Arrays) -> npt.NDArray[np.float32]:
     """Of a `scores` message. WireError; ValueError: they are no numbers of uses."""
-    raw = _with_arrays(fields, arrays, "scores").get("uses")
+    return scores_of(_with_arrays(fields, arrays, "scores").get("uses"))
+
+
+def scores_of(raw: object) -> npt.NDArray[np.float32]:
+    """Of a message's `uses`, or of the journal. As `scores` raises."""
     if not isinstance(raw, bytes) or len(raw) % 4:
         raise WireError("scores: field uses is no array of f4")
     uses = np.frombuffer(raw, "<f4")

@@ -345,6 +345,8 @@ class Server:
             await mount.score(name, uses, sampled)
         except JobRefused as refusal:
             raise Refusal(f"scores: {refusal}") from None
+        if (job := self._jobs.get(name)) is not None:
+            job.score(uses)
 
     async def _tell_cached(self, connection: _Connection, number: int) -> None:
         name, mount = self._planned_by(connection, "cached")

@@ -148,6 +148,60 @@ def test_scores(daemon: Daemon, client: Client) -> None:
     assert client.ask("scores", uses=uses.tobytes()) == {}
 
 
+def test_scores_outlive_hintsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latest of a detached job, whose client says nothing any more."""
+    monkeypatch.setattr(jobs, "SCORES_EVERY_S", 0.0)
+    first = Daemon(tmp_path)
+    with contextlib.closing(Client(first.path)) as client:
+        job = client.job(detached=True)["job"]
+        path = first.jobs / f"{job}.scores"
+        for uses in ([1, 2, 3], [0, 0.5, 2]):
+            raw = np.array(uses, "<f4").tobytes()
+            assert client.ask("scores", uses=raw) == {}
+            while not path.exists() or msgpack.unpackb(path.read_bytes()) != raw:
+                os.sched_yield()
+    first.kill()
+    assert first.files() == {f"{job}.job", f"{job}.scores"}
+    second = Daemon(tmp_path)
+    try:
+        assert second.director.next("scores")[:2] == (job, [0, 0.5, 2])
+        with contextlib.closing(Client(second.path)) as client:
+            assert client.ask("end", job=job) == {}
+        assert second.files() == set()
+    finally:
+        second.kill()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        np.array([1, np.nan], "<f4").tobytes(),
+        np.array([-1], "<f4").tobytes(),
+        b"12345",
+        bytes(4 * 13),  # the mount refuses them
+    ],
+    ids=["nan", "negative", "no f4", "of another dataset"],
+)
+def test_scores_that_cannot_be_used_are_removed(
+    tmp_path: Path, told: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Daemon(tmp_path)
+    with contextlib.closing(Client(first.path)) as client:
+        job = client.job(detached=True)["job"]
+    first.kill()
+    (first.jobs / f"{job}.scores").write_bytes(msgpack.packb(told))
+    second = Daemon(tmp_path)
+    try:
+        with contextlib.closing(Client(second.path)) as client:
+            assert second.director.next("opening")[0] == job
+            while (second.jobs / f"{job}.scores").exists():
+                os.sched_yield()
+            assert [known["name"] for known in client.ask("status")["jobs"]] == [job]
+    finally:
+        second.kill()
+    assert f"scores of job {job} cannot be used and are removed" in caplog.text
+
+
 def test_what_is_cached_is_told_in_pieces(daemon: Daemon, client: Client) -> None:
     assert client.ask("cached", number=1)["message"].startswith("cached: there is no job")
     client.job()
