@@ -32,19 +32,15 @@ from fusecache.base.errors import (
     UserError,
 )
 from hintsd.cli import report
+from hintsd.cli.channel import Channel, channel_again, complain, open_channel
+from hintsd.cli.scores import read_scores, tell_scores
 from hintsd.lab.command import lab
 from hintsd.simulator.command import simulate
 
 if TYPE_CHECKING:
-    from fusecache.base.wire import Frame
     from hintsd.orders.spec import OrderSpec
 
-CONNECT_TIMEOUT_S: Final = 5.0
-ANSWER_TIMEOUT_S: Final = 10.0
 STATUS_INTERVAL_S: Final = 1.0
-RESTART_TIMEOUT_S: Final = 10.0
-RECONNECT_INTERVAL_S: Final = 0.1
-RECEIVE_BYTES: Final = 1 << 18
 
 EXIT_NOT_EXECUTABLE: Final = 126
 EXIT_NOT_FOUND: Final = 127
@@ -69,14 +65,6 @@ class _Whole(click.IntRange):
             self.fail(f"{value!r} is not a whole number", param, ctx)
         number: int = super().convert(value, param, ctx)
         return number
-
-
-class Unreachable(UserError):
-    """No daemon listens."""
-
-
-def _complain(line: str) -> None:
-    command.complain("hintsd", line)
 
 
 def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -192,81 +180,6 @@ def _default_socket() -> str:
     return mounts.hintsd_socket(os.getuid())
 
 
-class _Channel:
-    """One conversation with the daemon, one question at a time. ConnectionError: it is gone."""
-
-    def __init__(self, socket_path: str) -> None:
-        from fusecache.base import wire
-
-        self._wire = wire
-        self._decoder = wire.Decoder()
-        self._frames: list[Frame] = []
-        directory, name = os.path.split(os.path.abspath(socket_path))
-        try:
-            self._socket = mounts.connect(directory, name, CONNECT_TIMEOUT_S)
-        except OSError as error:
-            raise Unreachable(
-                f"no hintsd answers at {socket_path} ({error.strerror or error}); "
-                "start one: hintsd serve"
-            ) from None
-        self.ask("hello", {"version": wire.VERSION})
-
-    def ask(
-        self, kind: str, fields: dict[str, Any], timeout_s: float | None = ANSWER_TIMEOUT_S
-    ) -> dict[str, Any]:
-        """The fields of the answer. UserError: the daemon refuses."""
-        self._socket.settimeout(timeout_s)
-        # What it said before it hung up is still to be read.
-        with contextlib.suppress(BrokenPipeError):
-            self._socket.sendall(self._wire.encode(kind, fields))
-        while True:
-            frame = self._receive()
-            if frame.type in ("error", "rejected"):
-                raise UserError(str(frame.fields.raw().get("message")))
-            if frame.type != "warning":
-                return frame.fields.raw()
-            _complain(str(frame.fields.raw().get("message")))
-
-    def _receive(self) -> Frame:
-        while not self._frames:
-            try:
-                data = self._socket.recv(RECEIVE_BYTES)
-            except TimeoutError:
-                raise UserError("hintsd does not answer in time; see its log") from None
-            if not data:
-                raise ConnectionResetError("hintsd closed the connection")
-            try:
-                self._frames += self._decoder.feed(data)
-            except self._wire.WireError as error:
-                raise UserError(f"what answers is no hintsd: {error}") from None
-        return self._frames.pop(0)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@contextlib.contextmanager
-def _channel(socket_path: str) -> Iterator[_Channel]:
-    with contextlib.closing(_Channel(socket_path)) as channel:
-        yield channel
-
-
-@contextlib.contextmanager
-def _channel_again(socket_path: str) -> Iterator[_Channel]:
-    """The same with the next daemon, which may take a while to come."""
-    end_s = time.monotonic() + RESTART_TIMEOUT_S
-    while True:
-        try:
-            channel = _Channel(socket_path)
-            break
-        except (Unreachable, ConnectionError):
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(RECONNECT_INTERVAL_S)
-    with contextlib.closing(channel):
-        yield channel
-
-
 @contextlib.contextmanager
 def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
     """On a terminal: shows what it is given in the place of what it was given before. In a script:
@@ -328,6 +241,12 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
     "--extensions", metavar="A,B", help="Of the files, in any case. [ImageFolder's: .jpg,.png,…]"
 )
 @click.option(
+    "--importance",
+    metavar="FILE",
+    help="A .npy array: how often each sample is expected to be used in an epoch whose order is "
+    "not known yet (their sum: an epoch's samples). [all alike]",
+)
+@click.option(
     "--pid",
     type=_Whole(1),
     metavar="PID",
@@ -343,6 +262,7 @@ def hint(
     workers: int,
     prefetch_factor: int,
     extensions: str | None,
+    importance: str | None,
     pid: int | None,
     detach: bool,
     socket_path: str | None,
@@ -356,6 +276,7 @@ def hint(
     \b
     hintsd hint /data/imagenet --seed 0 --epochs 90 --batch-size 256
     hintsd hint /data/imagenet --sampler distributed --seed 0 --world-size 8 --rank 3 --pid 4711
+    hintsd hint /data/imagenet --seed 0 --importance uses.npy
     """
     from hintsd.orders.extensions import IMG_EXTENSIONS
     from hintsd.orders.hint import PID_MOST, Files, Hint
@@ -365,6 +286,7 @@ def hint(
         raise click.UsageError(f"--pid must lie in 1 … {PID_MOST}")
     if epochs is not None and start_epoch >= epochs:
         raise click.UsageError("--start-epoch must lie below --epochs")
+    scores = None if importance is None else read_scores(importance)
     socket_path, path = _place(path, socket_path)
     told = extensions.lower().split(",") if extensions else IMG_EXTENSIONS
     hint = Hint(
@@ -384,8 +306,10 @@ def hint(
     name = None
     while True:
         try:
-            with _channel_again(socket_path) if name else _channel(socket_path) as channel:
+            with channel_again(socket_path) if name else open_channel(socket_path) as channel:
                 accepted = channel.ask("job", message | {"resume": name}, None)
+                if scores is not None:
+                    tell_scores(channel, scores)
                 if name is None:
                     _announce(accepted, socket_path if detach else None)
                 name = accepted["job"]
@@ -395,13 +319,13 @@ def hint(
         except ConnectionError:
             if name is None:
                 raise
-            _complain("the connection was lost; waiting for the next hintsd")
+            complain("the connection was lost; waiting for the next hintsd")
 
 
 def _announce(accepted: dict[str, Any], end_at: str | None) -> None:
     """`end_at`: the socket to end it at; None: it ends with this command."""
     for line in accepted["warnings"]:
-        _complain(f"warning: {line}")
+        complain(f"warning: {line}")
     line = f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch"
     if end_at is not None:
         line += f"; to end it: hintsd end {accepted['job']}"
@@ -436,7 +360,7 @@ def _place(path: str, socket_path: str | None) -> tuple[str, str]:
         raise UserError(f"{path}: {error.strerror}") from None
 
 
-def _follow(channel: _Channel, name: str) -> None:
+def _follow(channel: Channel, name: str) -> None:
     """Show the job until it has ended; Ctrl-C ends it. ConnectionError: the daemon is gone."""
     line = f"{name}: has ended"
     try:
@@ -500,8 +424,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               SSD, the processors)
     hits      (in a line below) of the samples that the mount's jobs have read since this one began,
               those that took no file from the origin; what others read there counts against them.
-              Then what stays in RAM from epoch to epoch, and when scores were told (--json: hits,
-              kept_bytes, scores_age_s)
+              Then what stays in RAM from epoch to epoch, and when scores were told; of iCACHE's
+              sampler, how many samples its H-list has, and how many reads of the epoch stand for
+              another sample's (--json: hits, kept_bytes, scores_age_s, h_list, substituted)
     when      of the last jobs that have ended; why stands below
     layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
               is written anew in the next epoch's order; log: it lies in this epoch's order;
@@ -511,7 +436,7 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     mount     RAM tier, SSD tier: used, of the limit; origin: bytes read from it now; depth:
               fetches at a time; queued: files to be put into RAM + files to be put on SSD
     """
-    with _channel(socket_path or _default_socket()) as channel:
+    with open_channel(socket_path or _default_socket()) as channel:
         answer = channel.ask("status", {})
         if not watch:
             if as_json:
@@ -541,7 +466,7 @@ def _print_and_part(shown: Any) -> None:
 @_socket_flag
 def end(job: str, socket_path: str | None) -> None:
     """End a job: `hintsd status` shows the names."""
-    with _channel(socket_path or _default_socket()) as channel:
+    with open_channel(socket_path or _default_socket()) as channel:
         channel.ask("end", {"job": job})
 
 

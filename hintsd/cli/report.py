@@ -111,8 +111,14 @@ def _loses(job: Values) -> bool:
 def _hits(job: Values) -> str:
     """How much it spares the origin, and by which scores."""
     kept, age_s = _bytes(job, "kept_bytes"), job.get("scores_age_s")
-    line = f"{job['name']}: hits {job['hits'] * 100:.0f}%, {kept} kept in RAM"
-    return line if age_s is None else f"{line}, scores told {format_duration(age_s)} ago"
+    parts = [f"{job['name']}: hits {job['hits'] * 100:.0f}%, {kept} kept in RAM"]
+    if age_s is not None:
+        parts.append(f"scores told {format_duration(age_s)} ago")
+    if job.get("h_list") is not None:
+        parts.append(f"{count(job, 'h_list')} on the H-list")
+    if job.get("substituted") is not None:
+        parts.append(f"{count(job, 'substituted')} reads of the epoch substituted")
+    return ", ".join(parts)
 
 
 def _withheld(job: Values) -> str:

@@ -31,6 +31,7 @@ from hintsd.orders.hint import Check, Files, Hint
 from hintsd.orders.spec import LoaderDraws, OrderSpec
 
 CLOSE_TIMEOUT_S: Final = 1.0
+CACHED_TIMEOUT_S: Final = 0.5
 
 Path = Union[str, "os.PathLike[str]"]
 Ahead = Callable[[int], Optional[OrderSpec]]
@@ -104,17 +105,28 @@ class Job:
         """The order of this epoch, which begins now or later. It replaces what was told of it."""
         self._link.announce(epoch, spec)
 
-    def score(self, uses: npt.ArrayLike) -> None:
+    def score(
+        self, uses: npt.ArrayLike, *, substituted: int | None = None, h_list: int | None = None
+    ) -> None:
         """How often each index of the dataset is expected to be used in an epoch whose order is not
         announced yet (Σ = its samples): what is used most stays in RAM. It replaces what was told
         before. Shape (samples,), finite, 0 or more; else one warning, and what was told before
-        holds.
+        holds. `substituted`, `h_list`: for `hintsd status`: reads of the epoch that stand for
+        another sample's, and how many samples iCACHE's H-list has.
         """
         array = np.asarray(uses, np.float32)
         if array.ndim != 1 or not (np.isfinite(array).all() and (array >= 0).all()):
             warn_once("scores must be a row of finite numbers of 0 or more; the last ones hold")
             return
-        self._link.score(array.astype("<f4").tobytes())
+        told = {"uses": array.astype("<f4").tobytes(), "substituted": substituted, "h_list": h_list}
+        self._link.score(told)
+
+    def cached(self, timeout_s: float = CACHED_TIMEOUT_S) -> npt.NDArray[np.bool_] | None:
+        """Which samples of the dataset need no read of the origin now (on SSD, or kept in RAM):
+        shape (samples,). None: hintsd did not say so within `timeout_s` seconds, or is not there
+        or too old, which is known at once. Never a warning.
+        """
+        return self._link.cached(timeout_s)
 
     def drawn(self, batches: int, epoch: int) -> None:
         """This epoch has so many batches, and all are drawn: where the reader is, if the job ends

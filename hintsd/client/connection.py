@@ -35,8 +35,8 @@ class Connection:
         """`on_warning(line)`: hintsd warns."""
         self._on_warning = on_warning
         self.is_stopping = False
-        self.takes_scores = False
-        """Whether hintsd does; one that is older does not know them."""
+        self.takes_scores = self.tells_cached = False
+        """Whether hintsd does; one that is older does not know of it."""
         self._socket: socket.socket | None = None
         self._decoder = wire.Decoder()
         self._frames: list[wire.Frame] = []
@@ -86,9 +86,11 @@ class Connection:
         self._socket.setblocking(False)
         self.send(wire.encode("hello", {"version": wire.VERSION}))
         welcome = self.expect("welcome", ANSWER_TIMEOUT_S)
-        self.takes_scores = welcome.fields.raw().get("scores") is True
+        known = welcome.fields.raw()
+        self.takes_scores, self.tells_cached = known.get("scores") is True, known.get("cached") is True
 
     def disconnect(self) -> None:
+        self.tells_cached = False
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -4,8 +4,8 @@ The trainer hands over what it has to say (`announce`, `step`) and goes on at on
 connects, sends, reads the answers, and when hintsd goes away connects again and repeats what the
 new hintsd has to know: the job, the last position, the orders from there on.
 
-INVARIANT: nothing here raises into the trainer, and only `start` and `stop(wait_s)` wait, for at
-most the time they are given. What goes wrong is told by one RuntimeWarning per process and reason.
+INVARIANT: nothing here raises into the trainer, and only `start`, `cached` and `stop(wait_s)` wait,
+for at most the time they are given. What goes wrong is told by one RuntimeWarning per process and reason.
 A forked child (a DataLoader worker) inherits the object, but neither thread nor connection.
 """
 
@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NoReturn, get_args
 
 from fusecache.base import wire
+from hintsd.client.asking import Asking, Mask
 from hintsd.client.connection import TEXT_BYTES_MOST, Connection, Stopped, fail, said
 from hintsd.client.finding import NotMounted, Unhinted, find_socket
 from hintsd.client.warning import script_place, warn_once, was_warned
@@ -88,19 +89,19 @@ class _Agenda:
         self._lock = threading.Lock()
         self._orders: dict[int, OrderSpec] = {}  # by epoch, from the position's epoch on
         self._unsent: list[int] = []
-        self._scores = b""  # the latest; and whether they are to be sent
+        self._scores: dict[str, Any] = {}  # the latest message; and whether it is to be sent
         self._are_scores_due = False
 
-    def score(self, uses: bytes) -> None:
+    def score(self, scores: dict[str, Any]) -> None:
         """What was told before is forgotten."""
         with self._lock:
-            self._scores, self._are_scores_due = uses, True
+            self._scores, self._are_scores_due = scores, True
 
-    def take_scores(self) -> bytes:
-        """b"": there are none to be told."""
+    def take_scores(self) -> dict[str, Any]:
+        """{}: there are none to be told."""
         with self._lock:
             is_due, self._are_scores_due = self._are_scores_due, False
-            return self._scores if is_due else b""
+            return self._scores if is_due else {}
 
     def announce(self, epoch: int, spec: OrderSpec) -> None:
         """What was told of epochs before the position is forgotten."""
@@ -148,7 +149,7 @@ class _Agenda:
     def clear(self) -> None:
         with self._lock:
             self._orders.clear()
-            self._scores, self._are_scores_due = b"", False
+            self._scores, self._are_scores_due = {}, False
 
 
 class Link:
@@ -162,6 +163,7 @@ class Link:
         self._settled = threading.Event()  # welcome, or known to be without hints for now
         self._told = threading.Event()  # accepted, or a warning has said why not
         self._agenda = _Agenda(hint.start_epoch, hint.start_batch)
+        self._asking = Asking()
         self._state = _JobState()
         self._ways = list(ways)
         self._job: str | None = None
@@ -216,11 +218,17 @@ class Link:
             self._agenda.announce(epoch, spec)
             self._connection.wake()
 
-    def score(self, uses: bytes) -> None:
+    def score(self, scores: dict[str, Any]) -> None:
         """Tell the scores (docs/WIRE.md); what was told before is forgotten."""
         if not self.is_over:
-            self._agenda.score(uses)
+            self._agenda.score(scores)
             self._connection.wake()
+
+    def cached(self, timeout_s: float) -> Mask | None:
+        """As `Job.cached`."""
+        if self.is_over or not self._connection.tells_cached:
+            return None
+        return self._asking.ask(self._connection.wake, timeout_s)
 
     def step(self, epoch: int, batch: int) -> None:
         """Tell the position: `batch` batches of `epoch` have been handed out."""
@@ -309,6 +317,7 @@ class Link:
     def _disconnect(self, why: str = "") -> None:
         self._state.wait(why)
         self._connection.disconnect()
+        self._asking.give_up()
 
     def _report(self, error: OSError, elapsed_s: float) -> None:
         if self._job is not None:
@@ -378,6 +387,8 @@ class Link:
                 raise Stopped
             for told in _told_frames(self._agenda, self._connection.takes_scores):
                 self._connection.send(told)
+            if question := self._asking.take():
+                self._connection.send(question)
             timeout_s: float | None = None
             if self._agenda.is_step_pending:
                 timeout_s = next_step_s - time.monotonic()
@@ -392,6 +403,9 @@ class Link:
         """What hintsd says of its own accord. Stopped: it has ended the job."""
         if frame.type == "rejected":
             why = said(frame)
+            if why.startswith("cached: "):
+                self._asking.give_up()
+                return
             self._warn(why if why.startswith("scores: ") else f"an order was refused: {why}")
         elif frame.type == "warning":
             self._warn(said(frame))
@@ -400,6 +414,8 @@ class Link:
             self._state.tell(state, frame.fields.str("reason", TEXT_BYTES_MOST))
             if state == "over":
                 raise Stopped
+        elif frame.type == "cached":
+            self._asking.take_in(frame.fields)
         elif frame.type == "error":
             fail(frame)
         elif frame.type not in ("planned", "scored"):
@@ -417,17 +433,22 @@ class Link:
 
 def _told_frames(agenda: _Agenda, takes_scores: bool) -> Iterator[bytes]:
     """Of the scores, then of orders."""
-    if (uses := agenda.take_scores()) and takes_scores:
-        arrays: dict[str, bytes] = {}
-        named = _by_name({"uses": uses}, arrays, INLINE_BYTES_MOST)
-        yield from _array_frames(arrays)
-        yield wire.encode("scores", named)
+    if (scores := agenda.take_scores()) and takes_scores:
+        yield from scores_frames(scores)
     while (order := agenda.take_order()) is not None:
         epoch, spec = order
-        arrays = {}
+        arrays: dict[str, bytes] = {}
         named = _by_name(to_message(spec), arrays, INLINE_BYTES_MOST)
         yield from _array_frames(arrays)
         yield wire.encode("order", {"epoch": epoch, "spec": named})
+
+
+def scores_frames(scores: dict[str, Any]) -> Iterator[bytes]:
+    """A `scores` message, and before it the array that it names. `uses`: f4, little-endian."""
+    arrays: dict[str, bytes] = {}
+    named = _by_name(scores, arrays, INLINE_BYTES_MOST)
+    yield from _array_frames(arrays)
+    yield wire.encode("scores", named)
 
 
 def _by_name(values: dict[str, Any], arrays: dict[str, bytes], length_most: int) -> dict[str, Any]:

@@ -167,6 +167,8 @@ def _attach(
     for other in _announcers_of(seat):
         other.leave()
     announcer = Announcer(source, job)
+    if source.importance is not None:
+        source.importance.ask(job)
     seat.give(announcer)
     return job, announcer
 
@@ -293,9 +295,7 @@ class Announcer:
                 step(drawn)
             drawn += 1
             if drawn == 1 and source.importance is not None:
-                ahead = source.importance.drawn_ahead(spec)
-                if ahead is not None:
-                    job.announce(ahead.start_epoch, ahead)
+                source.importance.tell(job, spec)
             if drawn == last:
                 end(drawn)
             yield index
@@ -410,9 +410,6 @@ class _Source:
         """How often each sample is expected to be used in an epoch that is not drawn yet, shape
         (samples,); None: all alike, or as was told before.
         """
-        if self.importance is not None:
-            told: np.ndarray[Any, Any] = self.importance.uses()
-            return told
         if spec.weights is None or self._are_weights_told:
             return None
         self._are_weights_told = True

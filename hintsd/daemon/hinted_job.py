@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hintsd.daemon.messages import JobRefused
+from hintsd.daemon.messages import JobRefused, Sampled
 from hintsd.daemon.mount_link import Inos
 from hintsd.follow import unheard
 from hintsd.follow.readers import Hinted
@@ -68,6 +68,7 @@ class HintedJob:
     _unheard: Unheard = field(default_factory=Unheard)
     _begun_s: float = field(default_factory=time.monotonic)
     _scored_s: float = 0.0
+    _sampled: Sampled = field(default_factory=Sampled)
     _reported_s: float = -math.inf
     _reported: tuple[int, int] | None = None
 
@@ -87,13 +88,13 @@ class HintedJob:
         self.inos, self.has_files = inos, True
         self.is_lost = self.is_lost or self.order is not None
 
-    def score(self, uses: Scores) -> None:
+    def score(self, uses: Scores, sampled: Sampled) -> None:
         """What was told before is forgotten. JobRefused: not of this dataset."""
         if len(uses) != self.samples:
             raise JobRefused(
                 f"{len(uses)} scores, but {os.fsdecode(self.hint.path)} has {self.samples} samples"
             )
-        self.scores, self._scored_s = uses, time.monotonic()
+        self.scores, self._scored_s, self._sampled = uses, time.monotonic(), sampled
 
     def samples_of(self, spec: OrderSpec) -> int:
         """Samples an epoch. JobRefused: not an order of this dataset."""
@@ -230,4 +231,6 @@ class HintedJob:
             "pid": self.hint.pid,
             "age_s": round(now - self._begun_s, 3),
             "scores_age_s": None if self.scores is None else round(now - self._scored_s, 3),
+            "substituted": self._sampled.substituted,
+            "h_list": self._sampled.h_list,
         }

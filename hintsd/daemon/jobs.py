@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import trio
 
@@ -26,8 +26,9 @@ from fusecache.base import processes
 from fusecache.base.wire import WireError
 from hintsd.daemon import figures
 from hintsd.daemon.director import Director
+from hintsd.daemon.hinted_job import Scores
 from hintsd.daemon.journal import Entry, Journal, process_start
-from hintsd.daemon.messages import JobRefused, NotHere, internal_error
+from hintsd.daemon.messages import JobRefused, NotHere, Sampled, internal_error, scores_of
 from hintsd.daemon.mount import JobInfo
 from hintsd.orders.hint import Hint, read_hint
 from hintsd.plan.status import unknown
@@ -39,6 +40,7 @@ ENDED_MOST: Final = 16  # jobs that status still shows
 GRACE_S: Final = 1.0  # for a client to come back
 RESTART_GRACE_S: Final = 30.0  # the same, for the clients of the hintsd before: all may be busy
 CLOSE_TIMEOUT_S: Final = 5.0
+SCORES_EVERY_S = 1.0  # they are written
 
 OpenDirector = Callable[..., Director]
 
@@ -54,6 +56,8 @@ class LiveJob:
     """(epoch, index), of a job of the hintsd before."""
     pid_start: int | None = None
     """`process_start` of its process then."""
+    scores: Scores | None = None
+    """The latest; of a job of the hintsd before, those that it was told."""
     info: JobInfo | None = None
     """Once it is open."""
     refusal: str = ""
@@ -62,6 +66,7 @@ class LiveJob:
     """Of its end, unless another is set."""
     is_kept: bool = False  # in the journal, for a hintsd that can open it
     is_done: bool = False  # all its epochs are read
+    scored: trio.Event = field(default_factory=trio.Event)  # `scores` are to be written
     opened: trio.Event = field(default_factory=trio.Event)  # or refused
     ended: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -92,6 +97,21 @@ class LiveJob:
 
     def open(self, info: JobInfo) -> None:
         self.info = info
+
+    def score(self, uses: Scores) -> None:
+        """Its mount has these; what was told before is forgotten."""
+        self.scores = uses
+        self.scored.set()
+
+    def take_scores(self) -> bytes:
+        """To be written."""
+        assert self.scores is not None
+        self.scored = trio.Event()
+        return self.scores.tobytes()
+
+    def forget_scores(self) -> None:
+        """They are none."""
+        self.scores = None
 
     def refuse(self, refusal: str, *, is_kept: bool = False) -> None:
         """It cannot be opened; by another hintsd, perhaps, it can."""
@@ -168,8 +188,25 @@ class Jobs:
             return
         place = entry.epoch, entry.position
         job = LiveJob(entry.job, entry.uid, entry.pid or None, hint, place, entry.pid_start)
+        job.scores = await trio.to_thread.run_sync(self._scores_of, entry.job)
         job.detach(is_taken_up=True)
         self._begin(job)
+
+    def _scores_of(self, job: str) -> Scores | None:
+        """In a thread. Those that the hintsd before was told."""
+        try:
+            uses = self._journal.scores(job)
+            return None if uses is None else scores_of(uses)
+        except (OSError, ValueError, WireError) as error:
+            self._forget_scores(job, error)
+            return None
+
+    def _forget_scores(self, job: str, why: Exception) -> None:
+        log.warning("journal: scores of job %s cannot be used and are removed: %s", job, why)
+        try:
+            self._journal.forget_scores(job)
+        except OSError as error:
+            log.warning("journal: %s", error)
 
     def _begin(self, job: LiveJob) -> None:
         self._jobs[job.name] = job
@@ -188,7 +225,9 @@ class Jobs:
                             raise JobRefused(f"its process {job.pid} is gone")
                     hint, place = replace(job.hint, pid=job.pid), job.resume_at
                     job.open(await self.director.open_job(job.name, hint, resume_at=place))
-                    if not is_resumed:
+                    if is_resumed:
+                        await self._score_again(job)
+                    else:
                         await trio.to_thread.run_sync(self._record, job, start or 0)
                 except JobRefused as refusal:
                     # None else would tell it again.
@@ -202,6 +241,7 @@ class Jobs:
                 else:
                     log.info("job %s has begun", job.name)
                     job.opened.set()
+                    await self._keep_scores(job)
                 await trio.sleep_forever()
         status: dict[str, Any] = {}
         with trio.move_on_after(CLOSE_TIMEOUT_S):
@@ -221,6 +261,26 @@ class Jobs:
             state = "done" if is_done else "ended"
             self._note_end(job, status, state, job.reason)
         self._forget(job)
+
+    async def _score_again(self, job: LiveJob) -> None:
+        """What the hintsd before was told; its client, if it has one, comes later."""
+        if job.scores is None or job.info is None:
+            return
+        try:
+            await job.info.mount.score(job.name, job.scores, Sampled())
+        except JobRefused as refusal:
+            job.forget_scores()
+            await trio.to_thread.run_sync(self._forget_scores, job.name, refusal)
+
+    async def _keep_scores(self, job: LiveJob) -> NoReturn:
+        """Write each that is told, at most one a second."""
+        while True:
+            await job.scored.wait()
+            try:
+                await trio.to_thread.run_sync(self._journal.score, job.name, job.take_scores())
+            except OSError as error:
+                log.warning("journal: scores of job %s: %s", job.name, error)
+            await trio.sleep(SCORES_EVERY_S)
 
     def _note_end(self, job: LiveJob, status: dict[str, Any], state: str, why: str) -> None:
         known = {**unknown(), "pid": job.pid, **status, "name": job.name, "state": state}

@@ -6,8 +6,9 @@ One directory, `jobs/` beside hintsd's socket (docs/WIRE.md, "Journal"):
     number           of the job that began last
     <job>.job        the job: its message, its process
     <job>.position   [epoch, index], rewritten as the reader goes on
+    <job>.scores     expected uses of each sample, if they were told
 
-Position and job are two files because a job's message can be hundreds of megabytes of paths.
+These are files of their own because a job's message can be hundreds of megabytes of paths.
 Nothing is synced: after a crash of the machine no job's process lives, and nothing is wanted.
 
 INVARIANT: no number is given twice, as long as the directory lives.
@@ -36,6 +37,7 @@ LOCK_FILE: Final = "lock"
 NUMBER_FILE: Final = "number"
 JOB_SUFFIX: Final = ".job"
 POSITION_SUFFIX: Final = ".position"
+SCORES_SUFFIX: Final = ".scores"
 TEMPORARY_SUFFIX: Final = ".new"
 NUMBER_MOST: Final = 1 << 60  # msgpack must be able to hold the next one
 
@@ -134,14 +136,32 @@ class Journal:
         """Add a job, or replace it."""
         self._write(entry.job + JOB_SUFFIX, {"version": VERSION, **vars(entry)})
         self._remove(entry.job + POSITION_SUFFIX)
+        self._remove(entry.job + SCORES_SUFFIX)
 
     def move(self, job: str, epoch: int, position: int) -> None:
         """Note where the job is now."""
         self._write(job + POSITION_SUFFIX, [epoch, position])
 
+    def score(self, job: str, uses: bytes) -> None:
+        """Note what was told of the uses of its samples (docs/WIRE.md, `scores`)."""
+        self._write(job + SCORES_SUFFIX, uses)
+
+    def scores(self, job: str) -> bytes | None:
+        """What was noted; None: nothing. ValueError, OSError: it cannot be read."""
+        try:
+            uses = self._unpack(job + SCORES_SUFFIX)
+        except FileNotFoundError:
+            return None
+        if type(uses) is not bytes:
+            raise ValueError("not msgpack of bytes")
+        return uses
+
+    def forget_scores(self, job: str) -> None:
+        self._remove(job + SCORES_SUFFIX)
+
     def remove(self, job: str) -> None:
-        self._remove(job + JOB_SUFFIX)
-        self._remove(job + POSITION_SUFFIX)
+        for suffix in (JOB_SUFFIX, POSITION_SUFFIX, SCORES_SUFFIX):
+            self._remove(job + suffix)
 
     def load(self) -> list[Entry]:
         """The jobs whose process lives. All else in the directory is removed, what cannot be read
@@ -160,7 +180,7 @@ class Journal:
             if entry.pid and process_start(entry.pid) != entry.pid_start:
                 log.info("job %s: process %d has ended meanwhile", job, entry.pid)
                 continue
-            kept |= {name, job + POSITION_SUFFIX}
+            kept |= {name, job + POSITION_SUFFIX, job + SCORES_SUFFIX}
             entries.append(entry)
         for name in set(os.listdir(self._directory)) - kept:
             self._remove(name)

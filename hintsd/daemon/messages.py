@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 import tempfile
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,12 @@ from hintsd.orders.hint import (
     read_hint,
     read_spec,
 )
-from hintsd.orders.spec import EPOCH_MOST, OrderSpec
+from hintsd.orders.spec import EPOCH_MOST, LENGTH_MOST, OrderSpec
 
 ARRAY_PIECE_BYTES_MOST: Final = 1 << 20
 ARRAY_BYTES_MOST: Final = PATHS_BYTES_MOST  # of all arrays that a connection has under way
 ARRAYS_MOST: Final = 64
+NUMBER_MOST: Final = (1 << 63) - 1
 ARRAY_NAME_LENGTH_MOST: Final = 64
 ENDS_MOST: Final = 2 * ARRAY_BYTES_MOST  # where one may begin: some are begun again
 SPOOL_DIRECTORY: Final = "/var/tmp"  # on a disk; /tmp may be memory
@@ -199,15 +200,41 @@ def order_spec(fields: Fields, arrays: Arrays) -> tuple[int, OrderSpec]:
     return epoch, read_spec(_with_arrays(fields.map("spec"), arrays, "order: spec"))
 
 
+class Sampled(NamedTuple):
+    """What an importance sampler tells of its draw, for status; None: it has no such thing."""
+
+    substituted: int | None = None
+    """Reads of the epoch that stand for another sample's, of all ranks."""
+    h_list: int | None = None
+    """Samples on iCACHE's H-list."""
+
+
+def sampled(fields: Fields) -> Sampled:
+    """Of a `scores` message. WireError."""
+    return Sampled(
+        fields.optional_int("substituted", 0, LENGTH_MOST),
+        fields.optional_int("h_list", 0, LENGTH_MOST),
+    )
+
+
 def scores(fields: Fields, arrays: Arrays) -> npt.NDArray[np.float32]:
     """Of a `scores` message. WireError; ValueError: they are no numbers of uses."""
-    raw = _with_arrays(fields, arrays, "scores").get("uses")
+    return scores_of(_with_arrays(fields, arrays, "scores").get("uses"))
+
+
+def scores_of(raw: object) -> npt.NDArray[np.float32]:
+    """Of a message's `uses`, or of the journal. As `scores` raises."""
     if not isinstance(raw, bytes) or len(raw) % 4:
         raise WireError("scores: field uses is no array of f4")
     uses = np.frombuffer(raw, "<f4")
     if not (np.isfinite(uses).all() and (uses >= 0).all()):
         raise ValueError("a score is negative, infinite or no number")
     return uses
+
+
+def number(fields: Fields) -> int:
+    """Of a `cached` message. WireError."""
+    return fields.int("number", 0, NUMBER_MOST)
 
 
 def step(fields: Fields) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from fusecache.base.wire import Packing
 from hintsd.daemon import datasets
 from hintsd.daemon.datasets import Resolved
 from hintsd.daemon.hinted_job import HintedJob, Scores
-from hintsd.daemon.messages import JobRefused, internal_error
+from hintsd.daemon.messages import JobRefused, Sampled, internal_error
 from hintsd.daemon.mount_link import (
     Channel,
     Done,
@@ -171,6 +171,7 @@ class Mount:
         self._send_event, self._events = trio.open_memory_channel[Event](EVENTS_MOST)
         self._link = MountLink(mountpoint, self._send_event)
         self._planning = Planning(self.jobs, self._coming, lambda: self.server.facts)
+        self.cached = self._planning.cached
         self._supply = Supply(
             self.jobs, self._planning, owner.ordering, owner.tell_notice, self._wake
         )
@@ -360,7 +361,7 @@ class Mount:
                         break
         self._wake(orders=True)
 
-    async def score(self, name: str, uses: Scores) -> None:
+    async def score(self, name: str, uses: Scores, sampled: Sampled) -> None:
         """How often each index of the dataset is expected to be used in an epoch whose order is not
         known. JobRefused.
         """
@@ -369,7 +370,7 @@ class Mount:
             raise JobRefused(f"job {name} has ended")
         with trio.CancelScope(shield=True):
             async with self._planning.lock:
-                job.score(uses)
+                job.score(uses, sampled)
                 if self.jobs.get(name) is job:
                     await self._planning.score(job)
         self._wake()

@@ -23,6 +23,7 @@ import trio
 from fusecache.base import wire
 from fusecache.base.wire import Observed
 from hintsd.daemon.hinted_job import SHORT_EPOCH, HintedJob
+from hintsd.daemon.messages import JobRefused
 from hintsd.daemon.mount_link import Bytes, Done, Inos, MountFacts, Seen
 from hintsd.follow.readers import OWN, Hinted, Readers, Whose
 from hintsd.follow.trail import Passed
@@ -172,6 +173,16 @@ class Planning:
         if job.is_planned and job.scores is not None:
             await self.in_thread(self.planner.score, job.name, job.inos, job.scores)
 
+    async def cached(self, name: str) -> tuple[int, bytes]:
+        """How many samples the dataset of this job has, and which of them need no read of the
+        origin: a bit each, in each byte the first one lowest. JobRefused.
+        """
+        async with self.lock:
+            job = self._jobs.get(name)
+            if job is None or not job.has_files:
+                raise JobRefused("its files are not known now")
+            return job.samples, await self.in_thread(self._cached, job.inos)
+
     async def close(self, job: HintedJob) -> None:
         """`lock` held: with what was read last, and its last step."""
         if job.is_planned:
@@ -203,6 +214,9 @@ class Planning:
             self.planner.supply(job.name, epoch, order)
         else:
             self.planner.unknown(job.name, epoch)
+
+    def _cached(self, inos: Inos) -> bytes:
+        return np.packbits(self.planner.are_cached(inos), bitorder="little").tobytes()
 
     def _unplan(self, job: HintedJob, told: list[Told]) -> None:
         self._take_in(told, clock())

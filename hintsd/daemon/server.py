@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MOST: Final = 256
 READING_AT_ONCE: Final = 2  # jobs and orders whose arrays are read: copies of those are made
 ARRAYS_TIMEOUT_S: Final = 30.0
+PIECE_BYTES: Final = 1 << 20  # of what is cached
 NOTICES_MOST: Final = 16  # on their way to one client; more are left to the log
 STATES_INTERVAL_S: Final = 0.5  # between looks at whether what clients were told still holds
 LAST_WORDS_TIMEOUT_S: Final = 1.0
@@ -49,6 +50,8 @@ UNMOUNTED_INTERVAL_S = 2.0
 SWITCH_INTERVAL_S: Final = 0.001  # a thread that answers waits so long for one that computes
 JOURNAL_DIRECTORY: Final = "jobs"
 _BACKLOG: Final = 128
+_KNOWN: Final = {"scores": True, "cached": True}
+"""Messages that came later than version 1."""
 
 T = TypeVar("T")
 JobState = tuple[str, str]  # state and reason of a `state` message
@@ -262,7 +265,7 @@ class Server:
         if version != wire.VERSION:
             raise WireError(f"version {version} of the protocol; this hintsd speaks {wire.VERSION}")
         await connection.frames.send(
-            "welcome", version=wire.VERSION, pid=os.getpid(), hintsd=__version__, scores=True
+            "welcome", version=wire.VERSION, pid=os.getpid(), hintsd=__version__, **_KNOWN
         )
         while (frame := await self._receive(connection)) is not None:
             try:
@@ -301,6 +304,8 @@ class Server:
             case "scores":
                 await self._score(connection, fields)
                 await send("scored")
+            case "cached":
+                await self._tell_cached(connection, messages.number(fields))
             case "step":
                 epoch, batch = messages.step(fields)
                 if (live := connection.job) is not None and live.info and not live.is_over:
@@ -333,12 +338,27 @@ class Server:
         return epoch
 
     async def _score(self, connection: _Connection, fields: Fields) -> None:
+        sampled = messages.sampled(fields)
         uses = await self._read(connection, "scores", messages.scores, fields)
         name, mount = self._planned_by(connection, "scores")
         try:
-            await mount.score(name, uses)
+            await mount.score(name, uses, sampled)
         except JobRefused as refusal:
             raise Refusal(f"scores: {refusal}") from None
+        if (job := self._jobs.get(name)) is not None:
+            job.score(uses)
+
+    async def _tell_cached(self, connection: _Connection, number: int) -> None:
+        name, mount = self._planned_by(connection, "cached")
+        try:
+            samples, bits = await mount.cached(name)
+        except JobRefused as refusal:
+            raise Refusal(f"cached: {refusal}") from None
+        for offset in range(0, len(bits), PIECE_BYTES):
+            piece = bits[offset : offset + PIECE_BYTES]
+            await connection.frames.send(
+                "cached", number=number, samples=samples, offset=offset, data=piece
+            )
 
     @staticmethod
     def _planned_by(connection: _Connection, kind: str) -> tuple[str, Mount]:

@@ -61,6 +61,13 @@ class Files:
         found: Inos = inos[self.flags[inos] & flags != 0]
         return found
 
+    def are_cached(self, inos: Inos) -> Mask:
+        """Which of these need no read of the origin: they are on SSD, or kept in RAM. What a window
+        holds for a moment is not. Shape (files,).
+        """
+        found: Mask = (self.flags[inos] & (STORED | KEPT) != 0) & (inos != 0)
+        return found
+
     def all_with(self, flags: int) -> Inos:
         """All files that have one of these flags. Costs a pass over all files."""
         return np.flatnonzero(self.flags & flags).astype(np.uint32)

@@ -70,6 +70,8 @@ class MountPlanner:
         """What is seen of readers, and what becomes of the jobs then."""
         self.trails = Trails()
         """What they have passed, for a recording."""
+        self.are_cached = files.are_cached
+        """Which of these inode numbers, of files that were learned."""
         self._clear = False
         self._is_busy = True  # a job is planned for, or may come
         self._origin_bytes_per_s = 0.0

@@ -30,7 +30,7 @@ NAMES: Final = (
     *("not_late", "late", "unplanned", "predicted_stall_s", "samples_per_s"),
     *("layout", "layout_why", "ram_needed_bytes"),
     *("reclaimed", "withheld_bytes"),
-    *("hits", "kept_bytes", "scores_age_s"),
+    *("hits", "kept_bytes", "scores_age_s", "substituted", "h_list"),
 )
 """Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
 

@@ -138,6 +138,10 @@ class Drawing:
         known = np.flatnonzero(scores.seen)
         return known[h_list(scores.values[known], self._settings.h_share)]
 
+    def h_count(self, scores: Scores) -> int:
+        """How many samples that is."""
+        return round(self._settings.h_share * int(np.count_nonzero(scores.told)))
+
     def _weights(self, scores: Scores) -> Expected:
         return self._scheme.weights(scores.values, scores.seen)
 

@@ -85,6 +85,11 @@ class Settings:
         """Whether a sample may come more than once an epoch."""
         return self.scheme != "icache" and self.replacement
 
+    @property
+    def needs_cached(self) -> bool:
+        """Whether a draw depends on what is cached."""
+        return self.repeat > 1 or self.substitute != "none"
+
     def make_scheme(self) -> Scheme:
         return scheme_of(self.scheme, self.fraction)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import hintsd
-from hintsd.client import link, warning
+from hintsd.client import client, link, warning
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import FILE_BYTES, make_dataset
 from tests.support.hintsd_support import DaemonProcess
@@ -30,15 +34,15 @@ def daemon(place: Place) -> Iterator[DaemonProcess]:
 class Files(Dataset[int]):
     """Sample i is i, if its file has its bytes."""
 
-    def __init__(self, paths: list[Path], names: list[Path]) -> None:
-        self._paths, self._names = paths, names
+    def __init__(self, paths: list[Path], names: list[Path], file_bytes: int = FILE_BYTES) -> None:
+        self._paths, self._names, self._file_bytes = paths, names, file_bytes
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> int:
         data = self._paths[index].read_bytes()
-        assert data == random_bytes(str(self._names[index]), FILE_BYTES), index
+        assert data == random_bytes(str(self._names[index]), self._file_bytes), index
         return index
 
 
@@ -100,3 +104,124 @@ def test_each_epoch_is_hinted(
         assert 0 <= told["hits"] <= 1, told
     assert sampler.report().refused == 0
     mount.umount("--force")
+
+
+LARGE_BYTES, LARGE_FILES, CACHE = 40_000, 900, "16M"  # SSD takes less than half of them
+
+
+class Cached:
+    """A training through a mount whose cache takes half of the dataset, and what it is told."""
+
+    def __init__(
+        self,
+        place: Place,
+        mounting: Mounting,
+        daemon: DaemonProcess,
+        monkeypatch: pytest.MonkeyPatch,
+        **settings: Any,
+    ) -> None:
+        monkeypatch.setattr(warning, "_warned", set())
+        monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
+        monkeypatch.setattr(client, "CACHED_TIMEOUT_S", 20.0)
+        names = [Path(f"c/{n:04}.jpg") for n in range(LARGE_FILES)]
+        for name in names:
+            os.utime(place.write(str(name), random_bytes(str(name), LARGE_BYTES)), (1e9, 1e9))
+        self.mount = mounting("--hintsd", daemon.path, "--ram", "16M", "--ssd", CACHE)
+        self.daemon, self.settings = daemon, settings
+        self.sampler = hintsd.ImportanceSampler(LARGE_FILES, **settings)
+        paths = [self.mount.path / name for name in names]
+        data = Files(paths, names, LARGE_BYTES)
+        self.loader = DataLoader(data, batch_size=10, sampler=self.sampler, num_workers=1)
+        self.job = hintsd.attach(self.loader, paths=paths)
+        self.masks: list[Any] = []  # what was told, at each draw
+        asked = client.Job.cached
+
+        def ask(job: hintsd.Job) -> Any:
+            self.masks.append(asked(job))
+            return self.masks[-1]
+
+        monkeypatch.setattr(client.Job, "cached", ask)
+        self.losses = np.zeros(LARGE_FILES)
+        self.read: list[list[int]] = []  # of each epoch
+
+    def train(self) -> tuple[int, int]:
+        """An epoch: its reads of what was not cached when it was drawn, and the files that the
+        origin was asked for. Losses are each sample's own, and fall."""
+        before, read = self.origin_files(), []
+        for batch in map(np.asarray, self.loader):
+            self.losses[batch] = np.sin(batch + 1.0) ** 2 / (1 + len(self.read))
+            self.sampler.learn(self.losses[batch])
+            read += batch.tolist()
+            time.sleep(0.005)  # it trains
+        self.read.append(read)
+        mask = self.masks[-1] if self.masks else np.zeros(LARGE_FILES, np.bool_)
+        eventually(self.is_idle)
+        return int((~mask[read]).sum()), self.origin_files() - before
+
+    def is_told(self, substituted: int, h_list: int) -> None:
+        """`hintsd status` has it."""
+
+        def look() -> bool:
+            told = self.daemon.job(str(self.job.name))
+            return (told["substituted"], told["h_list"]) == (substituted, h_list)
+
+        eventually(look)
+
+    def origin_files(self) -> int:
+        return int(self.mount.value("origin", "files"))
+
+    def is_idle(self) -> bool:
+        [mount] = self.daemon.status()["mounts"]
+        return not any(mount[name] for name in ("queued_stage", "queued_fetch", "in_flight"))
+
+
+@in_one_mode
+@pytest.mark.filterwarnings("error:hintsd")
+def test_what_is_cached_stands_for_what_is_not(
+    place: Place, mounting: Mounting, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """iCACHE's substitution: attach alone tells the sampler what is cached. Bytes, losses and
+    coverage are the read samples' own."""
+    training = Cached(
+        place, mounting, daemon, monkeypatch,
+        scheme="icache", fraction=0.5, h_share=0.3, substitute="low", coverage=4,
+    )  # fmt: skip
+    training.train()
+    total = 0
+    assert training.masks == []  # the warm-up reads all
+    for epoch in range(1, 6):
+        uncached, fetched = training.train()
+        substituted = training.sampler.report().substituted
+        told = epoch, uncached, fetched, substituted
+        total += substituted
+        assert len(set(training.read[-1])) == LARGE_FILES // 2
+        # without it, so many more would have been fetched
+        assert fetched <= uncached + 0.05 * LARGE_FILES, told
+        training.is_told(substituted, training.sampler.report().h_list)
+        assert training.losses.astype(np.float32).tolist() == (
+            training.sampler.state_dict()["scores"]["values"].tolist()
+        )
+    for begin in range(2):
+        assert len(set(itertools.chain(*training.read[begin : begin + 4]))) == LARGE_FILES
+    assert len(training.masks) == 5
+    assert total > 0.3 * LARGE_FILES
+
+
+@in_one_mode
+@pytest.mark.filterwarnings("error:hintsd")
+def test_what_is_cached_is_repeated(
+    place: Place, mounting: Mounting, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SHADE's PADS with repetition, while the accuracy rises."""
+    training = Cached(place, mounting, daemon, monkeypatch, scheme="loss", repeat=3.0)
+    for epoch in range(4):
+        uncached, fetched = training.train()
+        training.sampler.judge(0.1 * epoch)
+        repeats = training.sampler.report().repeats
+        told = epoch, uncached, fetched, repeats
+        assert fetched <= uncached + 0.05 * LARGE_FILES, told
+        if epoch < 2:  # nothing has risen yet
+            continue
+        assert repeats > 0.1 * LARGE_FILES, told
+        mask, times = training.masks[-1], Counter(training.read[-1])
+        assert np.mean([times[n] for n in times if mask[n]]) > 2.5

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +14,9 @@ import pytest
 from hintsd.daemon.messages import JobRefused
 from hintsd.orders.spec import OrderSpec
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mount.test_hinted import idle
+from tests.mount.test_hinted import idle, make_dataset
 from tests.support.directed import Directed, request
+from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
 from tests.support.trees import random_bytes
 
@@ -57,3 +61,42 @@ def test_what_is_used_most_is_fetched_once(place: Place, mounting: Mounting) -> 
         assert directed.job("job")["state"] in ("running", "waiting"), told
     # what neither holds is used so seldom that it hardly comes twice
     assert fetched[-1] <= 1.1 * len(read), told
+
+
+def hint(path: Path, uses: Path) -> subprocess.CompletedProcess[str]:
+    words = ["hint", str(path), "--epochs", "9", "--detach", "--importance", str(uses)]
+    return subprocess.run(
+        [sys.executable, "-m", "hintsd", *words], capture_output=True, text=True, check=False
+    )
+
+
+@in_one_mode
+def test_scores_of_a_hint_outlive_hintsd(place: Place, mounting: Mounting) -> None:
+    """Nobody says them again: the next hintsd has them from the journal of one that was killed."""
+    names, uses = make_dataset(place, 60), place.base / "uses.npy"
+    daemon = DaemonProcess(place.base)
+    daemon.start()
+    try:
+        mount = mounting("--hintsd", daemon.path)
+        np.save(uses, np.ones(len(names) - 1))
+        refused = hint(mount.path, uses)
+        said = f"hintsd: --importance: 59 scores, but {mount.path} has 60 samples\n"
+        assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", said)
+        assert daemon.jobs() == []
+        np.save(uses, np.arange(len(names)))
+        done = hint(mount.path, uses)
+        assert done.returncode == 0, done.stderr
+        [job] = daemon.jobs()
+        assert daemon.job(job)["scores_age_s"] is not None
+        written = place.base / "jobs" / f"{job}.scores"
+        eventually(written.exists)
+        daemon.kill()
+        daemon.start()
+        eventually(lambda: daemon.jobs() == [job] and daemon.job(job)["state"] is not None)
+        assert daemon.job(job)["scores_age_s"] is not None
+        subprocess.run(
+            [sys.executable, "-m", "hintsd", "end", job, "--socket", daemon.path], check=True
+        )
+        assert not written.exists()
+    finally:
+        daemon.kill()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import trio
 
 from hintsd.daemon.director import Director
+from hintsd.daemon.messages import Sampled
 from hintsd.daemon.mount import JobInfo, Mount
 from hintsd.orders.hint import Files, Hint
 from hintsd.orders.spec import OrderSpec
@@ -90,7 +91,7 @@ class Directed:
         trio.from_thread.run(order, job, epoch, spec, trio_token=self._token)
 
     def score(self, job: str, uses: npt.NDArray[np.float32]) -> None:
-        trio.from_thread.run(self._mounts[job].score, job, uses, trio_token=self._token)
+        trio.from_thread.run(self._mounts[job].score, job, uses, Sampled(), trio_token=self._token)
 
     def step(self, job: str, epoch: int, batch: int) -> None:
         step = self._mounts[job].step

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ class Told:
     orders: list[tuple[int, OrderSpec]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     scores: list[bytes] = field(default_factory=list)
+    sampled: list[tuple[int | None, int | None]] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    """The numbers of its questions for what is cached."""
     is_closed: bool = False
     is_gone: bool = False
 
@@ -54,6 +57,8 @@ class FakeHintsd:
         self.answers_hello: Callable[[socket.socket], bool] = lambda connection: True
         """False: the connection is left alone after `hello`."""
         self.takes_scores = True
+        self.tells_cached: Callable[[int], Iterable[dict[str, Any]]] | None = None
+        """The pieces of an answer to question `number`; None: it does not know of such."""
         self.connections = 0
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
@@ -147,7 +152,10 @@ class FakeHintsd:
                 assert fields == {"version": 1}
                 if self.answers_hello(connection):
                     told_first = {"version": 1, "pid": os.getpid(), "hintsd": "fake"}
-                    return ("welcome", told_first | {"scores": self.takes_scores}), told
+                    known = {"scores": self.takes_scores}
+                    if self.tells_cached is not None:
+                        known["cached"] = True
+                    return ("welcome", told_first | known), told
             case "array":
                 assert len(fields["data"]) <= 1 << 20
                 array = arrays.setdefault(fields["name"], bytearray())
@@ -182,8 +190,16 @@ class FakeHintsd:
             case "scores":
                 assert told is not None
                 told.scores.append(_resolved(fields, arrays)["uses"])
+                told.sampled.append((fields["substituted"], fields["h_list"]))
                 arrays.clear()
                 return ("scored", {}), told
+            case "cached":
+                assert told is not None
+                assert self.tells_cached is not None
+                told.asked.append(fields["number"])
+                for piece in self.tells_cached(fields["number"]):
+                    kind = "rejected" if "message" in piece else "cached"
+                    connection.sendall(wire.encode(kind, piece))
             case "step":
                 assert told is not None
                 told.steps.append((fields["epoch"], fields["batch"]))

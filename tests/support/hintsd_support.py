@@ -22,7 +22,7 @@ import trio
 from fusecache.base import wire
 from hintsd.daemon import server
 from hintsd.daemon.journal import Journal
-from hintsd.daemon.messages import JobRefused
+from hintsd.daemon.messages import JobRefused, Sampled
 from hintsd.daemon.mount import JobInfo
 from hintsd.daemon.server import Server
 from hintsd.orders.hint import Hint
@@ -36,6 +36,7 @@ class NotedDirector:
     order."""
 
     mountpoint = "/data"
+    bits: bytes | None = None  # of what is cached
     fault: JobRefused | None = None  # of every job that is opened
 
     def __init__(self, **on: Any) -> None:
@@ -70,10 +71,15 @@ class NotedDirector:
             raise JobRefused("no 13th epoch")
         self.told.put(("order", job, epoch, spec.sampler))
 
-    async def score(self, job: str, uses: npt.NDArray[np.float32]) -> None:
+    async def score(self, job: str, uses: npt.NDArray[np.float32], sampled: Sampled) -> None:
         if len(uses) == 13:
             raise JobRefused("13 scores")
-        self.told.put(("scores", job, uses.tolist()))
+        self.told.put(("scores", job, uses.tolist(), *sampled))
+
+    async def cached(self, job: str) -> tuple[int, bytes]:
+        if self.bits is None:
+            raise JobRefused("no files")
+        return 8 * len(self.bits) - 3, self.bits
 
     def step(self, job: str, epoch: int, batch: int) -> None:
         self.told.put(("step", job, epoch, batch))

@@ -30,6 +30,8 @@ class Report:
     age_most: int
     refused: int
     """Losses that were not taken."""
+    h_list: int
+    """Samples on the H-list: `h_share` of those with a score."""
     shuffled: bool
     """This epoch goes by no scores: the warm-up's, or a fallback."""
     repeats: int
@@ -52,8 +54,16 @@ RECENT_EPOCHS = 10
 
 
 def report_of(
-    scores: Scores, epoch: int, *, refused: int, shuffled: bool, repeats: int, substituted: int
+    scores: Scores,
+    epoch: int,
+    *,
+    refused: int,
+    h_list: int,
+    shuffled: bool,
+    repeats: int,
+    substituted: int,
 ) -> Report:
+    """Of these scores, in this epoch; the rest is the report's as it is."""
     ages = scores.ages(max(0, epoch))
     samples = max(1, len(scores))
     return Report(
@@ -65,6 +75,7 @@ def report_of(
         age_mean=float(ages.mean()) if len(ages) else float("nan"),
         age_most=int(ages.max()) if len(ages) else 0,
         refused=refused,
+        h_list=h_list,
         shuffled=shuffled,
         repeats=repeats,
         substituted=substituted,

@@ -72,7 +72,8 @@ class ImportanceSampler:
         `warm_up`: epochs at the beginning that read every sample once.
         `repeat`: how often shade and loss read what is cached, while `judge` hears of progress.
         `substitute="low"`: icache reads, in place of samples that are neither on the H-list
-        (`h_share`) nor cached, others that are cached. Both need `set_cached`.
+        (`h_share`) nor cached, others that are cached. Both need attach with a hintsd, or
+        `set_cached`.
         `coverage`: each sample is read at least once in so many epochs (icache, or
         `replacement=False`); at least 1 / fraction.
         `compute_only`: icache reads all, and `selected()` says what is to be computed (CIS).
@@ -234,6 +235,7 @@ class ImportanceSampler:
             learning.scores,
             -1 if begun is None else begun.number,
             refused=learning.refused,
+            h_list=self._drawing.h_count(learning.scores),
             shuffled=begun is not None and begun.is_shuffled,
             repeats=0 if begun is None else begun.repeats,
             substituted=0 if begun is None else begun.substituted,
@@ -241,10 +243,12 @@ class ImportanceSampler:
 
     # ---- for what keeps files --------------------------------------------------------------------
 
-    def set_cached(self, cached: Callable[[], Any]) -> None:
+    def set_cached(self, cached: Callable[[], Any], *, is_offer: bool = False) -> None:
         """`cached()` tells which samples are cached, a mask of shape (samples,) or indices, or None;
-        it is called at each draw. Of a distributed training all ranks' counts together."""
-        self._upcoming.ask(cached)
+        it is called at each draw. Of a distributed training all ranks' counts together, as far as
+        they can exchange it. `is_offer`: attach's, which is asked where no other was set, and the
+        draw needs it."""
+        self._upcoming.ask(cached, is_offer=is_offer)
 
     def expected_reads(self) -> npt.NDArray[np.float64]:
         """Of each sample in an epoch that is drawn by the scores that there are now, of all ranks:

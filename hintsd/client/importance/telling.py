@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 
-from hintsd.client.client import explicit_order
+from hintsd.client.client import Job, explicit_order
 from hintsd.client.importance.sampler import ImportanceSampler
 from hintsd.orders.spec import OrderSpec
 
@@ -31,6 +32,10 @@ class Telling:
             return None
         return Telling(sampler, dataset, batching)
 
+    def ask(self, job: Job) -> None:
+        """At each draw that needs it `job` says what is cached, unless the user's function does."""
+        self._sampler.set_cached(_Asked(job), is_offer=True)
+
     @property
     def epoch(self) -> int:
         """The sampler's own number of the epoch that begins next."""
@@ -40,17 +45,18 @@ class Telling:
         """Of the epoch that begins next, which is drawn by that. ValueError: it is of no samples."""
         return self._spec(self._sampler.order_of_next_epoch(), epoch)
 
-    def drawn_ahead(self, spec: OrderSpec) -> OrderSpec | None:
-        """The order of the epoch after this one, `spec`, if it is drawn."""
+    def tell(self, job: Job, spec: OrderSpec) -> None:
+        """The epoch of `spec` has begun: what is drawn ahead, how often this reader is expected to
+        use each sample in an epoch that is not drawn yet, and what was drawn by them."""
         for _, indices in self._sampler.drawn()[:1]:
             self._ahead = self._spec(indices, spec.start_epoch + 1)
-            return self._ahead
-        return None
-
-    def uses(self) -> Any:
-        """How often this reader is expected to use each sample in an epoch that is not drawn yet,
-        by the scores that there are now: shape (samples,)."""
-        return self._sampler.expected_reads() / self._sampler.settings.num_replicas
+            job.announce(self._ahead.start_epoch, self._ahead)
+        settings, report = self._sampler.settings, self._sampler.report()
+        job.score(
+            self._sampler.expected_reads() / settings.num_replicas,
+            substituted=None if settings.substitute == "none" else report.substituted,
+            h_list=report.h_list if settings.scheme == "icache" else None,
+        )
 
     def is_told(self, spec: OrderSpec) -> bool:
         """Whether the order of the epoch that begins was told before."""
@@ -64,3 +70,18 @@ class Telling:
     def _spec(self, indices: Any, epoch: int) -> OrderSpec:
         batch_size, drop_last = self._batching
         return explicit_order(indices, epoch, batch_size, drop_last, len(self._dataset))
+
+
+class _Asked:
+    """Asks a job what is cached. It does not keep it alive, and a copy asks nobody: samplers are
+    copied and pickled."""
+
+    def __init__(self, job: Job | None) -> None:
+        self._job = None if job is None else weakref.ref(job)
+
+    def __call__(self) -> Any:
+        job = None if self._job is None else self._job()
+        return None if job is None else job.cached()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Asked, (None,)

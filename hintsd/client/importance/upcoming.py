@@ -33,6 +33,7 @@ class Upcoming:
         """Of all ranks, from `number` on."""
         self.fallback = Fallback()
         self._cached: Callable[[], Any] | None = None
+        self._is_offer = False  # it is not the user's
         self.hooks: list[OnDrawn] = []
         if settings.num_replicas > 1:
             learning.scores.note_news()
@@ -66,9 +67,10 @@ class Upcoming:
         samples = len(self._learning.scores)
         return self._drawing.reads(samples, self.number) // self._settings.num_replicas
 
-    def ask(self, cached: Callable[[], Any]) -> None:
-        """At each draw, what is cached."""
-        self._cached = cached
+    def ask(self, cached: Callable[[], Any], *, is_offer: bool) -> None:
+        """At each draw, what is cached. `is_offer`: where nobody else tells it, and it is needed."""
+        if not is_offer or self._cached is None or self._is_offer:
+            self._cached, self._is_offer = cached, is_offer
 
     def begin_at(self, number: int) -> None:
         """The epoch that begins next has this number."""
@@ -88,7 +90,7 @@ class Upcoming:
     def _draw(self) -> None:
         learning, number = self._learning, self.number + len(self.drawn)
         learning.flush()
-        cached = self._gather(self._ask_cached())
+        cached = self._gather(self._ask_cached(number))
         shuffle = number >= self._settings.warm_up and self.fallback.take_shuffle()
         draw, scores = self._drawing.draw, learning.scores
         repeat = self.fallback.is_rising
@@ -101,10 +103,11 @@ class Upcoming:
         mine = self.share(epoch)
         call(self.hooks, number, mine.order[mine.read :])
 
-    def _ask_cached(self) -> Mask | None:
-        """Which samples are cached, as far as anybody says."""
-        samples = len(self._learning.scores)
-        if self._cached is None:
+    def _ask_cached(self, number: int) -> Mask | None:
+        """Which samples are cached when this epoch is drawn, as far as anybody says."""
+        samples, settings = len(self._learning.scores), self._settings
+        is_needed = settings.needs_cached and number >= settings.warm_up
+        if self._cached is None or (self._is_offer and not is_needed):
             return None
         try:
             told = self._cached()
@@ -113,17 +116,19 @@ class Upcoming:
             told = np.asarray(told)
             if told.dtype == np.bool_ and told.shape == (samples,):
                 return np.array(told)
-            if told.dtype.kind not in "iu" or told.ndim != 1:
+            if len(told) and (told.dtype.kind not in "iu" or told.ndim != 1):
                 raise ValueError("it is neither a mask of the samples nor a row of indices")
             mask = np.zeros(samples, np.bool_)
-            mask[told] = True
+            mask[told.astype(np.int64)] = True
             return mask
         except Exception as error:
             say(f"what is cached cannot be told ({error!r})")
             return None
 
     def _gather(self, cached: Mask | None) -> Mask | None:
-        """Exchange news, what rank 0 was judged by, and what is cached; the latter, of all."""
+        """Exchange news, what rank 0 was judged by, and what is cached; the latter, of all. Where
+        ranks cannot exchange it, None: each has another cache, and would draw another epoch.
+        """
         settings, scores = self._settings, self._learning.scores
         if settings.num_replicas == 1:
             return cached
@@ -133,7 +138,7 @@ class Upcoming:
                     "num_replicas is above 1, and torch.distributed is not initialised: each rank "
                     "draws by its own scores, and ranks read other epochs"
                 )
-            return cached
+            return None
         try:
             all_told = ranks.exchange(
                 {
@@ -146,8 +151,8 @@ class Upcoming:
             )
         except Exception as error:
             say(f"ranks cannot exchange their scores ({error!r})")
-            return cached
-        own = settings.rank
+            return None
+        own, cached = settings.rank, None
         for rank, told in enumerate(all_told):
             if (told["epoch"], told["samples"]) != (self.number, len(scores)):
                 say(f"rank {rank} is in another epoch, or has another dataset, than rank {own}")

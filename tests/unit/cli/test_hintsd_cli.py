@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -221,11 +222,21 @@ def test_a_ram_tier_that_the_kernel_does_not_leave_is_said(
     assert ("RAM alone held (1,234 in all), so 3 MiB of the RAM tier" in said) == bool(withheld)
 
 
-@pytest.mark.parametrize(("age_s", "scores"), [(None, ""), (75.2, ", scores told 1 min 15 s ago")])
+@pytest.mark.parametrize(
+    ("told", "scores"),
+    [
+        ({}, ""),
+        ({"scores_age_s": 75.2}, ", scores told 1 min 15 s ago"),
+        (
+            {"scores_age_s": 1.0, "h_list": 1200, "substituted": 0},
+            ", scores told 1 s ago, 1,200 on the H-list, 0 reads of the epoch substituted",
+        ),
+    ],
+)
 def test_what_spares_the_origin_is_said(
-    capfd: pytest.CaptureFixture[str], age_s: float | None, scores: str
+    capfd: pytest.CaptureFixture[str], told: dict[str, Any], scores: str
 ) -> None:
-    job = FULL["jobs"][0] | {"hits": 0.456, "kept_bytes": 3 << 20, "scores_age_s": age_s}
+    job = FULL["jobs"][0] | {"hits": 0.456, "kept_bytes": 3 << 20, **told}
     command.show(report.tables(FULL | {"jobs": [job]}))
     lines = capfd.readouterr().out.splitlines()
     assert f"train-1: hits 46%, 3 MiB kept in RAM{scores}" in lines
@@ -336,6 +347,49 @@ def test_hint_of_a_random_sampler(daemon: Daemon, run: Run, tmp_path: Path) -> N
     assert spec is not None
     assert (spec.sampler, spec.num_samples, spec.replacement) == ("random", 50, True)
     assert spec.loader_draws == "never"
+
+
+def test_hint_tells_scores(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+    file, command = tmp_path / "uses.npy", ("hint", str(tmp_path), "--socket", daemon.path)
+    uses = np.linspace(0, 3, 300_000)  # an array of several frames
+    np.save(file, uses)
+    assert run(*command, "--detach", "--importance", str(file))[0] == 0
+    job, told, *_ = daemon.director.next("scores")
+    assert (job, told) == ("hint-1", uses.astype("<f4").tolist())
+    np.save(file, uses[:13])  # which the mount refuses
+    assert run(*command, "--detach", "--importance", str(file)) == (
+        *(2, "", "hintsd: --importance: 13 scores\n"),
+    )
+    assert list(daemon.director.requests) == ["hint-1"]
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ([1, np.nan], "sample 1 has nan: numbers must be finite, and 0 or more"),
+        ([np.inf], "sample 0 has inf: numbers"),
+        ([0, 1e39], "sample 1 has 1e+39: numbers"),
+        ([0.5, 1, -2], "sample 2 has -2.0: numbers"),
+        ([[1, 2]], "must be one row of numbers, one a sample"),
+        ([], "must be one row of numbers"),
+        (["a"], "must be one row of numbers"),
+        ([1j], "must be one row of numbers"),
+        (np.array([{}], object), "is no .npy file of numbers"),
+        (b"text", "is no .npy file of numbers"),
+        (b"", "is no .npy file of numbers"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_scores_that_are_none(run: Run, tmp_path: Path, told: Any, line: str) -> None:
+    file = tmp_path / "uses.npy"
+    if isinstance(told, bytes):
+        file.write_bytes(told)
+    elif told is not None:
+        np.save(file, told)
+    code, out, err = run("hint", "/", "--importance", str(file))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"hintsd: --importance {file}: {line}")
+    assert err.count("\n") == 1
 
 
 def test_hint_refused(daemon: Daemon, run: Run, tmp_path: Path) -> None:

@@ -594,6 +594,81 @@ def test_scores_are_not_told_to_an_older_hintsd(daemon: FakeHintsd) -> None:
         assert job.state == "hinted"
 
 
+SAMPLES = 29
+CACHED = np.random.default_rng(1).random(SAMPLES) < 0.5
+BITS = np.packbits(CACHED, bitorder="little").tobytes()
+
+
+def _pieces(number: int, bits: bytes = BITS) -> list[dict[str, Any]]:
+    told = {"number": number, "samples": SAMPLES}
+    return [{**told, "offset": at, "data": bits[at : at + 3]} for at in range(0, len(bits), 3)]
+
+
+@pytest.fixture
+def asking(daemon: FakeHintsd) -> Iterator[hintsd.Job]:
+    daemon.stop()  # what it says at first it does not say again
+    daemon.tells_cached = _pieces
+    daemon.start()
+    with hintsd.connect("/d").order([[0, 1]]) as job:
+        daemon.wait(lambda: job.state == "hinted")
+        yield job
+
+
+@pytest.mark.usefixtures("no_warning")
+def test_what_is_cached_is_asked(daemon: FakeHintsd, asking: hintsd.Job) -> None:
+    for _ in range(2):
+        np.testing.assert_array_equal(asking.cached(60.0), CACHED)
+    daemon.tells_cached = lambda number: [{"message": "cached: its files are not known now"}]
+    assert asking.cached(3600.0) is None
+    assert asking.state == "hinted"
+    asking.close()
+    assert asking.cached(3600.0) is None
+
+
+@pytest.mark.usefixtures("no_warning")
+def test_a_late_answer_is_no_answer_to_the_next_question(
+    daemon: FakeHintsd, asking: hintsd.Job
+) -> None:
+    daemon.tells_cached = lambda number: []
+    assert asking.cached(0.0) is None
+    assert asking.cached(0.05) is None
+    daemon.wait(lambda: daemon.jobs[0].asked)
+    late = daemon.jobs[0].asked[-1]
+    other = bytes(len(BITS))
+    daemon.tells_cached = lambda number: [*_pieces(late, other), *_pieces(number)]
+    np.testing.assert_array_equal(asking.cached(60.0), CACHED)
+    daemon.tells_cached = lambda number: [*_pieces(number)[:1], *_pieces(late, other)]
+    assert asking.cached(0.05) is None
+
+
+@pytest.mark.usefixtures("no_warning")
+def test_an_older_hintsd_is_not_asked_what_is_cached(daemon: FakeHintsd) -> None:
+    with hintsd.connect("/d").order([[0, 1]]) as job:
+        daemon.wait(lambda: job.state == "hinted")
+        assert job.cached(3600.0) is None
+
+
+@pytest.mark.filterwarnings("ignore:hintsd. the connection was lost")
+def test_a_hintsd_that_dies_is_not_waited_for(daemon: FakeHintsd, asking: hintsd.Job) -> None:
+    daemon.tells_cached = lambda number: []
+
+    def stop() -> None:
+        daemon.wait(lambda: daemon.jobs[0].asked)
+        daemon.stop()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert asking.cached(3600.0) is None
+    stopping.join()
+
+
+def test_an_answer_with_a_gap_ends_the_job(daemon: FakeHintsd, asking: hintsd.Job) -> None:
+    daemon.tells_cached = lambda number: _pieces(number)[1:]
+    with pytest.warns(RuntimeWarning, match="not understood, going on without hints: cached"):
+        assert asking.cached(3600.0) is None
+        daemon.wait(lambda: asking.is_over)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_hintsd_that_dies_and_comes_back(daemon: FakeHintsd) -> None:
     orders = [np.random.default_rng(i).permutation(50) for i in range(3)]

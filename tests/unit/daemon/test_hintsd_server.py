@@ -135,17 +135,85 @@ def test_scores(daemon: Daemon, client: Client) -> None:
     )
     job = client.job()["job"]
     assert client.ask("scores", uses=uses.tobytes()) == {}
-    assert daemon.director.next("scores") == (job, uses.tolist())
+    assert daemon.director.next("scores") == (job, uses.tolist(), None, None)
     data = uses.tobytes()
     for offset in range(0, len(data), 5):
         client.send("array", name="s", total=12, offset=offset, data=data[offset : offset + 5])
-    assert client.ask("scores", uses={"array": "s"}) == {}
-    assert daemon.director.next("scores") == (job, uses.tolist())
+    assert client.ask("scores", uses={"array": "s"}, substituted=0, h_list=7) == {}
+    assert daemon.director.next("scores") == (job, uses.tolist(), 0, 7)
     for wrong in (-1, np.inf, np.nan):
         refused = client.ask("scores", uses=np.array([1, wrong], "<f4").tobytes())
         assert refused == {"message": "scores: a score is negative, infinite or no number"}
     assert client.ask("scores", uses=bytes(13 * 4)) == {"message": "scores: 13 scores"}
     assert client.ask("scores", uses=uses.tobytes()) == {}
+
+
+def test_scores_outlive_hintsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latest of a detached job, whose client says nothing any more."""
+    monkeypatch.setattr(jobs, "SCORES_EVERY_S", 0.0)
+    first = Daemon(tmp_path)
+    with contextlib.closing(Client(first.path)) as client:
+        job = client.job(detached=True)["job"]
+        path = first.jobs / f"{job}.scores"
+        for uses in ([1, 2, 3], [0, 0.5, 2]):
+            raw = np.array(uses, "<f4").tobytes()
+            assert client.ask("scores", uses=raw) == {}
+            while not path.exists() or msgpack.unpackb(path.read_bytes()) != raw:
+                os.sched_yield()
+    first.kill()
+    assert first.files() == {f"{job}.job", f"{job}.scores"}
+    second = Daemon(tmp_path)
+    try:
+        assert second.director.next("scores")[:2] == (job, [0, 0.5, 2])
+        with contextlib.closing(Client(second.path)) as client:
+            assert client.ask("end", job=job) == {}
+        assert second.files() == set()
+    finally:
+        second.kill()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        np.array([1, np.nan], "<f4").tobytes(),
+        np.array([-1], "<f4").tobytes(),
+        b"12345",
+        bytes(4 * 13),  # the mount refuses them
+    ],
+    ids=["nan", "negative", "no f4", "of another dataset"],
+)
+def test_scores_that_cannot_be_used_are_removed(
+    tmp_path: Path, told: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Daemon(tmp_path)
+    with contextlib.closing(Client(first.path)) as client:
+        job = client.job(detached=True)["job"]
+    first.kill()
+    (first.jobs / f"{job}.scores").write_bytes(msgpack.packb(told))
+    second = Daemon(tmp_path)
+    try:
+        with contextlib.closing(Client(second.path)) as client:
+            assert second.director.next("opening")[0] == job
+            while (second.jobs / f"{job}.scores").exists():
+                os.sched_yield()
+            assert [known["name"] for known in client.ask("status")["jobs"]] == [job]
+    finally:
+        second.kill()
+    assert f"scores of job {job} cannot be used and are removed" in caplog.text
+
+
+def test_what_is_cached_is_told_in_pieces(daemon: Daemon, client: Client) -> None:
+    assert client.ask("cached", number=1)["message"].startswith("cached: there is no job")
+    client.job()
+    assert client.ask("cached", number=2) == {"message": "cached: no files"}
+    piece = server.PIECE_BYTES
+    bits = daemon.director.bits = np.random.default_rng(1).bytes(2 * piece + 5)
+    first = client.ask("cached", number=3)
+    told = [first, client.receive().fields.raw(), client.receive().fields.raw()]
+    assert [part["offset"] for part in told] == [0, piece, 2 * piece]
+    assert b"".join(part["data"] for part in told) == bits
+    assert {(part["number"], part["samples"]) for part in told} == {(3, 8 * len(bits) - 3)}
+    assert client.ask("close") == {}
 
 
 def test_refusals_are_told_and_the_connection_goes_on(daemon: Daemon, client: Client) -> None:
@@ -554,6 +622,8 @@ WRONG = {
     "missing field": HELLO + wire.encode("step", {"epoch": 1}),
     "wrong type": HELLO + wire.encode("step", {"epoch": 1, "batch": "1"}),
     "scores that are none": HELLO + wire.encode("scores", {"uses": b"12345"}),
+    "question without a number": HELLO + wire.encode("cached", {}),
+    "a share of the samples": HELLO + wire.encode("scores", {"uses": b"", "h_list": 0.7}),
     "negative": HELLO + wire.encode("step", {"epoch": -1, "batch": 1}),
     "job without a path": HELLO + wire.encode("job", {**JOB, "path": None}),
     "array with a gap": HELLO

@@ -45,6 +45,27 @@ def test_what_was_written_is_loaded(journal: Journal) -> None:
     assert journal.load() == [ENTRY, other]
 
 
+def test_scores(journal: Journal, directory: Path) -> None:
+    journal.write(ENTRY)
+    assert journal.scores(ENTRY.job) is None
+    for uses in (b"1234", b"12345678"):
+        journal.score(ENTRY.job, uses)
+        assert journal.load() == [ENTRY]
+        assert journal.scores(ENTRY.job) == uses
+    for wrong in (b"", b"\xc1", b"\x91\x01", b"\xc4\x09123"):
+        (directory / f"{ENTRY.job}.scores").write_bytes(wrong)
+        with pytest.raises(ValueError, match="msgpack"):
+            journal.scores(ENTRY.job)
+    journal.forget_scores(ENTRY.job)
+    assert journal.scores(ENTRY.job) is None
+    journal.score(ENTRY.job, b"1234")
+    journal.write(ENTRY)  # another one of the same name
+    assert journal.scores(ENTRY.job) is None
+    journal.score(ENTRY.job, b"1234")
+    journal.remove(ENTRY.job)
+    assert names(directory) == set()
+
+
 def test_removed_jobs_are_gone(journal: Journal, directory: Path) -> None:
     journal.write(ENTRY)
     journal.move(ENTRY.job, 3, 4)

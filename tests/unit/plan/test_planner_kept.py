@@ -98,6 +98,25 @@ def test_what_neither_ram_nor_ssd_holds_is_fetched_once_an_epoch(
     assert len(kept(scene)) >= 0.99 * (ram - window) - 1
 
 
+def test_cached_is_what_ssd_has_and_ram_keeps() -> None:
+    """Not what a window holds for a moment, and not what is outside the mount."""
+    count, ram, ssd = 300, 60, 100
+    scene = make_scene(count, ram, ssd)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count, batch_size=16, workers=1)
+    inos = np.concatenate([np.zeros(1, np.uint32), scene.planner._jobs["job"].dataset])
+    assert not scene.planner.are_cached(inos).any()
+    scene.turn()
+    traffic = Traffic(scene)
+    for order in orders[:2]:
+        traffic.read(order, 16, 1, each=8, work=1 << 20)
+    found = set(inos[scene.planner.are_cached(inos)].tolist())
+    flags = scene.planner._files.flags
+    assert found == kept(scene) | set(np.flatnonzero(flags & STORED).tolist())
+    assert ssd < len(found) < ssd + ram
+    assert np.count_nonzero(flags & STAGED) > len(kept(scene))
+
+
 # --- lanes: RAM takes less than what is read at once
 
 

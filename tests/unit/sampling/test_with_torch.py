@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -331,6 +333,74 @@ def test_expected_uses_are_told_when_an_epoch_begins(
     assert np.frombuffer(jobs[0].scores[0], "<f4") == pytest.approx(np.full(50, 0.4 / replicas))
 
 
+LOW: dict[str, Any] = {"scheme": "icache", "fraction": 0.5, "h_share": 0.2, "substitute": "low"}
+
+
+def tell_cached(daemon: FakeHintsd, cached: Any) -> None:
+    bits = np.packbits(cached, bitorder="little").tobytes()
+    daemon.stop()  # what it says at first it does not say again
+    daemon.tells_cached = lambda number: [
+        {"number": number, "samples": len(cached), "offset": 0, "data": bits}
+    ]
+    daemon.start()
+
+
+@pytest.mark.usefixtures("quick_collections")
+@pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("settings", "asked"), [(LOW, 2), ({"repeat": 2.0}, 2), ({"scheme": "icache"}, 0), ({}, 0)]
+)
+def test_attach_asks_what_is_cached_where_a_draw_needs_it(
+    fake_hintsd: FakeHintsd, settings: dict[str, Any], asked: int
+) -> None:
+    """Not in the warm-up, which reads all."""
+    data, cached = Numbers(), np.arange(LENGTH) % 2 == 0
+    tell_cached(fake_hintsd, cached)
+    sampler = ImportanceSampler(data, **settings)
+    loader = DataLoader(data, 8, sampler=sampler)
+    with hintsd.attach(loader, paths=data.paths) as job:
+        fake_hintsd.wait(lambda: job.state == "hinted")
+        read = train(loader, sampler, 3)
+        assert len(fake_hintsd.jobs[0].asked) == asked
+        if settings is not LOW:
+            none = None, None
+            fake_hintsd.wait(lambda: fake_hintsd.jobs[0].sampled)
+            assert (fake_hintsd.jobs[0].sampled[-1] == none) == (settings != {"scheme": "icache"})
+        else:
+            assert sampler.report().substituted > 0
+            assert cached[read[-1]].mean() > 0.6
+            report, jobs = sampler.report(), fake_hintsd.jobs
+            assert report.h_list == len(sampler.h_list()) == round(0.2 * LENGTH)
+            figures = report.substituted, report.h_list
+            fake_hintsd.wait(lambda: jobs[0].sampled[-1:] == [figures])
+
+
+@pytest.mark.usefixtures("quick_collections")
+def test_what_the_user_says_is_cached_wins(fake_hintsd: FakeHintsd) -> None:
+    data = Numbers()
+    tell_cached(fake_hintsd, np.ones(LENGTH, np.bool_))
+    sampler = ImportanceSampler(data, **LOW)
+    sampler.set_cached(lambda: [])
+    loader = DataLoader(data, 8, sampler=sampler)
+    with hintsd.attach(loader, paths=data.paths) as job:
+        fake_hintsd.wait(lambda: job.state == "hinted")
+        train(loader, sampler, 2)
+        assert fake_hintsd.jobs[0].asked == []
+
+
+@pytest.mark.usefixtures("quick_collections")
+def test_a_sampler_that_is_attached_keeps_no_job_and_is_copied(fake_hintsd: FakeHintsd) -> None:
+    data = Numbers()
+    sampler = ImportanceSampler(data, **LOW)
+    loader = DataLoader(data, 8, sampler=sampler)
+    hintsd.attach(loader, paths=data.paths)
+    fake_hintsd.wait(lambda: fake_hintsd.jobs)
+    assert sorted(pickle.loads(pickle.dumps(sampler))) == list(range(LENGTH))
+    del loader
+    gc.collect()
+    fake_hintsd.wait(lambda: fake_hintsd.jobs[0].is_closed)
+
+
 @pytest.mark.usefixtures("quick_collections")
 def test_a_resumed_training_announces_what_is_left(fake_hintsd: FakeHintsd) -> None:
     data = Numbers()
@@ -442,3 +512,18 @@ def test_ranks_that_cannot_talk_are_told_so(heard: Heard) -> None:
     sampler.learn(np.ones(10))
     list(sampler)
     assert "torch.distributed is not initialised" in str(heard[0].message)
+
+
+def test_ranks_that_cannot_talk_substitute_nothing() -> None:
+    """Each has another cache; told the same losses, they draw the same."""
+    samplers = [
+        ImportanceSampler(40, num_replicas=2, rank=rank, batch_size=10, **LOW) for rank in range(2)
+    ]
+    samplers[0].set_cached(lambda: range(0, 40, 2))
+    samplers[1].set_cached(lambda: range(1, 40, 2))
+    for sampler in samplers:
+        list(sampler)
+        sampler.learn(np.arange(40.0), np.arange(40))
+    shares = [list(sampler) for sampler in samplers]
+    assert len(set(sum(shares, []))) == 20  # noqa: RUF017  (they are short)
+    assert [sampler.report().substituted for sampler in samplers] == [0, 0]
