@@ -250,7 +250,6 @@ def orders_of(daemon: FakeHintsd) -> dict[int, list[int]]:
     return {epoch: sequence.tolist() for epoch, sequence in daemon.jobs[0].sequences()}
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("scheme", ["shade", "icache"])
@@ -278,7 +277,6 @@ def test_attach_announces_each_epoch(
     job.close()
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(("scheme", "told"), [("shade", [0, 1]), ("icache", [0, 1])])
 def test_an_epoch_that_is_drawn_ahead_is_announced_ahead(
     fake_hintsd: FakeHintsd, scheme: str, told: list[int]
@@ -294,7 +292,6 @@ def test_an_epoch_that_is_drawn_ahead_is_announced_ahead(
     assert [epoch for epoch, _ in jobs[0].orders] == told
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_an_epoch_that_is_drawn_anew_is_announced_anew(fake_hintsd: FakeHintsd) -> None:
     """What was told of it ahead is another training's now."""
     data = Numbers()
@@ -310,7 +307,6 @@ def test_an_epoch_that_is_drawn_anew_is_announced_anew(fake_hintsd: FakeHintsd) 
         fake_hintsd.wait(lambda: fake_hintsd.jobs and orders_of(fake_hintsd).get(1) == read)
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_expected_uses_are_told_when_an_epoch_begins(
     fake_hintsd: FakeHintsd, replicas: int
@@ -331,7 +327,6 @@ def test_expected_uses_are_told_when_an_epoch_begins(
     assert np.frombuffer(jobs[0].scores[0], "<f4") == pytest.approx(np.full(50, 0.4 / replicas))
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_a_resumed_training_announces_what_is_left(fake_hintsd: FakeHintsd) -> None:
     data = Numbers()
     stopped, sampler = (ImportanceSampler(data, batch_size=8) for _ in range(2))
