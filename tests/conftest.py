@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import fcntl
 import gc
 import os
 import shutil
@@ -20,6 +21,10 @@ import pytest
 from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.support.mounted", "tests.support.trees")
+
+# Pytest keeps the tests it has compiled, whatever the environment says: each of its processes needs
+# all of them.
+sys.dont_write_bytecode = False
 
 # Nobody here multiplies matrices, and to start threads for that takes half of `import numpy`.
 for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
@@ -44,6 +49,19 @@ def pytest_configure(config: pytest.Config) -> None:
         # Thousands of processes are started. As in an installation, none of them has to compile.
         for package in ("fusecache", "hintsd"):
             compileall.compile_dir(mounted.ROOT / package, quiet=2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """By one process after the other: what the first one compiles the others find."""
+    tests = os.open(mounted.ROOT / "tests", os.O_RDONLY)
+    fcntl.flock(tests, fcntl.LOCK_EX)
+    try:
+        return (yield)
+    finally:
+        os.close(tests)
+        gc.collect()
+        gc.freeze()  # no later collection of garbage looks at torch and thousands of tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -157,15 +175,6 @@ def dying_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     yield mountpoint, backing
     os.truncate(backing, 80 << 20)  # let the unmount write what it still has
     subprocess.run(["umount", "-l", mountpoint], check=True)
-
-
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """The collections of the module's tests leave out torch, and what else was there before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -10,15 +10,21 @@ This is for the demo and for tests only; the product never imports torch.
 """
 
 import sys
+from types import ModuleType
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_LATER = ("models", "ops")  # they take as long as torch itself
 _declared: list[object] = []  # a torch Library takes its operators back when it is collected
 
 
 def import_torchvision() -> None:
-    """Make `import torchvision` work in this process. ImportError: it or torch is not installed."""
+    """Make `import torchvision` work in this process; its networks are imported by who asks for
+    them. ImportError: it or torch is not installed.
+    """
+    if "torchvision" in sys.modules:
+        return
     try:
-        import torchvision  # type: ignore[import-untyped]  # has no types
+        _import()
     except RuntimeError:  # "operator torchvision::nms does not exist"
         from torch.library import Library
 
@@ -28,4 +34,17 @@ def import_torchvision() -> None:
         _declared.append(library)
         for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
             del sys.modules[name]
-        import torchvision  # noqa: F401
+        _import()
+
+
+def _import() -> None:
+    """Without _LATER. As it comes, torchvision imports them whether they are used or not."""
+    names = [f"torchvision.{each}" for each in _LATER]
+    sys.modules.update((name, ModuleType(name)) for name in names)
+    try:
+        import torchvision  # type: ignore[import-untyped]  # has no types
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+    for each in _LATER:
+        delattr(torchvision, each)

@@ -37,7 +37,6 @@ from tools.torchvision_cpu import import_torchvision
 import_torchvision()
 from torchvision import (  # type: ignore[import-untyped]  # noqa: E402  # has no types
     datasets,
-    models,
     transforms,
 )
 
@@ -132,6 +131,8 @@ class Trainer:
 
     def __init__(self, network: str, classes: int, pixels: int, device: str) -> None:
         if network == "resnet50":
+            from torchvision import models  # takes as long as torch
+
             model = models.resnet50(num_classes=classes)
         else:
             layers = [nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]

@@ -7,17 +7,18 @@ ImageFolder wants them.
 INVARIANT: the same count and seed give the same pixels; files are complete when `make` returns.
 """
 
+import importlib
 import io
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # has no types
 
 DIGITS = 1_797  # of scikit-learn
 MEDIAN_BYTES = 100_000  # with SIGMA the mean is 110 KB, as in ImageNet's training set
@@ -58,9 +59,14 @@ def _render(digit: NDArray[np.float64], seed: int) -> bytes:
     return out.getvalue()
 
 
+def _handwriting() -> Any:
+    """Imported late: it takes a second, and who imports this module may never make a dataset."""
+    return importlib.import_module("sklearn.datasets")
+
+
 def _write(directory: Path, seed: int, numbers: list[int]) -> int:
     """Write the images `numbers`; bytes written."""
-    digits = load_digits()
+    digits = _handwriting().load_digits()
     total = 0
     for number in numbers:
         which = number % len(digits.images)
@@ -76,6 +82,7 @@ def make(directory: Path, count: int, seed: int, first: int = 0) -> Written:
     """Write `count` images below `directory`, number `first` and those behind it: DIGITS in a row
     are of other handwriting each. OSError: no room.
     """
+    _handwriting()  # once, and not in each process of the pool
     parts = [list(range(first + part, first + count, _JOBS)) for part in range(_JOBS)]
     with ProcessPoolExecutor(_JOBS) as pool:
         sizes = list(pool.map(partial(_write, directory, seed), parts))

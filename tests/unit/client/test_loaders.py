@@ -47,8 +47,6 @@ from torchvision.datasets import (  # type: ignore[import-untyped]  # noqa: E402
 LENGTH = 103
 EPOCHS = 3
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 @pytest.fixture(autouse=True)
 def daemon(fake_hintsd: FakeHintsd) -> FakeHintsd:

@@ -41,7 +41,6 @@ EPOCHS = 3
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
-    pytest.mark.usefixtures("quick_collections"),
 ]
 
 

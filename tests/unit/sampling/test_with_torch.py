@@ -252,7 +252,6 @@ def orders_of(daemon: FakeHintsd) -> dict[int, list[int]]:
     return {epoch: sequence.tolist() for epoch, sequence in daemon.jobs[0].sequences()}
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("scheme", ["shade", "icache"])
@@ -280,7 +279,6 @@ def test_attach_announces_each_epoch(
     job.close()
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(("scheme", "told"), [("shade", [0, 1]), ("icache", [0, 1])])
 def test_an_epoch_that_is_drawn_ahead_is_announced_ahead(
     fake_hintsd: FakeHintsd, scheme: str, told: list[int]
@@ -296,7 +294,6 @@ def test_an_epoch_that_is_drawn_ahead_is_announced_ahead(
     assert [epoch for epoch, _ in jobs[0].orders] == told
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_an_epoch_that_is_drawn_anew_is_announced_anew(fake_hintsd: FakeHintsd) -> None:
     """What was told of it ahead is another training's now."""
     data = Numbers()
@@ -312,7 +309,6 @@ def test_an_epoch_that_is_drawn_anew_is_announced_anew(fake_hintsd: FakeHintsd) 
         fake_hintsd.wait(lambda: fake_hintsd.jobs and orders_of(fake_hintsd).get(1) == read)
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_expected_uses_are_told_when_an_epoch_begins(
     fake_hintsd: FakeHintsd, replicas: int
@@ -345,7 +341,6 @@ def tell_cached(daemon: FakeHintsd, cached: Any) -> None:
     daemon.start()
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
 @pytest.mark.parametrize(
     ("settings", "asked"), [(LOW, 2), ({"repeat": 2.0}, 2), ({"scheme": "icache"}, 0), ({}, 0)]
@@ -375,7 +370,6 @@ def test_attach_asks_what_is_cached_where_a_draw_needs_it(
             fake_hintsd.wait(lambda: jobs[0].sampled[-1:] == [figures])
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_what_the_user_says_is_cached_wins(fake_hintsd: FakeHintsd) -> None:
     data = Numbers()
     tell_cached(fake_hintsd, np.ones(LENGTH, np.bool_))
@@ -388,7 +382,6 @@ def test_what_the_user_says_is_cached_wins(fake_hintsd: FakeHintsd) -> None:
         assert fake_hintsd.jobs[0].asked == []
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_a_sampler_that_is_attached_keeps_no_job_and_is_copied(fake_hintsd: FakeHintsd) -> None:
     data = Numbers()
     sampler = ImportanceSampler(data, **LOW)
@@ -401,7 +394,6 @@ def test_a_sampler_that_is_attached_keeps_no_job_and_is_copied(fake_hintsd: Fake
     fake_hintsd.wait(lambda: fake_hintsd.jobs[0].is_closed)
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_a_resumed_training_announces_what_is_left(fake_hintsd: FakeHintsd) -> None:
     data = Numbers()
     stopped, sampler = (ImportanceSampler(data, batch_size=8) for _ in range(2))
