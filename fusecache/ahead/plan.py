@@ -1,8 +1,8 @@
 """The mount's end of the plan channel (docs/WIRE.md): a hintsd says what it wants, here is done.
 
 INVARIANT: one channel at a time, and the newest wins. The plan lives as long as its channel.
-INVARIANT: commands take effect in the order they came; `list` and `arm` alone do not hold up those
-behind them.
+INVARIANT: commands take effect in the order they came; `list`, `arm` and `evict` alone do not hold
+up those behind them.
 INVARIANT: whatever comes over the channel, readers do not notice, and a hintsd that does not read
 what it is sent is cut off.
 It knows no policy: what to want, and when, is the daemon's business.
@@ -63,7 +63,7 @@ SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
 EPOCHS_MOST = 16  # of a log
 PINS_MOST = 1 << 62  # lists
-EVICT_MOST = 65_536  # inodes a frame
+EVICT_MOST, EVICT_WAITING_MOST = 65_536, 64  # inodes a frame; frames
 PAGE_BYTES, BUFFER_PAGES_MOST = 4096, 1024  # of a chunk's buffer
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -212,6 +212,7 @@ class _Channel:
         self._is_packing = False  # the pieces of a log are coming
         self._moved_at = trio.current_time()  # when something was to be staged, fetched or dropped
         self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
+        self._send_evicted, self._evicted = trio.open_memory_channel[Inos](EVICT_WAITING_MOST)
         self._sending_done, self._sending_state = trio.Lock(), trio.Lock()
         self._origin_rate = plan.origin_bytes, trio.current_time(), 0.0  # bytes, when, bytes/s
 
@@ -219,7 +220,7 @@ class _Channel:
         self._prefetcher.begin(self._report, tells_reclaimed=tells_reclaimed)
         try:
             async with trio.open_nursery() as nursery:
-                for task in (self._list, self._arm, self._tell_done, self._tell_seen,
+                for task in (self._list, self._arm, self._evict, self._tell_done, self._tell_seen,
                              self._tell_state):  # fmt: skip
                     nursery.start_soon(task)
                 await self._obey()
@@ -253,9 +254,7 @@ class _Channel:
             await self._pack(fields)
         elif kind == "pin":
             await self._pin(fields)
-        elif kind == "evict":
-            await self._evict(fields)
-        elif kind in ("stage", "fetch", "cancel", "drop", "arm"):
+        elif kind in ("stage", "fetch", "evict", "cancel", "drop", "arm"):
             await self._command_inos(kind, fields.array("inos", np.uint32), fields)
         else:
             raise WireError(f"{kind}: no such frame")
@@ -267,13 +266,11 @@ class _Channel:
         if last:
             await self._send_state()
 
-    async def _evict(self, fields: Fields) -> None:
-        inos = fields.array("inos", np.uint32)
-        if len(inos) > EVICT_MOST:
-            raise WireError(f"evict: more than {EVICT_MOST} inos")
-        await self._prefetcher.evict(inos)
-        await self._send_done()
-        await self._send_state()
+    async def _evict(self) -> None:
+        async for inos in self._evicted:
+            await self._prefetcher.evict(inos)
+            await self._send_done()
+            await self._send_state()
 
     async def _pack(self, fields: Fields) -> None:
         packer, chunks = self._plan.packer, fields.int("chunks", 0, CHUNKS_MOST)
@@ -322,6 +319,10 @@ class _Channel:
                 self._prefetcher.cancel(inos)
             elif kind == "drop":
                 await self._prefetcher.drop(inos)
+            elif kind == "evict":
+                if len(inos) > EVICT_MOST:
+                    raise ValueError(f"more than {EVICT_MOST} inos")
+                self._send_evicted.send_nowait(inos)
             else:
                 self._send_armed.send_nowait(inos)
         except ValueError as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -285,21 +286,24 @@ def evict(place: Place, segno: int) -> None:
     place.index.segments.delete(segno)
 
 
-def evict_blocks(place: Place, segno: int, blocks: Sequence[BlockAt]) -> int:
-    """Blocks of files in one segment, few enough for a transaction, are to be on SSD no more; by
-    how many bytes it shrank. Those stay whose segment is not sealed, or gone. sqlite3.Error,
-    OSError: all stay, though some may be punched.
+def evict_blocks(place: Place, blocks: Sequence[BlockAt]) -> int:
+    """Blocks of files, sorted by segment and few enough for a transaction, are to be on SSD no
+    more; by how many bytes their segments shrank. Those stay whose segment is not sealed, or gone.
+    sqlite3.Error, OSError: all stay, though some may be punched.
     """
-    index = place.index
+    index, freed = place.index, 0
     with index.database.transaction() as connection:
-        row = {row.segno: row for row in index.segments.all()}.get(segno)
-        if row is None or not row.sealed:
-            return 0
-        dead = evicting.delete(connection, blocks)
-        ranges = {evicting.dead_range(connection, at) for at in dead}
-        taken = punch(place.directory.segment_path(segno), ranges)
-        index.segments.put([row.taking(min(taken, row.length))])
-    return row.reserved - taken
+        rows = {row.segno: row for row in index.segments.all()}
+        for segno, group in itertools.groupby(blocks, lambda block: block.at.segno):
+            row = rows.get(segno)
+            if row is None or not row.sealed:
+                continue
+            dead = evicting.delete(connection, list(group))
+            ranges = {evicting.dead_range(connection, at) for at in dead}
+            taken = punch(place.directory.segment_path(segno), ranges)
+            index.segments.put([row.taking(min(taken, row.length))])
+            freed += row.reserved - taken
+    return freed
 
 
 def evict_least(place: Place) -> None:

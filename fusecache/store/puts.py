@@ -414,23 +414,29 @@ class Evictions:
 
     def _evict(self, place: Place, blocks: Sequence[BlockAt]) -> int:
         freed, most = 0, place.index.database.rows_at_once
-        for segno, group in itertools.groupby(blocks, lambda block: block.at.segno):
-            some, is_sound = list(group), True
-            while some and is_sound:
-                part, some, is_sound = some[:most], some[most:], False
-                with self._attachment.sharing() as now:
-                    if now is None or now.index is not place.index:
-                        return freed
+        for start in range(0, len(blocks), most):
+            some = blocks[start : start + most]
+            try:
+                freed += self._evict_some(place, some)
+            except OSError:  # of which disk?
+                for segno, group in itertools.groupby(some, lambda block: block.at.segno):
                     try:
-                        freed += max(0, evict_blocks(now, segno, part))
-                        is_sound = True
+                        freed += self._evict_some(place, list(group))
                     except OSError as error:
                         self._attachment.given.count_error(segno, error)
                         self._attachment.given.tell_error(error, segno)
-                time.sleep(_PAUSE_SECONDS)
         with self._attachment.sharing() as now:
             if now is not None:
                 evict_least(now)
+        return freed
+
+    def _evict_some(self, place: Place, blocks: Sequence[BlockAt]) -> int:
+        """In one transaction. OSError."""
+        freed = 0
+        with self._attachment.sharing() as now:
+            if now is not None and now.index is place.index:
+                freed = max(0, evict_blocks(now, blocks))
+        time.sleep(_PAUSE_SECONDS)
         return freed
 
 

@@ -67,7 +67,8 @@ class OpenSegment:
         self.writer: SegmentWriter | None = None
         self.seen = RecordsSeen()
         self._attachment = attachment
-        self._full_until = 0.0  # for who must not evict
+        # Until then nothing is tried: by who must not evict; by anybody, for nothing may go.
+        self._full_until = self._stuck_until = 0.0
 
     # ---- a segment for what is to be written -----------------------------------------------------
     def for_records(
@@ -111,7 +112,7 @@ class OpenSegment:
         kept: Callable[[], Collection[int]] | None,
     ) -> SegmentWriter | None:
         attachment, place = self._attachment, self._attachment.place()
-        is_full = not evict and time.monotonic() < self._full_until
+        is_full = self._is_stuck() or (not evict and time.monotonic() < self._full_until)
         if place is None or is_full or attachment.faults.is_paused():
             return None
         if not place.directory.is_present():
@@ -131,7 +132,7 @@ class OpenSegment:
         elif failed is not None:
             attachment.given.tell_error(failed)
         elif evict and (asked or attachment.reuse is None):
-            attachment.faults.pause()
+            self._stuck_until = time.monotonic() + PAUSE_SECONDS
         else:
             self._full_until = time.monotonic() + PAUSE_SECONDS
         return writer
@@ -166,9 +167,12 @@ class OpenSegment:
                 self._full_until = now + PAUSE_SECONDS
         return now < self._full_until
 
+    def _is_stuck(self) -> bool:
+        return time.monotonic() < self._stuck_until
+
     def note_room(self) -> None:
-        """Something was evicted: who must not evict may be lucky now."""
-        self._full_until = 0.0
+        """A file was evicted: its room is there for all."""
+        self._full_until = self._stuck_until = 0.0
 
     def settle(self) -> None:
         """Have the index take no more room than it must. With the store's lock; sqlite3.Error."""
@@ -180,7 +184,7 @@ class OpenSegment:
     def room_to_come(self, returned: int = 0) -> int:
         """See `capacity.room_to_come`; 0: nothing can be written now. Any thread."""
         place = self._attachment.place()
-        if place is None or self._attachment.faults.is_paused():
+        if place is None or self._is_stuck() or self._attachment.faults.is_paused():
             return 0
         try:
             return room_to_come(place, self.writer, returned)

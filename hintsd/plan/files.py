@@ -104,6 +104,7 @@ class Ssd:
         self.storing_bytes = 0
         """Of it, what unanswered commands will take."""
         self.fetch_unanswered = 0
+        self._are_fleeting = False  # residents, as `admit_for_once` has it
 
     @property
     def has_residents(self) -> bool:
@@ -147,6 +148,12 @@ class Ssd:
         """These, each once, are to be fetched to SSD no more."""
         self._settle(self._files.having(inos, RESIDENT))
         self.cancel_fetches(inos)
+
+    def admit_for_once(self, is_once: bool) -> None:
+        """Whether a file is a resident only until it was staged: what could not be stored then is
+        not fetched once more.
+        """
+        self._are_fleeting = is_once
 
     def admit(self, inos: Inos, uses: Integers | None) -> bool:
         """Makes residents of those that fit, each of these once; whether all did."""
@@ -200,6 +207,8 @@ class Ssd:
         storing = self._files.having(inos, STORING)
         self.storing_bytes -= self._files.total_bytes(storing)
         self._files.unmark(storing, STORING)
+        if self._are_fleeting:
+            self._settle(np.unique(self._files.having(storing, RESIDENT)))
 
     def done(self, inos: Inos, results: npt.NDArray[np.uint8]) -> None:
         """What the mount has answered, each file once."""
@@ -214,13 +223,19 @@ class Ssd:
         self.room_bytes = max(0, self.room_bytes - int(sizes[stored].sum()))
         if no_room.any():
             self.room_bytes = 0  # until the mount says otherwise
-        settled = (flags & RESIDENT != 0) & (stored | no_room | gone)
+        settled = (flags & RESIDENT != 0) & (stored | no_room | gone | self._are_fleeting)
         self._residents.release(int(sizes[settled].sum()))
         flags &= ~(FETCHING | STORING) & 0xFFFF
         flags[settled] &= ~RESIDENT & 0xFFFF
         flags[stored] |= STORED
         flags[gone] = (flags[gone] | GONE) & (~STORED & 0xFFFF)
         self._files.put(inos, _OF_SSD, flags)
+
+    def missing(self, inos: Inos) -> Inos:
+        """Those that are not known to be on SSD, each once."""
+        known = np.unique(inos[inos < len(self._files.flags)])
+        found: Inos = known[self._files.flags[known] & STORED == 0]
+        return found
 
     def evict(self, inos: Inos) -> None:
         """They are to make way; that the mount has room is for it to say."""

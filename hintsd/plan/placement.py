@@ -48,6 +48,8 @@ HORIZON_WAIT_S = 60.0
 # What makes way is told when it is so many files, and such a part of those that are stored: each
 # time costs the mount a transaction. They are sorted anew when such a part of them has come.
 EVICT_LEAST, EVICT_SHARE, SORT_SHARE = 8, 64, 8
+# Of what is stored, so much may be evicted that is not used; half of it counts so much later.
+UNUSED_SHARE, UNUSED_S = 16, 1.0
 
 
 class Placement:
@@ -300,6 +302,7 @@ class Exchange:
         self._is_stale = True
         self._short_bytes = 0  # what has come, is used sooner, and had no room
         self._evicting_bytes = 0
+        self._unused_bytes, self._unused_at = 0, 0.0  # what was evicted, and is not used yet
         self._evictions: list[Inos] = []
 
     def allow(self, may_evict: bool) -> None:
@@ -314,6 +317,16 @@ class Exchange:
         may go, each once.
         """
         self._next_uses, self._stored, self._margin = next_uses, stored, margin
+
+    def tick(self, now: float) -> None:
+        """Time passes: others may have used the room."""
+        self._ssd.admit_for_once(self.is_on)
+        if now - self._unused_at > UNUSED_S:
+            self._unused_bytes, self._unused_at = self._unused_bytes // 2, now
+
+    def store(self, inos: Inos) -> None:
+        """These, each once, have been stored."""
+        self._unused_bytes = max(0, self._unused_bytes - self._files.total_bytes(inos))
 
     @property
     def is_on(self) -> bool:
@@ -360,11 +373,17 @@ class Exchange:
         least = max(EVICT_LEAST, self._stored_count // EVICT_SHARE)
         if count == 0 or wanted_bytes < least * self._files.total_bytes(victims) // count:
             return
+        # The room is not told of yet, or of no use: more of it would empty the SSD.
+        stored_bytes = self._stored_count * self._files.total_bytes(victims) // count
+        wanted_bytes = min(wanted_bytes, stored_bytes // UNUSED_SHARE - self._unused_bytes)
+        if wanted_bytes <= 0:
+            return
         useful = int(np.count_nonzero(self._used_at - uses[0] > self._margin))
         going = self._latest[: min(takes(sizes, wanted_bytes), useful)]
         self._latest, self._used_at = self._latest[len(going) :], self._used_at[len(going) :]
         self._short_bytes = 0
         self._evicting_bytes += self._files.total_bytes(going)
+        self._unused_bytes += self._files.total_bytes(going)
         self._ssd.evict(going)
         self._evictions.append(going)
 
@@ -395,12 +414,15 @@ class Exchange:
         return commands_of("evict", evictions)
 
     def done(self, inos: Inos, results: npt.NDArray[np.uint8]) -> None:
-        """The mount has answered."""
+        """The mount has answered. What was found on SSD meanwhile is there no more."""
         self._evicting_bytes = max(0, self._evicting_bytes - self._files.total_bytes(inos))
-        self._ssd.put_back(inos[results == Result.NOT_EVICTED])
+        stays = results == Result.NOT_EVICTED
+        self._unused_bytes = max(0, self._unused_bytes - self._files.total_bytes(inos[stays]))
+        self._ssd.evict(inos[~stays])
+        self._ssd.put_back(inos[stays])
 
     def void(self) -> None:
         """Nothing is being evicted."""
         self._evictions.clear()
-        self._short_bytes = self._evicting_bytes = 0
+        self._short_bytes = self._evicting_bytes = self._unused_bytes = 0
         self._is_stale = True

@@ -289,6 +289,8 @@ class MountPlanner:
         if is_eviction.any():
             self._exchange.done(inos[is_eviction], results[is_eviction])
             inos, results = inos[~is_eviction], results[~is_eviction]
+        is_stored = (results == Result.STORED) | (results == Result.STAGED_AND_STORED)
+        self._exchange.store(self._ssd.missing(inos[is_stored]))
         self._reclaimed.lose(self._ram.done(inos, results, now))
         if (results == Result.NO_ROOM).any():
             self._placement.cancel()  # they would be fetched for nothing
@@ -332,6 +334,7 @@ class MountPlanner:
             job.share(yields=job.state == "idle" and (job.yields or _may_yield(job, jobs, now)))
         self._windows.follow()
         self._windows.keep()
+        self._exchange.tick(now)
         self._is_busy = not jobs or any(job.live for job in jobs)
         pins = self._placement.pin(jobs)
         if self._placement.is_room_known:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hintsd.follow.sequence import Inos
+from hintsd.plan.commands import Command
 from hintsd.plan.files import STORED
 from tests.unit.plan.test_planner import FILE_BYTES, Scene, same_sizes
 from tests.unit.plan.test_planner_uneven import (
@@ -181,3 +182,44 @@ def test_more_room_is_filled_by_what_is_read_next() -> None:
     scene.read(orders[2].tolist())
     assert scene.mount.ssd_free_bytes < 100 * FILE_BYTES
     assert not scene.mount.fetch_queue
+
+
+def test_what_could_not_be_stored_when_it_was_staged_is_not_fetched_again() -> None:
+    """A mount that is slower than its readers: they bring most files themselves."""
+    rng = np.random.default_rng(11)
+    scene = make_scene(150, 300)
+    orders = [drawn_with_replacement(rng) for _ in range(3)]
+    read(scene, orders[:1], OFTEN)
+    fetched: list[Command] = []
+    carry_out = scene.mount.carry_out
+
+    def note(commands: list[Command]) -> None:
+        fetched.extend(command for command in commands if command.kind == "fetch")
+        carry_out(commands)
+
+    scene.mount.carry_out = note  # type: ignore[method-assign]
+    for epoch in (1, 2):
+        scene.planner.announce("job", epoch, orders[epoch], scene.now)
+        scene.read(orders[epoch].tolist(), work=3)
+    assert scene.mount.evicted
+    assert not fetched
+    scene.planner.check_invariants()
+
+
+def test_room_that_is_not_told_of_empties_no_ssd() -> None:
+    rng = np.random.default_rng(11)
+    scene = make_scene(75, 450)
+    read(scene, [drawn_with_replacement(rng)], OFTEN)
+    order = drawn_with_replacement(rng)
+    scene.planner.announce("job", 1, order, scene.now)
+    carry_out = scene.mount.carry_out
+
+    def take_room(commands: list[Command]) -> None:
+        carry_out(commands)
+        scene.mount.ssd_free_bytes = 0
+
+    scene.mount.carry_out = take_room  # type: ignore[method-assign]
+    began = scene.now
+    scene.read(order.tolist())
+    seconds = scene.now - began
+    assert 0 < sum(scene.mount.evicted.values()) <= (2 + seconds) * 450 / 16 + 64

@@ -364,3 +364,23 @@ def test_over_several_directories(tmp_path: Path) -> None:
         assert before - disk_bytes(tmp_path) > 60 * 90_000
         for path, payload in files.items():
             assert store.get(path, version_of(payload)) == (None if path in gone else payload)
+
+
+def test_who_found_nothing_to_evict_finds_the_room_that_is_made_then(tmp_path: Path) -> None:
+    """All that is stored is pinned: for a second nothing would be tried."""
+    with opened(tmp_path / "cache", limit_bytes=16 * MIB) as store:
+        files: Files = {}
+
+        def put(number: int) -> bool:
+            path, payload = b"d/%d" % number, content(number, 100_000)
+            files[path] = payload
+            item = (path, version_of(payload), 0, payload)
+            kept = lambda: {row.segno for row in store.index.segments.all()}  # type: ignore[union-attr]  # noqa: E731
+            return store.store.put_many(DATASET, [item], evict=True, kept=kept)[0] is not None
+
+        count = next(number for number in range(1000) if not put(number))
+        assert store.store.room_bytes() == 0
+        gone = [b"d/%d" % number for number in range(20)]
+        assert evict(store, files, gone) == [True] * 20
+        assert store.store.room_bytes() > 1_500_000
+        assert put(count)
