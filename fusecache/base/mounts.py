@@ -40,6 +40,7 @@ CONTROL_SOCKET = "control.sock"
 HINTSD_SOCKET = "hintsd.sock"
 KEEPER_FILE = "keeper.json"
 LOG_FILE = "log"
+STATUS_SUFFIX = ".status"
 MOUNTING_LOCK = "mounting.lock"
 MOUNTING_S = 60.0  # so long another's mount(2), or its fusermount3, may take
 
@@ -285,6 +286,32 @@ def hintsd_socket(uid: int) -> str:
     """Where `uid`'s hintsd listens unless it was told otherwise."""
     bases = runtime_bases(uid)
     return os.path.join(next((b for b in bases if _is_private(b, uid)), bases[0]), HINTSD_SOCKET)
+
+
+def public_directory(directory: str = _ROOT_BASE) -> str:
+    """Where what other users may connect to lies: beside a directory that is its user's alone."""
+    return directory.rstrip("/") + "-public"
+
+
+def public_socket(path: str) -> str:
+    """For other users, of the hintsd whose own socket is `path`."""
+    directory, name = os.path.split(path)
+    return os.path.join(public_directory(directory), name)
+
+
+def status_socket(device: str) -> str:
+    """For other users, of root's mount on `device`."""
+    return os.path.join(public_directory(), device + STATUS_SUFFIX)
+
+
+def make_public_directory(directory: str) -> None:
+    """One of ours that others may enter, and not write to. OSError: it is another's, or no such."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o755)
+        os.chmod(directory, 0o755)  # whatever the umask
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(1, "is not a directory that only you can write to", directory)
 
 
 def runtime_directory(mount: Mount) -> str | None:

@@ -33,7 +33,7 @@ _RESERVED_SHOWN: Final = 0.01
 @click.argument("path")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def status(path: str, as_json: bool) -> None:
-    """Show what the mount at PATH did and holds.
+    """Show what the mount at PATH did and holds. Of root's with --allow-other everybody may.
 
     \b
     fusecache status /data/imagenet
@@ -62,7 +62,7 @@ def status(path: str, as_json: bool) -> None:
               what was wrong with the cache directory or its disk; readers got the origin's bytes
     """
     target = control_client.find(path)
-    answer = control_client.ask(target, {"op": "status"})["status"]
+    answer = control_client.status(target)
     answer["keeper_stopped"] = bool(control_client.stopped(target))
     told = hintsd_client.told(target)
     if isinstance(answer.get("layout"), dict):

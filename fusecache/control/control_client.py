@@ -170,6 +170,32 @@ def ask(target: Target, request: Message) -> Message:
     return last
 
 
+def status(target: Target) -> Message:
+    """What the server says of the mount; to another user than root of root's mount, what is public.
+
+    UserError.
+    """
+    if target.mount.uid != 0 or os.getuid() == 0:
+        return dict(ask(target, {"op": "status"})["status"])
+    directory, name = os.path.split(mounts.status_socket(target.mount.device))
+    for attempt in range(RECONNECTS_MAX):
+        if attempt:
+            time.sleep(RECONNECT_PAUSE_S)
+        try:
+            with mounts.connect(directory, name, ANSWER_TIMEOUT_S, target.mount) as connection:
+                return dict(_accepted(next(_lines(connection)))["status"])
+        except TimeoutError:
+            break
+        except (_HangUpError, ConnectionError):
+            continue  # the server died or restarts
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            raise UserError(
+                f"{target.mountpoint} is root's, and shows its status to nobody else "
+                "(fusecache mount --allow-other)"
+            ) from None
+    raise UserError(f"{target.mountpoint} is root's, and its server does not answer")
+
+
 def is_gone(target: Target) -> bool:
     """Whether the keeper is. By its socket: processes may be out of our sight."""
     try:

@@ -9,7 +9,8 @@ dies the next one gets the same descriptors; the kernel repeats what the dead on
 Protocols, all one JSON object a line:
 
 * to the server: argv[1] = {"config", "fds": {"fuse", "source", "table", "control", "ready"},
-  "source_device", "source_identity", "keeper_pid", "restarts", "mounted_at", "resume", "planned"}
+  "source_device", "source_identity", "device", "keeper_pid", "restarts", "mounted_at", "resume",
+  "planned"}
 * from the server, on the ready descriptor: {"ready": true, "zero_open", "warnings", "logged"} or
   {"error", "exit"}; "logged" are warnings that are in the log already; then an empty line now and
   then (processes.Watch). It exits 0 when the mount is gone, and on SIGTERM

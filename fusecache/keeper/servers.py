@@ -121,6 +121,7 @@ class Servers:
             "config": self.config,
             "source_device": self._mount.source_device,
             "source_identity": self._mount.source_identity,
+            "device": self._mount.device,
             "keeper_pid": os.getpid(),
             "restarts": self.restarts,
             "mounted_at": self._mounted_at,

@@ -29,6 +29,7 @@ class Launch:
     planned: bool  # ... because it was asked for, not because the last server died
     # mounts.identity of the source when it was opened; None: from a keeper that does not tell
     source_identity: dict[str, str] | None = None
+    device: str = ""  # "major:minor" of the mount; "": from a keeper that does not tell
 
     @classmethod
     def from_json(cls, text: str) -> Launch:

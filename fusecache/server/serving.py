@@ -30,6 +30,7 @@ from fusecache.base.metrics import Metric, Metrics
 from fusecache.base.probe import Device
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Send
+from fusecache.control.public_status import PublicStatus
 from fusecache.read.directories import Revalidation
 from fusecache.read.fetcher import Fetcher, read_so_far
 from fusecache.read.kernel import Kernel
@@ -214,6 +215,9 @@ class Server:
                     "trace": recording.serve,
                 },
             )
+            public = None
+            if self.config.allow_other and os.geteuid() == 0 and self.launch.device:
+                public = PublicStatus(self.launch.device, partial(self._status, {}, _send_nothing))
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             self.pool.start(threads_most(self.config.prefetch_depth))
             for task in (
@@ -233,6 +237,8 @@ class Server:
                 self._take_events,
             ):
                 nursery.start_soon(_keep_running, task)
+            if public is not None:
+                nursery.start_soon(_keep_running, public.serve_forever)
             nursery.start_soon(self._announce, operations.initialized)
             await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
             log.info("unmounted")
@@ -241,6 +247,8 @@ class Server:
         self.packer.end()
         if is_over:
             self.saved.save()
+            if public is not None:
+                public.remove()
         self.store.close()
         return 0
 
@@ -455,6 +463,10 @@ class Server:
                 },
             }
         }
+
+
+async def _send_nothing(message: Message) -> None:
+    """Of operations that have no progress."""
 
 
 def _metrics() -> Metrics:

@@ -39,6 +39,7 @@ from hintsd.simulator.command import simulate
 
 if TYPE_CHECKING:
     from hintsd.orders.spec import OrderSpec
+    from hintsd.users.public import Others
 
 STATUS_INTERVAL_S: Final = 1.0
 
@@ -107,23 +108,37 @@ def cli() -> None:
     help="Budget of all mounts together. [each has its own]",
 )
 @click.option("--until-unmounted", is_flag=True, help="End when you have no mount any more.")
+@click.option(
+    "--others",
+    metavar="all|none|GROUP",
+    help="Whose hints for root's mounts are taken, besides root's. [all]",
+)
 @click.option("--log-file", metavar="FILE", help="[stderr]")
 def serve(
-    socket_path: str | None, ram: int | None, until_unmounted: bool, log_file: str | None
+    socket_path: str | None,
+    ram: int | None,
+    until_unmounted: bool,
+    others: str | None,
+    log_file: str | None,
 ) -> None:
     """Be the daemon, in the foreground. SIGTERM ends it; the jobs are left to the next one.
 
     \b
     hintsd serve
     hintsd serve --socket ~/hints/sock --log-file hintsd.log       ~/hints exists, mode 0700
+    hintsd serve --others gpuusers                                 hints of this group's users, too
+
+    Of root's, other users have what their own rights allow: hints for directories that they may
+    list, and jobs that nobody else sees or ends (SECURITY.md).
     """
     import logging
 
     from hintsd.daemon import server
 
+    served = _others(others)
     if socket_path is None:
         mounts.make_runtime_base()
-        socket_path = _default_socket()
+        socket_path = mounts.hintsd_socket(os.getuid())
     try:
         stream = _open_log(os.path.abspath(log_file)) if log_file else None
     except OSError as error:
@@ -135,8 +150,25 @@ def serve(
     )
     logging.captureWarnings(True)
     server.serve(
-        os.path.abspath(socket_path), ram_bytes=ram, until_unmounted=until_unmounted, ready=_ready
+        os.path.abspath(socket_path),
+        ram_bytes=ram,
+        until_unmounted=until_unmounted,
+        others=served,
+        ready=_ready,
     )
+
+
+def _others(given: str | None) -> Others | None:
+    from hintsd.users import public
+
+    if os.geteuid() != 0:
+        if given not in (None, public.NOBODY):
+            raise click.UsageError("--others: only root's hintsd can serve other users")
+        return None
+    try:
+        return public.parse(public.EVERYONE if given is None else given)
+    except ValueError as error:
+        raise click.UsageError(f"--others: {error}") from None
 
 
 def _open_log(path: str) -> TextIO:
@@ -177,7 +209,10 @@ def _ready() -> None:
 
 
 def _default_socket() -> str:
-    return mounts.hintsd_socket(os.getuid())
+    """Of our own hintsd; if there is none, of root's, if that serves us."""
+    own = mounts.hintsd_socket(os.getuid())
+    roots = mounts.public_socket(mounts.hintsd_socket(0))
+    return roots if not os.path.lexists(own) and os.access(roots, os.W_OK) else own
 
 
 @contextlib.contextmanager

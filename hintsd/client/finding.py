@@ -1,7 +1,7 @@
 """Where hintsd is: its socket, as the mount names it.
 
 INVARIANT: only a mount of this user's, or of root's, is asked; what it names is not connected to
-here.
+here. Of another user's sockets only root's are told.
 """
 
 from __future__ import annotations
@@ -48,12 +48,26 @@ def find_socket(path: str) -> tuple[str, str]:
             ) from None
         raise
     if os.geteuid() not in (0, mount.uid) and _is_barred(address):
-        whose = "root's" if mount.uid == 0 else "another user's"
-        raise Unhinted(
-            f"{mount.mountpoint} is {whose}: only its user, and root, can give it hints; mount the "
-            "dataset yourself to have your own; going on without hints"
-        )
+        address = os.fsencode(_public(os.fsdecode(address), mount))
     return os.fsdecode(address), mounts.resolve(path)
+
+
+def _public(address: str, mount: mounts.Mount) -> str:
+    """Where root's hintsd serves us, who may not connect to its own socket `address`. Unhinted."""
+    own = "mount the dataset yourself to have your own; going on without hints"
+    if mount.uid != 0:
+        whose = f"{mount.mountpoint} is another user's"
+        raise Unhinted(f"{whose}: only its user, and root, can give it hints; {own}")
+    whose, public = f"{mount.mountpoint} is root's", mounts.public_socket(address)
+    try:
+        is_roots = os.lstat(public).st_uid == os.lstat(os.path.dirname(public)).st_uid == mount.uid
+    except OSError:
+        is_roots = False
+    if not is_roots:
+        raise Unhinted(f"{whose}, and its hintsd serves nobody else (hintsd serve --others); {own}")
+    if _is_barred(os.fsencode(public)):
+        raise Unhinted(f"{whose}, and you are not in the group of {public}; {own}")
+    return public
 
 
 def _is_barred(address: bytes) -> bool:

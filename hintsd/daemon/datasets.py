@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,9 +15,30 @@ from hintsd.daemon.messages import JobRefused
 from hintsd.daemon.mount_link import Bytes, LinkTree, MountLink, relative
 from hintsd.orders import folders
 from hintsd.orders.folders import DatasetError, Samples
-from hintsd.orders.hint import Check, Files
+from hintsd.orders.hint import Check, Files, Hint
+from hintsd.users.identity import Identity
+from hintsd.users.rights import LIST, SEARCH, CannotLook, Rights
 
 LOOK_TIMEOUT_S: Final = 30.0
+
+
+class Guest(NamedTuple):
+    """A user other than hintsd's own, who names a dataset."""
+
+    identity: Identity
+    rights: Rights
+
+    async def check(self, directories: Sequence[bytes], hint: Hint) -> None:
+        """JobRefused: one of these is not theirs to list, or, where the hint names its files, to
+        have a file named in.
+        """
+        mode = LIST if hint.files.paths is None else SEARCH
+        try:
+            denied = await self.rights.first_denied(self.identity, directories, mode)
+        except CannotLook as error:
+            raise JobRefused(f"{os.fsdecode(hint.path)}: {error}") from None
+        if denied is not None:
+            raise JobRefused(f"{os.fsdecode(denied)} is not there, or not yours to read")
 
 
 class Resolved(NamedTuple):
@@ -27,8 +49,11 @@ class Resolved(NamedTuple):
     """What the job's user should know."""
 
 
-async def locate(path: bytes) -> tuple[str, bytes]:
-    """The mount point that a dataset's directory is below, and its path from there. JobRefused."""
+async def locate(path: bytes, *, is_guests: bool = False) -> tuple[str, bytes]:
+    """The mount point that a dataset's directory is below, and its path from there. JobRefused.
+
+    Guests are served on our own mounts alone: another user's has that user's hintsd.
+    """
     shown = os.fsdecode(path)
 
     def look() -> tuple[str, bytes]:
@@ -41,6 +66,8 @@ async def locate(path: bytes) -> tuple[str, bytes]:
         mount = mounts.find(real)
         if mount is None:
             raise JobRefused(f"{shown} is not in a fusecache mount, but leads to {real}")
+        if is_guests and mount.uid != os.geteuid():
+            raise JobRefused(f"{mount.mountpoint} is the mount of another user (uid {mount.uid})")
         root = relative(os.fsencode(real), os.fsencode(mount.mountpoint))
         if root is None:
             raise JobRefused(f"{shown} cannot be found in {mount.mountpoint}")
@@ -54,22 +81,29 @@ async def locate(path: bytes) -> tuple[str, bytes]:
 async def resolve(
     link: MountLink,
     root: bytes,
-    files: Files,
-    shown: str,
+    hint: Hint,
     limiter: trio.CapacityLimiter,
+    guest: Guest | None = None,
 ) -> Resolved:
-    """The `files` below `root`, the dataset's directory relative to its mount, which its user
-    calls `shown`. JobRefused.
+    """The files of `hint` below `root`, the dataset's directory relative to its mount. JobRefused.
+
+    A guest learns nothing of directories that are not theirs to read: not that, nor why, one of
+    them is no dataset.
     """
+    shown, files = os.fsdecode(hint.path), hint.files
     fault: Exception | None = None
+    listed: list[bytes] = []
     async with trio.open_nursery() as nursery:
         try:
             samples, stored = await trio.to_thread.run_sync(
-                functools.partial(_list, link, root, files, nursery), limiter=limiter
+                functools.partial(_list, link, root, files, nursery, listed), limiter=limiter
             )
         except (DatasetError, JobRefused, OSError) as error:
             fault = error
         nursery.cancel_scope.cancel()  # what was listed ahead in vain
+    if guest is not None:
+        top = os.path.join(os.fsencode(link.mountpoint), root)
+        await guest.check([os.path.join(top, path) for path in listed], hint)
     if isinstance(fault, OSError):
         name = f" ({fault.filename})" if fault.filename else ""
         raise JobRefused(f"{shown} cannot be listed: {fault.strerror}{name}")
@@ -81,15 +115,16 @@ async def resolve(
 
 
 def _list(
-    link: MountLink, root: bytes, files: Files, nursery: trio.Nursery
+    link: MountLink, root: bytes, files: Files, nursery: trio.Nursery, listed: list[bytes]
 ) -> tuple[Samples, Bytes]:
+    """`listed`: gets the directories that were looked into."""
     if files.paths is None:
-        tree = LinkTree(link, root, nursery)
+        tree = LinkTree(link, root, nursery, listed)
         samples = folders.sample_files(tree, files.extensions, allow_empty=files.allow_empty)
     else:
         paths = files.split_paths()
         directories = dict.fromkeys(path.rpartition(b"/")[0] for path in paths)
-        tree = LinkTree(link, root, nursery, directories)
+        tree = LinkTree(link, root, nursery, listed, directories)
         samples = folders.explicit_files(tree, paths)
     if files.check is not None:
         _compare(tree, samples, files.check)

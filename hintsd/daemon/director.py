@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from hintsd.daemon.datasets import locate
+from hintsd.daemon.datasets import Guest, locate
 from hintsd.daemon.mount import JobInfo, Mount
 from hintsd.daemon.ordering import Ordering
 from hintsd.orders.hint import Hint
@@ -61,12 +61,23 @@ class Director:
             self.torch.end()
 
     async def open_job(
-        self, job: str, hint: Hint, *, resume_at: tuple[int, int] | None = None
+        self,
+        job: str,
+        hint: Hint,
+        *,
+        uid: int = 0,
+        guest: Guest | None = None,
+        resume_at: tuple[int, int] | None = None,
     ) -> JobInfo:
-        """Plan a job from its start, or from (epoch, index) `resume_at` on. JobRefused."""
-        mountpoint, root = await locate(hint.path)
+        """Plan a job from its start, or from (epoch, index) `resume_at` on. JobRefused.
+
+        `uid`: of its user. `guest`: that is another user than ours, and may read less.
+        """
+        if guest is not None:
+            await guest.check([hint.path], hint)
+        mountpoint, root = await locate(hint.path, is_guests=guest is not None)
         with self._user_of(mountpoint) as mount:
-            return await mount.open_job(job, hint, root, resume_at)
+            return await mount.open_job(job, hint, root, resume_at, uid=uid, guest=guest)
 
     def status(self) -> dict[str, Any]:
         """{"mounts": […], "jobs": […]}, as JSON has it; at most REPORT_EVERY_S old."""

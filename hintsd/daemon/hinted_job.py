@@ -49,6 +49,8 @@ class HintedJob:
     """(epoch, index) to begin at, and then the latest known."""
     is_lost: bool
     """Its reader may have gone on from there."""
+    uid: int = 0
+    """Of its user."""
     samples: int = 0
     inos: Inos = field(default_factory=lambda: np.empty(0, np.uint32))
     order: Order | None = None
@@ -229,6 +231,7 @@ class HintedJob:
             "path": os.fsdecode(self.hint.path),
             "mountpoint": mountpoint,
             "pid": self.hint.pid,
+            "uid": self.uid,
             "age_s": round(now - self._begun_s, 3),
             "scores_age_s": None if self.scores is None else round(now - self._scored_s, 3),
             "substituted": self._sampled.substituted,

@@ -11,13 +11,15 @@ the job up.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Final, NoReturn
 
 import trio
@@ -25,6 +27,7 @@ import trio
 from fusecache.base import processes
 from fusecache.base.wire import WireError
 from hintsd.daemon import figures
+from hintsd.daemon.datasets import Guest
 from hintsd.daemon.director import Director
 from hintsd.daemon.hinted_job import Scores
 from hintsd.daemon.journal import Entry, Journal, process_start
@@ -32,17 +35,24 @@ from hintsd.daemon.messages import JobRefused, NotHere, Sampled, internal_error,
 from hintsd.daemon.mount import JobInfo
 from hintsd.orders.hint import Hint, read_hint
 from hintsd.plan.status import unknown
+from hintsd.users import quota
 
 log = logging.getLogger(__name__)
 
 JOBS_MOST: Final = 256
-ENDED_MOST: Final = 16  # jobs that status still shows
+ENDED_MOST: Final = 16  # jobs of one user that status still shows
 GRACE_S: Final = 1.0  # for a client to come back
 RESTART_GRACE_S: Final = 30.0  # the same, for the clients of the hintsd before: all may be busy
 CLOSE_TIMEOUT_S: Final = 5.0
 SCORES_EVERY_S = 1.0  # they are written
 
 OpenDirector = Callable[..., Director]
+_Ended = deque[tuple[float, dict[str, Any]]]
+
+
+def is_guests(uid: int) -> bool:
+    """Whether user `uid` is neither hintsd's own nor root."""
+    return uid not in (os.geteuid(), 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +62,9 @@ class LiveJob:
     pid: int | None
     """Of the process whose end is the job's."""
     hint: Hint
+    guest: Guest | None = None
+    """Its user, if that is none of hintsd's own. A job of the hintsd before keeps the right that it
+    was given."""
     resume_at: tuple[int, int] | None = None
     """(epoch, index), of a job of the hintsd before."""
     pid_start: int | None = None
@@ -133,7 +146,7 @@ class Jobs:
             on_position=self._on_position, on_notice=on_notice, on_finished=self._on_finished
         )
         self._jobs: dict[str, LiveJob] = {}
-        self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_MOST)
+        self._ended = defaultdict[int, _Ended](lambda: deque(maxlen=ENDED_MOST))  # by user
         self._nursery: trio.Nursery  # set by `run`
 
     async def run(self, nursery: trio.Nursery) -> None:
@@ -146,10 +159,11 @@ class Jobs:
     def get(self, name: str) -> LiveJob | None:
         return self._jobs.get(name)
 
-    def ended(self) -> Iterator[dict[str, Any]]:
-        """Those that ended lately, as status shows them."""
+    def ended(self, uid: int | None = None) -> Iterator[dict[str, Any]]:
+        """Those (of one user) that ended lately, as status shows them."""
         now_s = time.monotonic()
-        for ended_s, job in self._ended:
+        known = self._ended.values() if uid is None else [self._ended[uid]]
+        for ended_s, job in sorted(itertools.chain(*known), key=itemgetter(0)):
             yield {**job, "ended_ago_s": round(now_s - ended_s, 3)}
 
     async def resume(
@@ -165,13 +179,35 @@ class Jobs:
             return None
         return job
 
-    def begin(self, hint: Hint, uid: int, pid: int | None, before: str) -> LiveJob:
+    def begin(
+        self, hint: Hint, uid: int, pid: int | None, before: str, guest: Guest | None = None
+    ) -> LiveJob:
         """A new one; `before`: what its client calls it. JobRefused."""
         if len(self._jobs) >= JOBS_MOST:
             raise JobRefused(f"there are {JOBS_MOST} jobs already")
-        job = LiveJob(self._name(hint.name, pid, before), uid, pid, hint)
+        if guest is not None and (why := self._excess(uid, hint)):
+            raise JobRefused(why)
+        job = LiveJob(self._name(hint.name, pid, before), uid, pid, hint, guest)
         self._begin(job)
         return job
+
+    def _of(self, uid: int) -> list[LiveJob]:
+        return [job for job in self._jobs.values() if job.uid == uid]
+
+    def _excess(self, uid: int, hint: Hint) -> str:
+        """Why this is too much for a guest; "": it is not."""
+        uids = [job.uid for job in self._jobs.values() if is_guests(job.uid)]
+        if why := quota.excess("jobs", uid, uids, quota.JOBS_MOST, quota.JOBS_OF_ALL):
+            return why
+        if sum(job.hint.array_bytes for job in self._of(uid)) + hint.array_bytes > quota.BYTES_MOST:
+            return f"the paths and orders of your jobs are more than {quota.BYTES_MOST:,} bytes"
+        return ""
+
+    def _check_samples(self, uid: int) -> None:
+        """JobRefused: the jobs of this guest have too many."""
+        samples = sum(job.info.samples_per_epoch for job in self._of(uid) if job.info is not None)
+        if samples > quota.SAMPLES_MOST:
+            raise JobRefused(f"your jobs have more than {quota.SAMPLES_MOST:,} samples an epoch")
 
     def _name(self, wanted: str, pid: int | None, before: str) -> str:
         program = wanted or (processes.program(pid) if pid is not None else "") or "job"
@@ -187,7 +223,8 @@ class Jobs:
             self._journal.remove(entry.job)
             return
         place = entry.epoch, entry.position
-        job = LiveJob(entry.job, entry.uid, entry.pid or None, hint, place, entry.pid_start)
+        pid, start = entry.pid or None, entry.pid_start
+        job = LiveJob(entry.job, entry.uid, pid, hint, resume_at=place, pid_start=start)
         job.scores = await trio.to_thread.run_sync(self._scores_of, entry.job)
         job.detach(is_taken_up=True)
         self._begin(job)
@@ -224,7 +261,12 @@ class Jobs:
                         if is_resumed and start != job.pid_start:
                             raise JobRefused(f"its process {job.pid} is gone")
                     hint, place = replace(job.hint, pid=job.pid), job.resume_at
-                    job.open(await self.director.open_job(job.name, hint, resume_at=place))
+                    info = await self.director.open_job(
+                        job.name, hint, uid=job.uid, guest=job.guest, resume_at=place
+                    )
+                    job.open(info)
+                    if job.guest is not None:
+                        self._check_samples(job.uid)
                     if is_resumed:
                         await self._score_again(job)
                     else:
@@ -283,8 +325,9 @@ class Jobs:
             await trio.sleep(SCORES_EVERY_S)
 
     def _note_end(self, job: LiveJob, status: dict[str, Any], state: str, why: str) -> None:
-        known = {**unknown(), "pid": job.pid, **status, "name": job.name, "state": state}
-        self._ended.append((time.monotonic(), {**known, "why_ended": why}))
+        known = {**unknown(), "pid": job.pid, **status, "name": job.name, "uid": job.uid}
+        known["state"] = state
+        self._ended[job.uid].append((time.monotonic(), {**known, "why_ended": why}))
 
     def _forget(self, job: LiveJob) -> None:
         try:

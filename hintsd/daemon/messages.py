@@ -92,10 +92,17 @@ class Arrays:
     def __len__(self) -> int:
         return len(self._arrays)
 
-    def add(self, fields: Fields) -> None:
-        """Take an `array` message in. WireError: not the next piece, or too much of it."""
+    @property
+    def held_bytes(self) -> int:
+        """In the file, now or soon."""
+        return self._end
+
+    def add(self, fields: Fields, most: int = ARRAY_BYTES_MOST) -> None:
+        """Take an `array` message in. WireError: not the next piece, or of more bytes than `most`,
+        or more in all than is allowed.
+        """
         name = fields.str("name", ARRAY_NAME_LENGTH_MOST)
-        total = fields.int("total", 0, ARRAY_BYTES_MOST)
+        total = fields.int("total", 0, most)
         offset = fields.int("offset", 0, ARRAY_BYTES_MOST)
         data = fields.bytes("data", ARRAY_PIECE_BYTES_MOST)
         if offset == 0:

@@ -17,7 +17,7 @@ import trio
 
 from fusecache.base.wire import Packing
 from hintsd.daemon import datasets
-from hintsd.daemon.datasets import Resolved
+from hintsd.daemon.datasets import Guest, Resolved
 from hintsd.daemon.hinted_job import HintedJob, Scores
 from hintsd.daemon.messages import JobRefused, Sampled, internal_error
 from hintsd.daemon.mount_link import (
@@ -37,7 +37,7 @@ from hintsd.daemon.ordering import Ordering, Supply
 from hintsd.daemon.planning import STEP_HELD_S, Coming, Decided, Planning, clock
 from hintsd.follow.readers import Hinted
 from hintsd.orders.drawing import Order
-from hintsd.orders.hint import Files, Hint
+from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec, needs_torch
 from hintsd.orders.torch_process import TorchProcess
 from hintsd.plan.planner import MountPlanner
@@ -270,26 +270,34 @@ class Mount:
     # ---- jobs ------------------------------------------------------------------------------------
 
     async def open_job(
-        self, name: str, hint: Hint, root: bytes, resume_at: tuple[int, int] | None
+        self,
+        name: str,
+        hint: Hint,
+        root: bytes,
+        resume_at: tuple[int, int] | None,
+        *,
+        uid: int = 0,
+        guest: Guest | None = None,
     ) -> JobInfo:
         """JobRefused."""
         with self._coming.job(name, Hinted(hint.pid, root)):
             while True:
-                info = await self._open_job(name, hint, root, resume_at)
+                place = resume_at or (hint.start_epoch, 0)
+                job = HintedJob(name, hint, root, place, resume_at is not None, uid)
+                info = await self._open_job(job, guest, is_new=resume_at is None)
                 if info is not None:
                     return info
 
     async def _open_job(
-        self, name: str, hint: Hint, root: bytes, resume_at: tuple[int, int] | None
+        self, job: HintedJob, guest: Guest | None, *, is_new: bool
     ) -> JobInfo | None:
         """None: it was mounted anew meanwhile."""
+        name, hint = job.name, job.hint
         torch, planning = self._owner.torch, self._planning
         channel = await self._connected(hint)
         if hint.spec is not None and needs_torch(hint.spec):
             await trio.to_thread.run_sync(torch.begin)  # while files are listed
-        place = resume_at or (hint.start_epoch, 0)
-        job = HintedJob(name, hint, root, place, resume_at is not None)
-        found = await self._resolve(job, hint.files)
+        found = await self._resolve(job, hint, guest)
         warnings, inos = found.warnings, None
         if (facts := self.server.facts) is not None and facts.ram_bytes == 0:
             warnings.append(f"{self.mountpoint} has no RAM budget: files are only put on SSD")
@@ -297,7 +305,7 @@ class Mount:
         spec = hint.spec_over(job.samples)
         if spec is not None:
             order = Order(spec, torch)
-            warnings += job.describe(order, is_new=resume_at is None)
+            warnings += job.describe(order, is_new=is_new)
             inos = await self._owner.ordering.sequence(job.inos, order, job.tidy_place()[0])
         # From here on the planner knows a job that we know.
         with trio.CancelScope(shield=True):
@@ -325,9 +333,8 @@ class Mount:
             )
         return channel
 
-    async def _resolve(self, job: HintedJob, files: Files) -> Resolved:
-        shown, resolving = os.fsdecode(job.hint.path), self._owner.resolving
-        return await datasets.resolve(self._link, job.root, files, shown, resolving)
+    async def _resolve(self, job: HintedJob, hint: Hint, guest: Guest | None = None) -> Resolved:
+        return await datasets.resolve(self._link, job.root, hint, self._owner.resolving, guest)
 
     def _assert_sound(self) -> None:
         if self._has_failed:
@@ -436,7 +443,8 @@ class Mount:
             return planning.planner is planner and self.jobs.get(job.name) is job
 
         try:
-            found = await self._resolve(job, replace(job.hint.files, check=None))
+            files = replace(job.hint.files, check=None)
+            found = await self._resolve(job, replace(job.hint, files=files))
             count = len(found.samples)
             if count != job.samples:
                 raise JobRefused(f"it had {job.samples} samples, and has {count} now")

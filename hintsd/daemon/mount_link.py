@@ -448,9 +448,11 @@ class LinkTree:
         link: MountLink,
         root: bytes,
         nursery: trio.Nursery,
+        listed: list[bytes],
         upcoming: Iterable[bytes] = (),
     ) -> None:
-        self._link, self._root, self._nursery = link, root, nursery
+        """`listed`: gets each directory before it is looked into, those above it first."""
+        self._link, self._root, self._nursery, self._listed = link, root, nursery, listed
         self._mountpoint = os.fsencode(link.mountpoint)
         self._os = OsTree(os.path.join(self._mountpoint, root))
         self._upcoming = deque(upcoming)
@@ -459,6 +461,7 @@ class LinkTree:
         self._stored = np.zeros(0, np.uint8)
 
     def listing(self, path: bytes) -> Listing:
+        self._listed.append(path)
         try:
             pages = trio.from_thread.run(self._pages, path)
         except NotADirectoryError:

@@ -206,6 +206,7 @@ class Planning:
             dataset=job.inos,
             now=clock(),
             is_lost=job.is_lost,
+            owner=job.uid,
         )
         job.plan()
         if job.scores is not None:

@@ -30,12 +30,17 @@ from fusecache.base.errors import UserError
 from fusecache.base.wire import Fields, WireError
 from fusecache.base.wire_trio import FrameStream
 from hintsd.daemon import messages
+from hintsd.daemon.datasets import Guest
 from hintsd.daemon.director import Director
-from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector
+from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector, is_guests
 from hintsd.daemon.journal import Journal, JournalBusy
 from hintsd.daemon.messages import Arrays, JobRefused, internal_error
 from hintsd.daemon.mount import Mount
 from hintsd.orders.hint import NAME_LENGTH_MOST, Hint
+from hintsd.users import public, quota
+from hintsd.users.identity import identity_of
+from hintsd.users.public import Others
+from hintsd.users.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -70,24 +75,26 @@ class Refusal(Exception):
 class _Connection:
     frames: FrameStream
     peer: wire.Peer
+    guest: Guest | None = None
+    """Its user, if that is none of ours."""
     job: LiveJob | None = None
     arrays: Arrays = field(default_factory=Arrays)
     notices: int = 0  # that are being sent
     told: JobState | None = None  # what its job is; None: it is not to be told
 
 
-def is_allowed(peer_uid: int, own_uid: int) -> bool:
-    """Whether a hintsd of user `own_uid` serves this peer: the same user, or root."""
-    return peer_uid in (own_uid, 0)
-
-
 def serve(
-    socket_path: str, *, ram_bytes: int | None, until_unmounted: bool, ready: Callable[[], None]
+    socket_path: str,
+    *,
+    ram_bytes: int | None,
+    until_unmounted: bool,
+    others: Others | None,
+    ready: Callable[[], None],
 ) -> None:
     """Be the daemon at the absolute `socket_path`, until SIGTERM or SIGINT. CannotServe.
 
-    `ready` is called when clients are answered. `ram_bytes`, `until_unmounted`: see
-    `hintsd serve --help`.
+    `ready` is called when clients are answered. `others`: who is served at the public socket; None:
+    nobody. `ram_bytes`, `until_unmounted`: see `hintsd serve --help`.
     """
     directory = os.path.dirname(socket_path)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -105,11 +112,23 @@ def serve(
         except OSError as error:
             raise CannotServe(_line(socket_path, error)) from None
         try:
-            server = Server(listener, journal, functools.partial(Director, ram_bytes=ram_bytes))
+            director = functools.partial(Director, ram_bytes=ram_bytes)
+            server = Server(listener, journal, director, _public(socket_path, others))
             trio.run(_serve_until_told, server, until_unmounted, ready)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(socket_path)
+
+
+def _public(socket_path: str, others: Others | None) -> socket.socket | None:
+    """The socket for other users. One that cannot be had costs ours nothing."""
+    try:
+        if others is not None:
+            return public.listen(socket_path, others)
+        public.close(socket_path)
+    except OSError as error:
+        log.warning("other users are not served: %s", _line(socket_path, error))
+    return None
 
 
 def _line(path: str, error: Exception) -> str:
@@ -158,10 +177,17 @@ class Server:
     """See the module."""
 
     def __init__(
-        self, listener: socket.socket, journal: Journal, open_director: OpenDirector
+        self,
+        listener: socket.socket,
+        journal: Journal,
+        open_director: OpenDirector,
+        public_listener: socket.socket | None = None,
     ) -> None:
-        """`open_director(on_position=, on_notice=, on_finished=)`: a Director with these calls."""
-        self._listener = listener
+        """`open_director(on_position=, on_notice=, on_finished=)`: a Director with these calls.
+        Both sockets listen; other users are served at `public_listener` alone.
+        """
+        self._listener, self._public_listener = listener, public_listener
+        self._rights = Rights()
         self._jobs = Jobs(journal, open_director, self._on_notice)
         self._director = self._jobs.director
         self._connections: set[_Connection] = set()
@@ -171,14 +197,15 @@ class Server:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Started: clients are answered."""
-        self._listener.setblocking(False)
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
+        serve_public = functools.partial(self._serve, is_public=True)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._tell_states)
             await self._jobs.run(nursery)
+            if (at := self._public_listener) is not None:
+                nursery.start_soon(trio.serve_listeners, serve_public, [_listening(at)])
             task_status.started()
-            await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
+            await trio.serve_listeners(self._serve, [_listening(self._listener)])
 
     async def until_unmounted(self) -> None:
         """Return when this user has no fusecache mount any more. Whoever is connected then has no
@@ -192,34 +219,41 @@ class Server:
             )
             misses = 0 if mounted else misses + 1
 
-    def status(self) -> dict[str, Any]:
-        """What `hintsd status --json` prints."""
+    def status(self, guest: Guest | None = None) -> dict[str, Any]:
+        """What `hintsd status --json` prints. A guest sees their own jobs, and where these are."""
+        known = self._director.status()
+        uid = None if guest is None else guest.identity.uid
+        if uid is not None:
+            known["jobs"] = [job for job in known["jobs"] if job["uid"] == uid]
+            where = {job["mountpoint"] for job in known["jobs"]}
+            known["mounts"] = [mount for mount in known["mounts"] if mount["mountpoint"] in where]
         return {
             "version": __version__,
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - self._begun_s, 3),
             "connections": len(self._connections),
-            **self._director.status(),
-            "ended": list(self._jobs.ended()),
+            **known,
+            "ended": list(self._jobs.ended(uid)),
         }
 
     # ---- connections -----------------------------------------------------------------------------
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, stream: trio.SocketStream, *, is_public: bool = False) -> None:
         frames = FrameStream(stream, frame_bytes_most=wire.CLIENT_FRAME_BYTES_MOST)
         try:
             peer = wire.peer_of(cast(socket.socket, stream.socket))
+            guest = self._guest(cast(socket.socket, stream.socket), peer)
         except OSError as error:
             log.warning("a connection whose peer is unknown: %s", error)
             await frames.aclose()
             return
-        connection = _Connection(frames, peer)
+        connection = _Connection(frames, peer, guest)
         last_words = ""
         try:
-            if not is_allowed(peer.uid, os.geteuid()):
+            if guest is not None and not is_public:
                 raise WireError("permission denied: this hintsd serves another user")
-            if len(self._connections) >= CONNECTIONS_MOST:
-                raise WireError(f"there are {CONNECTIONS_MOST} connections already")
+            if why := self._excess(connection):
+                raise WireError(why)
             self._connections.add(connection)
             await self._converse(connection)
         except WireError as error:
@@ -240,6 +274,30 @@ class Server:
                 ):
                     await frames.send("error", message=last_words)
             await frames.aclose()
+
+    def _guest(self, connected: socket.socket, peer: wire.Peer) -> Guest | None:
+        """Who that is, if none of ours. OSError."""
+        if not is_guests(peer.uid):
+            return None
+        return Guest(identity_of(connected), self._rights)
+
+    def _excess(self, connection: _Connection) -> str:
+        """Why there cannot be this connection, too; "": there can."""
+        if len(self._connections) >= CONNECTIONS_MOST:
+            return f"there are {CONNECTIONS_MOST} connections already"
+        if connection.guest is None:
+            return ""
+        uids = [other.peer.uid for other in self._connections if other.guest is not None]
+        most = quota.CONNECTIONS_MOST, quota.CONNECTIONS_OF_ALL
+        return quota.excess("connections", connection.peer.uid, uids, *most)
+
+    def _array_bytes_most(self, connection: _Connection) -> int:
+        """Of an array that this connection begins."""
+        if connection.guest is None:
+            return messages.ARRAY_BYTES_MOST
+        uid = connection.peer.uid
+        held = sum(other.arrays.held_bytes for other in self._connections if other.peer.uid == uid)
+        return max(0, quota.BYTES_MOST - (held - connection.arrays.held_bytes))
 
     def _release(self, connection: _Connection) -> None:
         connection.arrays.clear()
@@ -298,7 +356,8 @@ class Server:
                 )
                 connection.told = _HINTED if wants_state else None
             case "array":
-                await trio.to_thread.run_sync(connection.arrays.add, fields)
+                most = self._array_bytes_most(connection)
+                await trio.to_thread.run_sync(connection.arrays.add, fields, most)
             case "order":
                 await send("planned", epoch=await self._order(connection, fields))
             case "scores":
@@ -316,11 +375,11 @@ class Server:
                     connection.job = None
                 await send("closed")
             case "status":
-                await send("status", **self.status())
+                await send("status", **self.status(connection.guest))
             case "end":
                 name = fields.str("job", NAME_LENGTH_MOST)
                 ended = self._jobs.get(name)
-                if ended is None:
+                if ended is None or not _may_end(connection, ended):
                     raise Refusal(f"there is no job {name}; hintsd status shows the jobs")
                 self._on_notice(name, f"job {name} was ended by process {connection.peer.pid}")
                 await self._jobs.end(ended, "ended by a user")
@@ -381,7 +440,7 @@ class Server:
         job = await self._jobs.resume(resumed, peer.uid, pid, hint)
         if job is None:
             try:
-                job = self._jobs.begin(hint, peer.uid, pid, resumed or "")
+                job = self._jobs.begin(hint, peer.uid, pid, resumed or "", connection.guest)
             except JobRefused as refusal:
                 raise Refusal(str(refusal)) from None
         del hint  # it may be long
@@ -390,7 +449,7 @@ class Server:
             before.job = None  # this client's, of which it knows the end before we do
         connection.job = job
         await job.opened.wait()
-        if job.info is None:
+        if job.info is None or job.refusal:
             connection.job = None
             raise Refusal(job.refusal or job.reason)
         return job
@@ -464,6 +523,15 @@ class Server:
             pass  # the task that receives will notice
         finally:
             connection.notices -= 1
+
+
+def _listening(listener: socket.socket) -> trio.SocketListener:
+    listener.setblocking(False)
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+
+
+def _may_end(connection: _Connection, job: LiveJob) -> bool:
+    return connection.guest is None or job.uid == connection.peer.uid
 
 
 def _job_state(job: LiveJob, status: dict[str, Any]) -> JobState:

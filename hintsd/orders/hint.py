@@ -100,6 +100,12 @@ class Hint:
             **{"files": rule, "spec": self.spec and to_message(self.spec)},
         }
 
+    @property
+    def array_bytes(self) -> int:
+        """Of its arrays."""
+        arrays = () if self.spec is None else (self.spec.indices, self.spec.weights)
+        return len(self.files.paths or b"") + sum(a.nbytes for a in arrays if a is not None)
+
     def spec_over(self, sample_count: int) -> OrderSpec | None:
         """`spec`; one of all files chooses among `sample_count`."""
         spec = self.spec

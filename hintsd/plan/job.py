@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -262,9 +263,12 @@ class Job:
         wires: Wires,
         *,
         mean_bytes: float,
+        owner: int = 0,
     ) -> None:
-        """`dataset`: all files that its orders may have; `mean_bytes`: of RAM, that one takes."""
-        self.name = name
+        """`dataset`: all files that its orders may have; `mean_bytes`: of RAM, that one takes.
+        `owner`: whose it is.
+        """
+        self.name, self.owner = name, owner
         self.sequence = sequence
         self.batch_size = batch_size
         self.progress = progress
@@ -281,6 +285,8 @@ class Job:
         self.reason = ""
         self.running_since = 0.0  # while `state` is running
         self.yields = False  # its share of RAM is the others'
+        self.sharers = 1
+        """Jobs that have a part of its owner's share of RAM, it among them."""
         self.is_read = False  # its own process, or one that this has started, was seen to read
         self._is_swayed = False  # before that, reads that may be others' were weighed
         self.search: Search | None = None
@@ -364,9 +370,9 @@ class Job:
     def finish(self, laid_out: dict[str, str]) -> None:
         self.state, self.laid_out = "done", laid_out
 
-    def share(self, *, yields: bool) -> None:
-        """Whether its share of RAM is the others'."""
-        self.yields = yields
+    def share(self, *, yields: bool, sharers: int) -> None:
+        """Whether its share of RAM is the others'; `sharers`: as the attribute."""
+        self.yields, self.sharers = yields, sharers
 
     def believe(self) -> None:
         """What was taken for wrong is to be judged anew, from where the trainer said last."""
@@ -437,3 +443,8 @@ class Job:
             return wide
         in_turn = self.batch_size if self.progress.is_scattered else self.progress.disorder
         return min(wide, max(DENSE_SPACING, in_turn // 8, -(-n // DENSE_WIRES)))
+
+
+def owner_count(jobs: Iterable[Job]) -> int:
+    """Whose jobs have shares of RAM: each of these has an equal part of it. At least 1."""
+    return max(1, len({job.owner for job in jobs if job.takes_share}))

@@ -21,7 +21,7 @@ import numpy as np
 from hintsd.follow.sequence import CHUNK, NO_INOS, EpochOrder, Inos
 from hintsd.plan.commands import Command
 from hintsd.plan.files import GONE, RESIDENT, STORED, Files
-from hintsd.plan.job import Job
+from hintsd.plan.job import Job, owner_count
 from hintsd.plan.ram import Ram
 from hintsd.policies import Mask
 from hintsd.reorder import packing, worth
@@ -57,14 +57,13 @@ class Logs:
         """The mount is told to leave its samples where they are."""
         return self._setting == worth.STATIC
 
-    def window_share(self) -> int:
-        """Bytes of RAM for one job's window."""
-        sharing = sum(job.takes_share for job in self._jobs.values())
-        return self._ram.budget_bytes // max(sharing, 1)
+    def _window_share(self, job: Job) -> int:
+        """Bytes of RAM for its window."""
+        return self._ram.budget_bytes // (owner_count(self._jobs.values()) * job.sharers)
 
     def fits(self, job: Job) -> bool:
         """Whether its window takes two of its chunks."""
-        return 2 * job.log.largest_bytes <= self.window_share()
+        return 2 * job.log.largest_bytes <= self._window_share(job)
 
     def order_bytes(self, job: Job) -> int | None:
         """Of RAM, that an epoch of it would take as a whole; None: no order is known."""
@@ -79,7 +78,9 @@ class Logs:
         """By one log at most, as far as sizes tell."""
         n = job.sequence.samples_per_epoch
         order_bytes = job.log.order_bytes or 0
-        by_sizes = packing.epochs_served(n, order_bytes, self.window_share(), self._ram.limit_bytes)
+        by_sizes = packing.epochs_served(
+            n, order_bytes, self._window_share(job), self._ram.limit_bytes
+        )
         return min(by_sizes, job.log.epochs_most)
 
     def passed(self, job: Job) -> dict[str, int]:
@@ -166,7 +167,7 @@ class Logs:
     def _lacks_room(self, job: Job, found: Mapping[int, Chunks]) -> str:
         """Why windows take no two of these chunks; "": they do."""
         needed_bytes = 2 * max(chunks.largest_bytes for chunks in found.values())
-        if needed_bytes <= self.window_share():
+        if needed_bytes <= self._window_share(job):
             return ""
         sharing = self._sharing(job) if needed_bytes <= self._ram.budget_bytes else ""
         return f"two chunks do not fit into its share of RAM{sharing}"
@@ -175,16 +176,17 @@ class Logs:
         limit_bytes = self._ram.limit_bytes
         needed = packing.ram_bytes_needed(count, limit_bytes)
         # its chunks, were there no others
-        alone = max(1, count * self.window_share() // self._ram.budget_bytes)
+        alone = max(1, count * self._window_share(job) // self._ram.budget_bytes)
         is_shared = packing.buffer_bytes(alone, limit_bytes, limits) > 0
         sharing = self._sharing(job) if is_shared else ""
         return f"--ram {-(-needed * 17 // (16 << 20))}M or more would be needed{sharing}"
 
     def _sharing(self, job: Job) -> str:
         """Whose shares of RAM the job lacks; "": it has no others beside it."""
-        names = [other.name for other in self._beside(job) if other.takes_share]
+        sharing = [other for other in self._beside(job) if other.takes_share]
+        names = [other.name for other in sharing if other.owner == job.owner]
         if not names:
-            return ""
+            return ", because other users' jobs share --ram" if sharing else ""
         which = names[0] if len(names) == 1 else "NAME"
         shown = ", ".join(names[:SHARING_SHOWN])
         if len(names) > SHARING_SHOWN:
@@ -199,7 +201,7 @@ class Logs:
             order = job.sequence.orders[epoch].inos
             chunks = job.log.chunks.get(epoch) if epoch < served.start else None
             if chunks is None:
-                share = self.window_share()
+                share = self._window_share(job)
                 chunks = packing.cut(order, self._ram.bytes_of, share, job.batch_size, limits)
             if chunks is None:
                 return None

@@ -19,6 +19,7 @@ one ends, or is taken for wrong.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -143,9 +144,11 @@ class MountPlanner:
         dataset: Inos,
         now: float,
         is_lost: bool = False,
+        owner: int = 0,
     ) -> None:
         """A job on these files, which were learned before, that begins at sample `index` of
-        `epoch`; or (`is_lost`) was seen there last, and is anywhere beyond by now.
+        `epoch`; or (`is_lost`) was seen there last, and is anywhere beyond by now. `owner`: of
+        whose jobs it is.
         """
         assert name not in self._jobs, "job names are unique"
         assert samples_per_epoch > 0
@@ -160,7 +163,11 @@ class MountPlanner:
         sequence = Sequence(samples_per_epoch, epochs)
         sample = self._ram.bytes_of(dataset[:: max(1, len(dataset) // 1024)])
         mean_bytes = float(sample.mean()) if len(sample) else 0.0
-        job = Job(name, sequence, batch_size, progress, dataset, self._wires, mean_bytes=mean_bytes)
+        job = Job(
+            *(name, sequence, batch_size, progress, dataset, self._wires),
+            mean_bytes=mean_bytes,
+            owner=owner,
+        )
         if is_lost:
             job.lose(now)
         self._hits.open(job, self._jobs.values())
@@ -330,8 +337,7 @@ class MountPlanner:
         jobs = self._jobs.values()
         for job in jobs:
             self._tick(job, now)
-        for job in jobs:
-            job.share(yields=job.state == "idle" and (job.yields or _may_yield(job, jobs, now)))
+        _share(jobs, now)
         self._windows.follow()
         self._windows.keep()
         self._exchange.tick(now)
@@ -422,6 +428,18 @@ def _is_in_the_way(job: Job, jobs: Collection[Job], now: float) -> bool:
         for other in jobs
         if other is not job
     )
+
+
+def _share(jobs: Collection[Job], now: float) -> None:
+    """RAM: owners have equal shares, and the jobs of each have equal shares of that."""
+    yielding = {
+        job.name
+        for job in jobs
+        if job.state == "idle" and (job.yields or _may_yield(job, jobs, now))
+    }
+    sharers = Counter(job.owner for job in jobs if job.live and job.name not in yielding)
+    for job in jobs:
+        job.share(yields=job.name in yielding, sharers=max(1, sharers[job.owner]))
 
 
 def _may_yield(job: Job, jobs: Collection[Job], now: float) -> bool:

@@ -29,7 +29,7 @@ import numpy as np
 
 from hintsd.follow.sequence import CHUNK, Inos, Uses
 from hintsd.plan.files import GONE, READ, STORED, Files, Ssd, takes
-from hintsd.plan.job import Job
+from hintsd.plan.job import Job, owner_count
 from hintsd.plan.lanes import LOOK_MOST, Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
@@ -210,7 +210,7 @@ class Windows:
         """Windows cover what may be read soon; in what is not kept lies what is needed first."""
         self.spare.reclaim()  # what is spare, and wanted again, fits
         jobs = self._live
-        sharing = sum(job.takes_share for job in jobs)
+        owners = owner_count(jobs)
         for job in jobs:
             end = self._lanes.window_end(job)
             while job.window.end < end:
@@ -221,7 +221,7 @@ class Windows:
                 job.window.grow(len(inos), self._ram.total_bytes(inos))
         self.kept.limit(self._keep_bytes())
         for job in jobs:
-            share_bytes = (self._ram.usable_bytes - self._ram.kept_bytes) // max(1, sharing)
+            share_bytes = (self._ram.usable_bytes - self._ram.kept_bytes) // (owners * job.sharers)
             others = [other for other in jobs if other is not job]
             most_bytes = share_bytes if job.takes_share else 0
             self._lanes.hold(job, others, most_bytes, self.kept.take, LOOK_MOST // len(jobs))
@@ -244,7 +244,7 @@ class Windows:
             others = [job for job in jobs if job is not small]
             share = self._ram.usable_bytes
             if others and not (nearest := min(others, key=_in_turn)).yields:
-                ahead_bytes = nearest.window.size_bytes - small.window.size_bytes
+                ahead_bytes = (_weighed_bytes(nearest) - _weighed_bytes(small)) // small.sharers
                 share = max(ahead_bytes, 0) + uneven_bytes
             taken = self._extend(small, share, min(work, CHUNK))
             work -= taken
@@ -431,9 +431,14 @@ def datasets(jobs: Iterable[Job], count: int) -> Mask:
     return found
 
 
+def _weighed_bytes(job: Job) -> int:
+    """What its owner would have, if the window of each of its owner's jobs were like this one."""
+    return job.window.size_bytes * job.sharers
+
+
 def _in_turn(job: Job) -> tuple[bool, int]:
     """Windows grow in this order, and shrink in the opposite one."""
-    return job.yields, job.window.size_bytes
+    return job.yields, _weighed_bytes(job)
 
 
 def _excess_bytes(large: Job, small: Job) -> int:
@@ -442,4 +447,5 @@ def _excess_bytes(large: Job, small: Job) -> int:
         return 0
     if large.yields and not small.yields:
         return 2 * large.window.size_bytes
-    return large.window.size_bytes - small.window.size_bytes
+    excess = _weighed_bytes(large) - _weighed_bytes(small)
+    return 2 * excess // (large.sharers + small.sharers)

@@ -19,14 +19,17 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from fusecache.base import wire
+from fusecache.base import mounts, wire
 from hintsd.daemon import server
+from hintsd.daemon.datasets import Guest
 from hintsd.daemon.journal import Journal
 from hintsd.daemon.messages import JobRefused, Sampled
 from hintsd.daemon.mount import JobInfo
 from hintsd.daemon.server import Server
 from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec
+from hintsd.users import public
+from hintsd.users.public import Others
 
 ANSWER_TIMEOUT_S = 60.0
 
@@ -43,6 +46,8 @@ class NotedDirector:
         self.on = on
         self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
         self.requests: dict[str, Hint] = {}
+        self.uids: dict[str, int] = {}
+        self.guests: dict[str, Guest | None] = {}
         self.refusal = ""
         self.is_slow = False
         self.asked = threading.Event()  # for its status
@@ -52,8 +57,15 @@ class NotedDirector:
         await trio.sleep_forever()
 
     async def open_job(
-        self, job: str, request: Hint, *, resume_at: tuple[int, int] | None = None
+        self,
+        job: str,
+        request: Hint,
+        *,
+        uid: int = 0,
+        guest: Guest | None = None,
+        resume_at: tuple[int, int] | None = None,
     ) -> JobInfo:
+        self.uids[job], self.guests[job] = uid, guest
         self.told.put(("opening", job, resume_at))
         if self.is_slow:
             await trio.sleep_forever()
@@ -91,7 +103,12 @@ class NotedDirector:
 
     def status(self) -> dict[str, Any]:
         self.asked.set()
-        return {"mounts": [], "jobs": [{"name": job, "state": "running"} for job in self.requests]}
+        jobs = [
+            {"name": job, "state": "running", "uid": self.uids[job], "mountpoint": self.mountpoint}
+            for job in self.requests
+        ]
+        mounts = [{"mountpoint": place, "connected": True} for place in (self.mountpoint, "/more")]
+        return {"mounts": mounts, "jobs": jobs}
 
     def next(self, kind: str) -> tuple[Any, ...]:
         """The next thing it is told of this kind."""
@@ -104,8 +121,11 @@ class NotedDirector:
 class Daemon:
     """A Server in a thread. `kill` leaves its journal as a SIGTERM does."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, others: Others | None = None) -> None:
+        """`others`: who is served at `public`, too."""
         self.path = str(directory / "hintsd.sock")
+        self.public = mounts.public_socket(self.path)
+        self._others = others
         self.jobs = directory / "jobs"
         self.director: NotedDirector
         self._ready = threading.Event()
@@ -119,7 +139,8 @@ class Daemon:
             self.director = NotedDirector(**on)
             return self.director
 
-        self.server = Server(server.listen(self.path), self._journal, open_director)
+        at = None if self._others is None else public.listen(self.path, self._others)
+        self.server = Server(server.listen(self.path), self._journal, open_director, at)
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             self._token = trio.lowlevel.current_trio_token()

@@ -90,7 +90,7 @@ async def _plan(connection: socket.socket, torch: TorchProcess) -> int:
     torch.begin()
     link = _Link(connection)
     async with trio.open_nursery() as nursery:
-        tree = LinkTree(link, b"", nursery)
+        tree = LinkTree(link, b"", nursery, [])
         samples = await trio.to_thread.run_sync(sample_files, tree)
         nursery.cancel_scope.cancel()
     inos = samples.inos[order_of(len(samples), torch).sequence(0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -445,12 +446,12 @@ def test_the_server_of_a_mount_knows_only_the_attribute(
     assert finding.find_socket(path) == ("/run/fusecache/hintsd.sock", path)
 
 
-@pytest.mark.parametrize(("uid", "whose"), [(0, "root's"), (1, "another user's")])
-def test_another_users_mount_is_not_ours_to_hint(
-    ordinary_user: OrdinaryUser, tmp_path: Path, uid: int, whose: str
-) -> None:
-    private = tmp_path / "private"  # as the runtime directory of the mount's user
+@pytest.mark.claim("G4")
+def test_another_users_mount_is_not_ours_to_hint(ordinary_user: OrdinaryUser) -> None:
+    """Root's may be, where its hintsd serves others."""
+    private = ordinary_user.base / "private"  # as the runtime directory of the mount's user
     private.mkdir(mode=0o700)
+    shared = ordinary_user.base / "private-public"
     code = """if True:
         import os, sys
         from unittest import mock
@@ -466,13 +467,33 @@ def test_another_users_mount_is_not_ours_to_hint(
                 except finding.Unhinted as problem:
                     print(problem)
     """
-    done = ordinary_user.run(code, private / "sock", str(uid))
-    assert done.stdout == (
-        f"/ is {whose}: only its user, and root, can give it hints; mount the dataset yourself "
-        "to have your own; going on without hints\n"
-    ), done.stderr
+    own = "mount the dataset yourself to have your own; going on without hints\n"
+
+    def found(uid: int, address: Path = private / "sock") -> str:
+        done = ordinary_user.run(code, address, str(uid))
+        return done.stdout or done.stderr
+
+    anothers = "/ is another user's: only its user, and root, can give it hints; " + own
+    nobody = "/ is root's, and its hintsd serves nobody else (hintsd serve --others); " + own
+    assert (found(1), found(0)) == (anothers, nobody)
+    shared.mkdir(mode=0o755)
+    assert found(0) == nobody
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(shared / "sock"))
+        os.chmod(shared / "sock", 0o660)
+        not_in_group = f"/ is root's, and you are not in the group of {shared / 'sock'}; " + own
+        assert found(0) == not_in_group
+        os.chmod(shared / "sock", 0o666)
+        assert found(1) == anothers
+        assert str(shared / "sock") in found(0)
+        for path in (shared, shared / "sock"):  # what another user has prepared
+            os.chown(path, ordinary_user.uid, ordinary_user.gid)
+            assert found(0) == nobody
+            os.chown(path, 0, 0)
+        assert str(shared / "sock") in found(0)
     absent = ordinary_user.base / "sock"  # one may come there
-    assert str(absent) in ordinary_user.run(code, absent, str(uid)).stdout
+    assert str(absent) in found(0, absent)
+    assert str(absent) in found(1, absent)
 
 
 @pytest.mark.claim("P2")

@@ -25,9 +25,9 @@ import trio
 
 from fusecache.base import mounts, wire, wire_trio
 from hintsd.daemon import jobs, server
+from hintsd.daemon.jobs import is_guests
 from hintsd.daemon.journal import Journal, JournalBusy
 from hintsd.daemon.messages import NotHere
-from hintsd.daemon.server import is_allowed
 from hintsd.orders.spec import OrderSpec, to_message
 from hintsd.plan.status import unknown
 from tests.conftest import OrdinaryUser
@@ -249,6 +249,7 @@ def test_job_is_done_when_its_epochs_are_read(daemon: Daemon, client: Client) ->
     assert ended.pop("ended_ago_s") >= 0
     assert ended == {
         **unknown(),
+        "uid": os.getuid(),
         "pid": os.getpid(),
         "name": job,
         "state": "done",
@@ -561,10 +562,11 @@ def test_until_unmounted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("peer", "own", "allowed"), [(5, 5, True), (0, 5, True), (5, 0, False), (6, 5, False)]
+    ("peer", "own", "is_guest"), [(5, 5, False), (0, 5, False), (5, 0, True), (6, 5, True)]
 )
-def test_is_allowed(peer: int, own: int, allowed: bool) -> None:
-    assert is_allowed(peer, own) is allowed
+def test_is_guests(peer: int, own: int, is_guest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: own)
+    assert is_guests(peer) is is_guest
 
 
 @pytest.mark.claim("P5")

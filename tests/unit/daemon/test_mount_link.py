@@ -257,12 +257,16 @@ def test_tree_is_listed_ahead_and_survives_a_server(played: Played, tmp_path: Pa
             nursery.start_soon(events)
             nursery.start_soon(servers)
 
+            listed: list[bytes] = []
+
             def resolve() -> tuple[list[int], list[int]]:
-                tree = LinkTree(link, b"d", nursery)
+                tree = LinkTree(link, b"d", nursery, listed)
                 samples = folders.sample_files(tree, (".jpg",))
                 return list(samples.inos), list(tree.stored(samples.inos))
 
             assert await trio.to_thread.run_sync(resolve) == ([5, 4, 8], [0, 1, 1])
+            assert listed[0] == b""
+            assert sorted(b"d/" + path for path in listed[1:]) == sorted(set(asked) - {b"d"})
             assert sorted(set(asked)) == sorted(TREE)
 
     trio.run(main)

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import trio
 
-from hintsd.daemon.datasets import Resolved
+from hintsd.daemon.datasets import Guest, Resolved
 from hintsd.daemon.director import Director
 from hintsd.daemon.hinted_job import HintedJob
 from hintsd.daemon.mount import Mount
 from hintsd.daemon.mount_link import Inos
 from hintsd.daemon.ordering import Ordering
 from hintsd.orders.folders import Samples
+from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec
 from tests.support.directed import request
 
@@ -47,7 +48,7 @@ class Scene:
         self.mount._resolve = self._resolve  # type: ignore[method-assign]
         self.may_resolve = trio.Event()
 
-    async def _resolve(self, job: HintedJob, files: Any) -> Resolved:
+    async def _resolve(self, job: HintedJob, hint: Hint, guest: Guest | None = None) -> Resolved:
         await self.may_resolve.wait()
         return resolved(ANEW)
 

@@ -70,6 +70,7 @@ class Scene:
         is_lost: bool = False,
         is_nobodys: bool = False,
         dataset: Inos | None = None,
+        owner: int = 0,
     ) -> None:
         """`is_nobodys`: the job is of no process. `dataset`: None: all files."""
         if is_nobodys:
@@ -87,6 +88,7 @@ class Scene:
             dataset=np.array(list(self.mount.sizes), np.uint32) if dataset is None else dataset,
             now=self.now,
             is_lost=is_lost,
+            owner=owner,
         )
 
     def turn(self, work: int = 1 << 20, step_s: float = 0.01) -> None:
@@ -325,6 +327,27 @@ def test_two_jobs_share_every_fetch_and_every_page() -> None:
     scene.close("b")
     scene.settle()
     assert not scene.mount.ram
+
+
+@pytest.mark.parametrize("is_lone_first", [False, True])
+def test_users_get_equal_shares_before_jobs_do(is_lone_first: bool) -> None:
+    """Three jobs of one user have together what another's only job has."""
+    scene = Scene(same_sizes(8000), ram_bytes=480 * FILE_BYTES)
+    parts = (scene.rng.permutation(8000).astype(np.uint32) + 1).reshape(4, 2000)
+    owners = (7, 1, 1, 1) if is_lone_first else (1, 1, 7, 1)
+    for name, part, owner in zip("abcd", parts, owners, strict=True):
+        scene.open(name, [part] * 8, samples=2000, owner=owner)
+        scene.settle()
+    shares = [scene.planner.status(name)["window_bytes"] // FILE_BYTES for name in "abcd"]
+    lone = shares.pop(owners.index(7))
+    assert lone + sum(shares) == 480
+    assert 180 < lone < 300, shares
+    assert all(50 < share < 110 for share in shares), shares
+    scene.close("d")
+    scene.settle()
+    shares = [scene.planner.status(name)["window_bytes"] // FILE_BYTES for name in "abc"]
+    assert 180 < shares.pop(owners.index(7)) < 300, shares
+    assert all(80 < share < 160 for share in shares), shares
 
 
 def test_jobs_get_equal_windows_and_a_closed_one_gives_its_back() -> None:

@@ -186,6 +186,19 @@ def test_who_shares_the_ram_is_named_if_it_is_enough_for_one(
     assert (named in why) == (least_bytes < 64 << 10)
 
 
+@pytest.mark.claim("G2")
+def test_another_user_who_shares_the_ram_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", 3 << 10)
+    scene = log_scene()
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=COUNT, epochs=3)
+    scene.open("hint-49", orders, samples=COUNT, epochs=3, owner=7)
+    scene.settle()
+    why = scene.planner.status("job")["layout_why"]
+    assert why.endswith(", because other users' jobs share --ram")
+    assert "hint-49" not in why
+
+
 def test_chunks_are_coarser_where_they_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "CHUNKS_MOST", 20)
     scene, orders = begun()

@@ -1,0 +1,65 @@
+"""The socket for users other than root: beside hintsd's own, in a directory that all may enter.
+
+It stays when hintsd ends: clients wait for the next one there. One that is not wanted any more is
+removed by the next hintsd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import socket
+import stat
+from typing import Final, NamedTuple
+
+from fusecache.base import mounts
+
+EVERYONE: Final = "all"
+NOBODY: Final = "none"
+_BACKLOG: Final = 128
+
+
+class Others(NamedTuple):
+    """Who may connect: the socket's mode and group."""
+
+    mode: int
+    gid: int = -1
+
+
+def parse(text: str) -> Others | None:
+    """Of `all`, `none` (None), or a group's name or number. ValueError: one line."""
+    if text == EVERYONE:
+        return Others(0o666)
+    if text == NOBODY:
+        return None
+    try:
+        return Others(0o660, int(text) if text.isdecimal() else grp.getgrnam(text).gr_gid)
+    except (KeyError, OverflowError):
+        raise ValueError(f"{text!r} is neither all nor none, nor a group") from None
+
+
+def listen(socket_path: str, others: Others) -> socket.socket:
+    """A listening socket for `others`, of the hintsd whose own is `socket_path`. OSError."""
+    path = mounts.public_socket(socket_path)
+    directory, name = os.path.split(path)
+    mounts.make_public_directory(directory)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(17, "is no socket, and left as it is", path)
+    umask = os.umask(0o177)
+    try:
+        listener = mounts.listen(directory, name, _BACKLOG)
+    finally:
+        os.umask(umask)
+    os.chown(path, -1, others.gid)
+    os.chmod(path, others.mode)
+    return listener
+
+
+def close(socket_path: str) -> None:
+    """Nobody but its own user is served any more by the hintsd of `socket_path`. OSError."""
+    path = mounts.public_socket(socket_path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
