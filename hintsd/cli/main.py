@@ -111,7 +111,7 @@ def cli() -> None:
 @click.option(
     "--others",
     metavar="all|none|GROUP",
-    help="Whose hints for root's mounts are taken, besides root's. [all]",
+    help="Whose hints for root's mounts are taken, besides root's. [all; with --socket none]",
 )
 @click.option("--log-file", metavar="FILE", help="[stderr]")
 def serve(
@@ -135,7 +135,7 @@ def serve(
 
     from hintsd.daemon import server
 
-    served = _others(others)
+    served = _others(others, socket_path)
     if socket_path is None:
         mounts.make_runtime_base()
         socket_path = mounts.hintsd_socket(os.getuid())
@@ -158,15 +158,18 @@ def serve(
     )
 
 
-def _others(given: str | None) -> Others | None:
+def _others(given: str | None, socket_path: str | None) -> Others | None:
+    """Who is served besides root; at a socket of one's own nobody, unless it was said."""
     from hintsd.users import public
 
+    usual = mounts.hintsd_socket(0)
+    default = public.EVERYONE if socket_path in (None, usual) else public.NOBODY
     if os.geteuid() != 0:
         if given not in (None, public.NOBODY):
             raise click.UsageError("--others: only root's hintsd can serve other users")
         return None
     try:
-        return public.parse(public.EVERYONE if given is None else given)
+        return public.parse(default if given is None else given)
     except ValueError as error:
         raise click.UsageError(f"--others: {error}") from None
 

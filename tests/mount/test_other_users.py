@@ -69,7 +69,7 @@ def base(ordinary_user: OrdinaryUser) -> Path:
 @pytest.fixture
 def daemon(base: Path) -> Iterator[DaemonProcess]:
     (base / "hints").mkdir(mode=0o700)
-    daemon = DaemonProcess(base / "hints")
+    daemon = DaemonProcess(base / "hints", "--others", "all")
     daemon.start()
     yield daemon
     daemon.kill()

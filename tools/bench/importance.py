@@ -28,11 +28,13 @@ EPOCHS, EPOCHS_QUICK = 6, 3
 WARM_UP = 2  # epochs that count for nothing: of the second the scores are the first there are
 SHARES = (0.2, 0.4)
 BATCH, WORKERS = 64, 2
+STEP_S = 0.064  # of a batch: 1,000 samples a second
 ROUNDS = 3
 ARMS: dict[str, dict[str, Any] | None] = {
     "uniform": None,
     "shade": {"scheme": "shade"},
     "icache": {"scheme": "icache", "fraction": 0.7},
+    "icache, drawn ahead": {"scheme": "icache", "fraction": 0.7, "draw_ahead": 1},
     "loss": {"scheme": "loss"},
     "loss, drawn ahead": {"scheme": "loss", "draw_ahead": 1},
 }
@@ -52,8 +54,9 @@ def importance(bench: Bench) -> None:
                     run = functools.partial(_run, bench, work, daemon, source, names)
                     _add(bench, f"{arm}, {share:.0%}", run(share, settings, seed))
     bench.results.note(
-        f"importance: {count:,} files of {FILE_BYTES // 1000} KB; SSD {SSD_BYTES_MIN >> 20} MiB of "
-        f"the share, RAM the rest; epochs behind the first {WARM_UP} count"
+        f"importance: {count:,} files of {FILE_BYTES // 1000} KB; half of the cache is RAM, half "
+        f"SSD; a batch of {BATCH} every {STEP_S * 1000:.0f} ms; epochs behind the first {WARM_UP} "
+        "count"
     )
 
 
@@ -80,7 +83,7 @@ def _run(
     """Hits: 1 - files that the origin gave / samples read."""
     epochs = EPOCHS_QUICK if bench.quick else EPOCHS
     budget = max(int(len(names) * FILE_BYTES * share), 2 * SSD_BYTES_MIN)
-    options = ("--ram", str(budget - SSD_BYTES_MIN), "--ssd", str(SSD_BYTES_MIN))
+    options = ("--ram", str(budget // 2), "--ssd", str(budget // 2))
     read: list[list[int]] = []
     files = []
     with hinted_mount(daemon, source, work, options) as mount:
@@ -91,6 +94,7 @@ def _run(
             "epochs": epochs,
             "batch": BATCH,
             "workers": WORKERS,
+            "step_s": STEP_S,
             "settings": settings,
         }
         for epoch in _epochs(told):
