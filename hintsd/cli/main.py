@@ -34,6 +34,7 @@ from fusecache.base.errors import (
 from hintsd.cli import report
 from hintsd.cli.channel import Channel, channel_again, complain, open_channel
 from hintsd.cli.scores import read_scores, tell_scores
+from hintsd.keeping import AUTO, NAMES
 from hintsd.lab.command import lab
 from hintsd.simulator.command import simulate
 
@@ -107,6 +108,14 @@ def cli() -> None:
     metavar="SIZE",
     help="Budget of all mounts together. [each has its own]",
 )
+@click.option(
+    "--keep",
+    type=click.Choice(NAMES),
+    default=AUTO,
+    metavar="RULE",
+    help="What stays in the cache: auto, or by the rule of a paper, to compare with: none, shade, "
+    "icache, lru, lfu, random, sh_app, sh_pqlfu, sh_pq, sh_lru, sh_lfu, sh_rand. [auto]",
+)
 @click.option("--until-unmounted", is_flag=True, help="End when you have no mount any more.")
 @click.option(
     "--others",
@@ -117,6 +126,7 @@ def cli() -> None:
 def serve(
     socket_path: str | None,
     ram: int | None,
+    keep: str,
     until_unmounted: bool,
     others: str | None,
     log_file: str | None,
@@ -152,6 +162,7 @@ def serve(
     server.serve(
         os.path.abspath(socket_path),
         ram_bytes=ram,
+        keep=keep,
         until_unmounted=until_unmounted,
         others=served,
         ready=_ready,

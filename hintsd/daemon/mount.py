@@ -65,6 +65,7 @@ class Owner(Protocol):
     """The Director, to a mount."""
 
     torch: TorchProcess
+    keep: str
     ordering: Ordering
     resolving: trio.CapacityLimiter
 
@@ -170,7 +171,7 @@ class Mount:
         self._coming = Coming()
         self._send_event, self._events = trio.open_memory_channel[Event](EVENTS_MOST)
         self._link = MountLink(mountpoint, self._send_event)
-        self._planning = Planning(self.jobs, self._coming, lambda: self.server.facts)
+        self._planning = Planning(self.jobs, self._coming, lambda: self.server.facts, owner.keep)
         self.cached = self._planning.cached
         self._supply = Supply(
             self.jobs, self._planning, owner.ordering, owner.tell_notice, self._wake

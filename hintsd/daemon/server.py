@@ -87,6 +87,7 @@ def serve(
     socket_path: str,
     *,
     ram_bytes: int | None,
+    keep: str,
     until_unmounted: bool,
     others: Others | None,
     ready: Callable[[], None],
@@ -94,7 +95,7 @@ def serve(
     """Be the daemon at the absolute `socket_path`, until SIGTERM or SIGINT. CannotServe.
 
     `ready` is called when clients are answered. `others`: who is served at the public socket; None:
-    nobody. `ram_bytes`, `until_unmounted`: see `hintsd serve --help`.
+    nobody. `ram_bytes`, `keep`, `until_unmounted`: see `hintsd serve --help`.
     """
     directory = os.path.dirname(socket_path)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -112,7 +113,7 @@ def serve(
         except OSError as error:
             raise CannotServe(_line(socket_path, error)) from None
         try:
-            director = functools.partial(Director, ram_bytes=ram_bytes)
+            director = functools.partial(Director, ram_bytes=ram_bytes, keep=keep)
             server = Server(listener, journal, director, _public(socket_path, others))
             trio.run(_serve_until_told, server, until_unmounted, ready)
         finally:

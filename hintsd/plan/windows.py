@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -37,6 +38,9 @@ from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Reclaimed, Spare
 from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
+if TYPE_CHECKING:
+    from hintsd.keeping.keeping import Keeping
+
 EXTEND_MOST = 1 << 20  # positions that enter windows in one decide()
 UNEVEN_SHARE = (
     32  # windows are evened out when they differ by more than a 32nd of the budget, twice
@@ -48,6 +52,8 @@ LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a
 EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 MARGIN_SHARE = 8  # an eighth of an epoch
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
+
+HELD_MARGIN: Final = 0.5  # of `Keeping.leaves`
 
 
 class Windows:
@@ -63,13 +69,15 @@ class Windows:
         placement: Placement,
         layout: Layout,
         lanes: Lanes,
+        keeping: Keeping | None,
     ) -> None:
+        """`keeping`: whose rule says what stays; None: what is used soonest."""
         self._files, self._ssd, self._ram, self._jobs = files, ssd, ram, jobs
         self._placement, self._layout, self._lanes = placement, layout, lanes
-        self._reclaimed = reclaimed
+        self._reclaimed, self._keeping = reclaimed, keeping
         self.spare = Spare(files, ram)
         """What has left them."""
-        self.kept = Kept(files, ram, self.spare)
+        self.kept = Kept(files, ram, self.spare, keeping)
         """What stays of that for good."""
         self.has_lanes = False
         """Whether those of all jobs that are planned for are lanes; else none is."""
@@ -113,6 +121,8 @@ class Windows:
         is_next = job.sequence.epoch_of(begin) != job.sequence.epoch_of(job.window.begin)
         if is_next and job is max(self._live, key=lambda live: live.sequence.samples_per_epoch):
             self._reclaimed.begin_epoch()  # of several ranks one's: it is their mount's
+            if self._keeping is not None:
+                self._keeping.begin_epoch()
         self._note_need(job, begin)
         self.kept.limit(self._keep_bytes())
         keep = None if job.placed.is_due else self.kept.take
@@ -141,6 +151,8 @@ class Windows:
         jobs = self._live
         if any(self._layout.is_packable(job) for job in jobs):
             return 0
+        if self._keeping is not None and self._keeping.holds_nothing:
+            return 0
         budget_bytes = self._ram.usable_bytes
         need_bytes = sum(job.window.need_bytes for job in jobs)
         if self.has_lanes:
@@ -151,16 +163,25 @@ class Windows:
 
     def keep(self) -> None:
         """What is kept beyond what windows can spare is spare, too, what is used last first."""
-        jobs = self._live
-        next_uses = functools.partial(_next_uses, jobs, self.has_lanes)  # lanes lie in them
-        self.kept.choose_by(next_uses if any(map(_is_uneven, jobs)) else None)
-        self._keep_at_most(self._keep_bytes())
-        may_go = any(map(_is_weighed, jobs)) and not any(map(self._layout.is_packable, jobs))
-        self._placement.exchange.choose_by(
-            functools.partial(_next_uses, jobs, True) if may_go else None,
-            functools.partial(_stored, self._files, jobs),
-            min((_margin(job, len(jobs)) for job in jobs), default=0.0),
-        )
+        jobs, keeping, keep_bytes = self._live, self._keeping, self._keep_bytes()
+        stored = functools.partial(_stored, self._files, jobs)
+        in_ram: Callable[[Inos], Uses] | None
+        on_ssd: Callable[[Inos], Uses] | None
+        if keeping is None:
+            soon = functools.partial(_next_uses, jobs)  # behind windows if lanes lie in them
+            is_uneven = any(map(_is_uneven, jobs))
+            in_ram = functools.partial(soon, self.has_lanes) if is_uneven else None
+            on_ssd = functools.partial(soon, True) if any(map(_is_weighed, jobs)) else None
+            margin = min((_margin(job, len(jobs)) for job in jobs), default=0.0)
+        else:
+            if jobs and not keeping.is_begun and self._placement.is_room_known:
+                ssd_bytes = self._ssd.room_bytes + self._files.total_bytes(stored())
+                keeping.begin(keep_bytes + ssd_bytes)
+            in_ram, on_ssd, margin = keeping.leaves, keeping.leaves, HELD_MARGIN
+        self.kept.choose_by(in_ram)
+        self._keep_at_most(keep_bytes)
+        is_packed = any(map(self._layout.is_packable, jobs))
+        self._placement.exchange.choose_by(None if is_packed else on_ssd, stored, margin)
 
     def sort_anew(self) -> None:
         """It is known now that files are used at other times."""

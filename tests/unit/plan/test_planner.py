@@ -16,6 +16,8 @@ from fusecache.base.wire import Observed, Result
 from hintsd.follow import search
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
 from hintsd.follow.sequence import Inos
+from hintsd.keeping import AUTO
+from hintsd.keeping.keeping import Keeping
 from hintsd.plan.followers import AWAITED_S
 from hintsd.plan.planner import MountPlanner
 from tests.support.planner_model import ModelMount, loader_order, loader_reads, make_planner, pages
@@ -36,10 +38,12 @@ class Scene:
         ssd_bytes: int = 1 << 60,
         outside_bytes: int = 0,
         seed: int = 0,
+        keep: str = AUTO,
     ) -> None:
         self.rng = np.random.default_rng(seed)
         self.mount = ModelMount(sizes, ssd_bytes=ssd_bytes, outside_bytes=outside_bytes)
-        self.planner = make_planner(self.mount, ram_bytes)
+        keeping = None if keep == AUTO else Keeping(keep)
+        self.planner = make_planner(self.mount, ram_bytes, keeping)
         self.budget_bytes = ram_bytes
         self.orders: dict[str, Callable[[int], Inos | None]] = {}
         self.nobodys: set[str] = set()
