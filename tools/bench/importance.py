@@ -1,4 +1,5 @@
-"""Row importance: what a cache of a part of the dataset is worth under importance sampling.
+"""Row importance: what a cache of a part of the dataset is worth under importance sampling. Row
+keep: the same reads, kept by the planner's rule and by those of papers.
 
 Each arm is a training through a mount of its own; what it read is replayed by the laboratory's LRU
 and MIN with as many bytes. Counted are files that the origin gave, so the machine's speed, and what
@@ -38,6 +39,9 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "loss": {"scheme": "loss"},
     "loss, drawn ahead": {"scheme": "loss", "draw_ahead": 1},
 }
+SHADE: dict[str, Any] = {"scheme": "shade"}
+KEEP_RULES = ("auto", "shade", "lru", "random", "none")
+KEEP_SHARES = (0.1, 0.2)
 TIMEOUT_S = 600.0
 
 
@@ -140,4 +144,22 @@ def _replayed(policy: Policy, read: Sequence[Sequence[int]]) -> float:
     return hits / samples
 
 
-ROWS: dict[str, Callable[[Bench], None]] = {"importance": importance}
+def keep(bench: Bench) -> None:
+    """Row keep: SHADE's reads, a tenth and a fifth of the dataset in a mount's RAM and SSD."""
+    count = FILES_QUICK if bench.quick else FILES
+    with bench.folder("keep") as work:
+        source = work / "source"
+        source.mkdir()
+        names = bench.readers.fill_files(source, count, FILE_BYTES, 8)
+        for seed in range(bench.rounds(ROUNDS)):
+            for share in KEEP_SHARES:
+                for rule in KEEP_RULES:
+                    with HintsdCommand(work, "--keep", rule) as daemon:
+                        found = _run(bench, work, daemon, source, names, share, SHADE, seed)
+                    bench.results.add(
+                        "keep", f"{rule}, {share:.0%}", "fusecache", "of reads", found["hits"]
+                    )
+                    bench.say(f"keep, {rule}, {share:.0%}: hits {found['hits']:.3f}")
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {"importance": importance, "keep": keep}
