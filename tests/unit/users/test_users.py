@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import grp
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -19,9 +20,9 @@ import pytest
 import trio
 
 from fusecache.base import mounts
-from hintsd.users import looking, public, quota
+from hintsd.users import looking, public, quota, rights
 from hintsd.users.identity import Identity, identity_of
-from hintsd.users.rights import LIST, SEARCH, CannotLook, Rights
+from hintsd.users.rights import LIST, SEARCH, CannotLook, Eyes, Rights
 
 STRANGER = 4711
 FRIENDS = 4712  # a group
@@ -73,7 +74,7 @@ def test_what_a_user_may_list_and_search(base: Path) -> None:
 @pytest.mark.claim("G1")
 def test_who_looks_keeps_nothing_of_root_s(base: Path) -> None:
     """Neither may the user trace it: what it is, is asked while it waits for its paths."""
-    words = [sys.executable, "-I", "-S", looking.__file__, str(STRANGER), str(FRIENDS), "4", "7"]
+    words = [sys.executable, "-I", "-S", looking.__file__, str(STRANGER), str(FRIENDS), "7"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         status = Path(f"/proc/{process.pid}/status")
@@ -89,8 +90,48 @@ def test_who_looks_keeps_nothing_of_root_s(base: Path) -> None:
         assert {int(lines[name], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {0}
         owner = os.stat(f"/proc/{process.pid}/mem").st_uid  # root's: it is not dumpable
         assert owner == 0
-        out, _ = process.communicate(os.fsencode(base))
-        assert out == b"-1\n"
+        path = os.fsencode(base)
+        out, _ = process.communicate(b"4 %d\n%b" % (len(path), path))
+        assert out == b"2\n-1"
+
+
+@pytest.mark.claim("G1")
+def test_links_are_followed_as_the_user_could(base: Path) -> None:
+    closed, own = directory(base / "closed", 0o700), directory(base / "own", 0o755, uid=STRANGER)
+    for name in ("closed/secret", "own/file"):
+        (base / name).write_text("four")
+    for name, target in (("a", "file"), ("b", closed / "secret"), ("c", closed), ("d", "nothing")):
+        (own / name).symlink_to(target)
+    with contextlib.closing(Eyes(Identity(STRANGER, STRANGER, ()))) as eyes:
+        seen = os.stat(own / "file")
+        assert eyes.stat(os.fsencode(own / "a")) == (seen.st_mode, seen.st_dev, seen.st_ino, 4)
+        assert eyes.real(os.fsencode(own / "a")) == os.fsencode(own / "file")
+        assert eyes.real(os.fsencode(own / "c")) == os.fsencode(closed)  # its name is no secret
+        for name in "bd":
+            assert eyes.real(os.fsencode(own / name)) is None
+            with pytest.raises(FileNotFoundError):
+                eyes.stat(os.fsencode(own / name))
+        assert eyes.first_denied([os.fsencode(own / "c")], SEARCH) == os.fsencode(own / "c")
+
+
+@pytest.mark.claim("G1")
+def test_eyes_that_the_user_shuts_see_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may stop or end what is theirs."""
+    monkeypatch.setattr(rights, "TIMEOUT_S", 0.2)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        with contextlib.closing(Eyes(Identity(STRANGER, STRANGER, ()))) as eyes:
+            assert eyes.first_denied([os.fsencode(base)], LIST) is None
+            assert eyes._process is not None
+            os.kill(eyes._process.pid, number)
+            with pytest.raises(CannotLook, match="no answer"):
+                eyes.first_denied([os.fsencode(base)], LIST)
+
+
+def test_who_looks_long_is_waited_for_by_no_other() -> None:
+    looks = Rights()
+    one, two = Identity(STRANGER, 1, ()), Identity(STRANGER + 1, 1, ())
+    assert looks.limiter(one) is looks.limiter(one._replace(gid=2))
+    assert looks.limiter(one) is not looks.limiter(two)
 
 
 def test_a_user_that_cannot_be_become_has_no_rights(base: Path) -> None:
