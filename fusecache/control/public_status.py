@@ -40,6 +40,7 @@ class PublicStatus:
     def __init__(self, device: str, status: Callable[[], Awaitable[Status]]) -> None:
         self._path = mounts.status_socket(device)
         self._status = status
+        self._there: os.stat_result | None = None  # our socket, once it is there
         self._line, self._told_at = b"", -KEPT_S
         self._telling = trio.Lock()
         self._clients = trio.CapacityLimiter(CLIENTS_MOST)
@@ -47,7 +48,7 @@ class PublicStatus:
     async def serve_forever(self) -> None:
         """Until cancelled; at once if the socket cannot be had."""
         try:
-            listener = _listen(self._path)
+            listener, self._there = _listen(self._path)
         except OSError as error:
             log.warning("no status for other users: %s: %s", error.filename, error.strerror)
             return
@@ -60,9 +61,10 @@ class PublicStatus:
                 nursery.start_soon(self._tell, trio.SocketStream(connection))
 
     def remove(self) -> None:
-        """The mount is over."""
+        """The mount is over. Its number, and so the path, may be a newer mount's by now."""
         try:
-            os.unlink(self._path)
+            if self._there is not None and os.path.samestat(self._there, os.lstat(self._path)):
+                os.unlink(self._path)
         except OSError as error:
             log.info("%s: %s", self._path, error.strerror)
 
@@ -95,10 +97,11 @@ def public(status: Status) -> Status:
     return shown
 
 
-def _listen(path: str) -> socket.socket:
+def _listen(path: str) -> tuple[socket.socket, os.stat_result]:
+    """And what it is at that path. OSError."""
     directory, name = os.path.split(path)
-    mounts.make_public_directory(directory)
-    listener = mounts.listen(directory, name, _BACKLOG)
-    listener.setblocking(False)
-    os.chmod(path, 0o666)
-    return listener
+    with mounts.open_public_directory(directory) as held:
+        listener = mounts.listen(held, name, _BACKLOG)
+        listener.setblocking(False)
+        os.chmod(os.path.join(held, name), 0o666)
+        return listener, os.lstat(os.path.join(held, name))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import trio
@@ -21,6 +21,13 @@ from hintsd.users.identity import Identity
 from hintsd.users.rights import LIST, SEARCH, CannotLook, Eyes, Rights
 
 LOOK_TIMEOUT_S: Final = 30.0
+GUEST: Final = "guest"
+NO_GROUP: Final = 65534  # of an entry that does not tell
+
+
+def is_guests(uid: int) -> bool:
+    """Whether user `uid` is neither hintsd's own nor root."""
+    return uid not in (os.geteuid(), 0)
 
 
 class Guest(NamedTuple):
@@ -28,6 +35,18 @@ class Guest(NamedTuple):
 
     identity: Identity
     rights: Rights
+
+    @classmethod
+    def of_journal(cls, uid: int, message: Mapping[str, Any], rights: Rights) -> Guest | None:
+        """Who `uid` was in the hintsd before; None: no guest."""
+        if not is_guests(uid):
+            return None
+        gid, *groups = message.get(GUEST) or [NO_GROUP]
+        return cls(Identity(uid, gid, tuple(groups)), rights)
+
+    def to_journal(self) -> list[int]:
+        """In a job's message, as GUEST."""
+        return [self.identity.gid, *self.identity.groups]
 
     async def find(self, hint: Hint) -> bytes:
         """The dataset's directory without links, as the guest sees it. JobRefused."""

@@ -31,6 +31,7 @@ from fusecache.base.wire import Fields, Frame, WireError
 from fusecache.base.wire_trio import FrameStream
 from hintsd.follow.trail import Passed
 from hintsd.orders.folders import DIRECTORY, FILE, DatasetError, Listing, OsTree, Target
+from hintsd.users import quota
 from hintsd.users.rights import Eyes
 
 log = logging.getLogger(__name__)
@@ -457,7 +458,7 @@ class LinkTree:
         another user, who alone follows links: who made them is not known.
         """
         self._link, self._root, self._nursery, self._listed = link, root, nursery, listed
-        self._eyes = eyes
+        self._eyes, self._entries = eyes, 0
         self._mountpoint = os.fsencode(link.mountpoint)
         top = os.path.join(self._mountpoint, root)
         self._os = OsTree(top) if eyes is None else OsTree(top, eyes.stat)
@@ -545,6 +546,9 @@ class LinkTree:
             return np.concatenate(parts) if parts else np.empty(0, kind)
 
         inos, kinds = joined("inos", "u4"), joined("kinds", "u1")
+        self._entries += len(inos) + 1 + len(path) // quota.ENTRY_BYTES
+        if self._eyes is not None and self._entries > quota.ENTRIES_MOST:
+            raise DatasetError(f"it has more than {quota.ENTRIES_MOST:,} files and directories")
         files = kinds == FILE
         if files.any():
             most = int(inos[files].max())

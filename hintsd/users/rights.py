@@ -94,7 +94,8 @@ def _begin(who: Identity) -> subprocess.Popen[bytes]:
 
 def _asked(process: subprocess.Popen[bytes], what: str, paths: bytes) -> bytes:
     """OSError; CannotLook: it has ended, or does not answer in time, and has been ended."""
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     assert process.stderr is not None
     timer = threading.Timer(TIMEOUT_S, process.kill)
     timer.start()

@@ -53,7 +53,7 @@ HINT = """if True:
     from tests.support.hintsd_support import JOB, Client
     client, (where, *names) = Client(sys.argv[1]), sys.argv[2:]
     files = {"rule": "paths", "paths": "\\0".join(names).encode()} if names else JOB["files"]
-    told = client.job(path=where.encode(), files=files)
+    told = client.job(path=where.encode(), files=files, detached=True, spec=None)
     print(told.get("message") or told["samples_per_epoch"])
 """
 
@@ -188,6 +188,17 @@ def test_links_of_another_user_are_followed_as_they_could(
         assert hint(shared / "down") == f"{secret} is not there, or not yours to read"
         assert hint(shared / "out") == f"{shared}/out: class leads out of the mount"
         assert hint(shared / "within") == str(FILES // 2)
+        link = ordinary_user.home / "link"
+        link.symlink_to(shared / "within")
+        assert hint(link) == str(FILES // 2)
+        held = {job["path"] for job in daemon.status()["jobs"]}
+        assert str(link) in held
+        daemon.kill()
+        link.unlink()
+        link.symlink_to(shared / "closed")
+        daemon.start()  # and asks anew
+        left = held - {str(link)}
+        eventually(lambda: {job["path"] for job in daemon.status()["jobs"]} == left)
 
 
 @pytest.mark.claim("G5")

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -184,8 +185,9 @@ def test_public_socket(base: Path) -> None:
     assert not path.exists()
     public.close(own)
     assert public.parse("none") is None
-    with pytest.raises(ValueError, match="'nobody there' is neither all nor none, nor a group"):
-        public.parse("nobody there")
+    for text in ("nobody there", "", "-1", "\u0663", str(2**32 - 1), str(2**32), "9" * 5000):
+        with pytest.raises(ValueError, match="is neither all nor none, nor a group"):
+            public.parse(text)
 
 
 @pytest.mark.claim("G4")
@@ -202,6 +204,35 @@ def test_a_public_directory_that_is_not_ours_alone_is_refused(base: Path, what: 
     with pytest.raises(PermissionError, match="not a directory that only you can write to"):
         public.listen(own, public.Others(0o666))
     assert what in ("a link", "a file") or not list(there.iterdir())
+
+
+@pytest.mark.claim("G4")
+def test_a_public_directory_that_is_exchanged_meanwhile(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whom the directory above belongs to: nothing that they point at is touched."""
+    own, there = str(base / "run/sock"), base / "run-public"
+    precious = directory(base / "elsewhere", 0o700) / "sock"
+    precious.write_text("precious")
+    precious.chmod(0o600)
+    real = mounts.listen
+
+    def exchange(*arguments: Any) -> socket.socket:
+        there.rename(base / "away")
+        there.symlink_to(precious.parent)
+        return real(*arguments)
+
+    monkeypatch.setattr(mounts, "listen", exchange)
+    public.listen(own, public.Others(0o666)).close()
+    assert stat.S_IMODE((base / "away/sock").stat().st_mode) == 0o666
+    assert stat.S_IMODE(precious.stat().st_mode) == 0o600
+    assert stat.S_IMODE(precious.parent.stat().st_mode) == 0o700
+    precious.unlink()
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(str(precious))
+        with pytest.raises(PermissionError):
+            public.close(own)
+        assert precious.is_socket()
 
 
 def test_what_is_no_socket_is_left(base: Path) -> None:
