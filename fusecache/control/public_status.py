@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 CLIENTS_MOST: Final = 16  # at a time; others wait
 SEND_TIMEOUT_S: Final = 5.0
+PAUSE_S: Final = 0.002  # between two: who asks without end takes little from the mount's readers
 KEPT_S: Final = 0.5  # one answer serves all who ask meanwhile
 SECRET: Final = (
     ("cache_dir",),
@@ -59,6 +60,7 @@ class PublicStatus:
                     pass
                 connection, _ = await bound.accept()
                 nursery.start_soon(self._tell, trio.SocketStream(connection))
+                await trio.sleep(PAUSE_S)
 
     def remove(self) -> None:
         """The mount is over. Its number, and so the path, may be a newer mount's by now."""

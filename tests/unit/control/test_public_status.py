@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import trio
 import trio.testing
 
 from fusecache.base import mounts
+from fusecache.base.errors import UserError
+from fusecache.control import control_client
 from fusecache.control.public_status import PublicStatus
 
 
@@ -47,3 +51,19 @@ def test_a_newer_mount_s_socket_stays(tmp_path: Path, monkeypatch: pytest.Monkey
             nursery.cancel_scope.cancel()
 
     trio.run(story)
+
+
+def test_too_many_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "0:40.status")
+    monkeypatch.setattr(mounts, "status_socket", lambda device: path)
+    monkeypatch.setattr(os, "getuid", lambda: 1)
+    monkeypatch.setattr(control_client, "RECONNECT_PAUSE_S", 0.001)
+    mount = mounts.Mount(1, "0:40", "/data", mounts.FILESYSTEM_TYPE, "/source")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(path)
+        with pytest.raises(UserError, match="/data is root's, and its server does not answer"):
+            control_client.status(control_client.Target(mount, None))
