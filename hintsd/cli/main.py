@@ -143,7 +143,7 @@ def serve(
     """
     import logging
 
-    from hintsd.daemon import server
+    from hintsd.daemon import messages, server
 
     served = _others(others, socket_path)
     if socket_path is None:
@@ -153,11 +153,9 @@ def serve(
         stream = _open_log(os.path.abspath(log_file)) if log_file else None
     except OSError as error:
         raise server.CannotServe(f"cannot write the log {log_file}: {error.strerror}") from None
-    logging.basicConfig(
-        stream=stream,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(messages.OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
     logging.captureWarnings(True)
     server.serve(
         os.path.abspath(socket_path),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from hintsd.daemon.datasets import Guest, locate
+from hintsd.daemon.datasets import Guest, locate, locate_for
 from hintsd.daemon.mount import JobInfo, Mount
 from hintsd.daemon.ordering import Ordering
 from hintsd.keeping import AUTO
@@ -76,9 +76,10 @@ class Director:
 
         `uid`: of its user. `guest`: that is another user than ours, and may read less.
         """
-        if guest is not None:
-            await guest.check([hint.path], hint)
-        mountpoint, root = await locate(hint.path, is_guests=guest is not None)
+        if guest is None:
+            mountpoint, root = await locate(hint.path)
+        else:
+            mountpoint, root = await locate_for(guest, hint)
         with self._user_of(mountpoint) as mount:
             return await mount.open_job(job, hint, root, resume_at, uid=uid, guest=guest)
 
