@@ -23,6 +23,7 @@ INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -205,7 +206,7 @@ class Windows:
         """What windows want beyond what is usable, now that the kernel has taken some of it."""
         jobs = [job for job in self._live if job.window.size_bytes]
         while self._ram.room_bytes < 0 and jobs and not self.has_lanes:
-            large = max(jobs, key=_in_turn)
+            large = max(jobs, key=_Turns(jobs).place)
             least_bytes = self._ram.usable_bytes // UNEVEN_SHARE  # some of it may be kept
             if not self._shrink(large, max(-self._ram.room_bytes, least_bytes)):
                 jobs.remove(large)
@@ -261,18 +262,19 @@ class Windows:
             growing = [job for job in jobs if job.name not in blocked]
             if not growing:
                 break
-            small = min(growing, key=_in_turn)
+            in_turn = _Turns(jobs)
+            small = min(growing, key=in_turn.place)
             others = [job for job in jobs if job is not small]
             share = self._ram.usable_bytes
-            if others and not (nearest := min(others, key=_in_turn)).yields:
-                ahead_bytes = (_weighed_bytes(nearest) - _weighed_bytes(small)) // small.sharers
-                share = max(ahead_bytes, 0) + uneven_bytes
+            if others and not (nearest := min(others, key=in_turn.place)).yields:
+                share = max(in_turn.ahead_bytes(nearest, small), 0) + uneven_bytes
             taken = self._extend(small, share, min(work, CHUNK))
             work -= taken
             if taken:
                 continue
-            large = max(others, key=_in_turn, default=None)
-            excess = 0 if large is None else _excess_bytes(large, small)
+            spared = {job: in_turn.excess_bytes(job, small) for job in others}
+            large = max(others, key=lambda job: (job.yields, spared[job]), default=None)
+            excess = 0 if large is None else spared[large]
             if large is None or excess <= even_bytes or not self._shrink(large, excess // 2):
                 blocked.add(small.name)
 
@@ -452,21 +454,29 @@ def datasets(jobs: Iterable[Job], count: int) -> Mask:
     return found
 
 
-def _weighed_bytes(job: Job) -> int:
-    """What its owner would have, if the window of each of its owner's jobs were like this one."""
-    return job.window.size_bytes * job.sharers
+class _Turns:
+    """The order in which windows grow, and shrink in the opposite one: whose owner has least of RAM
+    in windows, then which is smallest.
+    """
 
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._held = Counter[int]()  # bytes by owner
+        for job in jobs:
+            self._held[job.owner] += 0 if job.yields else job.window.size_bytes
 
-def _in_turn(job: Job) -> tuple[bool, int]:
-    """Windows grow in this order, and shrink in the opposite one."""
-    return job.yields, _weighed_bytes(job)
+    def place(self, job: Job) -> tuple[bool, int, int]:
+        return job.yields, self._held[job.owner], job.window.size_bytes
 
+    def ahead_bytes(self, large: Job, small: Job) -> int:
+        """How much more the one has: its owner, or, of one owner's, the job itself."""
+        if large.owner == small.owner:
+            return large.window.size_bytes - small.window.size_bytes
+        return self._held[large.owner] - self._held[small.owner]
 
-def _excess_bytes(large: Job, small: Job) -> int:
-    """What the larger window may give to the smaller one, and as much again."""
-    if not small.can_grow or (large.yields < small.yields):
-        return 0
-    if large.yields and not small.yields:
-        return 2 * large.window.size_bytes
-    excess = _weighed_bytes(large) - _weighed_bytes(small)
-    return 2 * excess // (large.sharers + small.sharers)
+    def excess_bytes(self, large: Job, small: Job) -> int:
+        """What the larger window may give to the smaller one, and as much again."""
+        if not small.can_grow or (large.yields < small.yields):
+            return 0
+        if large.yields and not small.yields:
+            return 2 * large.window.size_bytes
+        return min(self.ahead_bytes(large, small), 2 * large.window.size_bytes)

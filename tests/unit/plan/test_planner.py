@@ -354,6 +354,26 @@ def test_users_get_equal_shares_before_jobs_do(is_lone_first: bool) -> None:
     assert all(80 < share < 160 for share in shares), shares
 
 
+def test_what_a_small_job_leaves_is_its_user_s() -> None:
+    """A validation of forty files beside a training, and another user's training."""
+    scene = Scene(same_sizes(8000), ram_bytes=480 * FILE_BYTES)
+    parts = scene.rng.permutation(8000).astype(np.uint32) + 1
+    for name, part, owner in (
+        ("large", parts[:3000], 1),
+        ("small", parts[3000:3040], 1),
+        ("other", parts[4000:7000], 7),
+    ):
+        scene.open(name, [part] * 8, samples=len(part), epochs=1, owner=owner)
+        scene.settle()
+    shares = {
+        name: scene.planner.status(name)["window_bytes"] // FILE_BYTES
+        for name in ("large", "small", "other")
+    }
+    assert shares["small"] == 40
+    assert 180 < shares["other"] < 300, shares
+    assert shares["large"] > 140, shares
+
+
 def test_jobs_get_equal_windows_and_a_closed_one_gives_its_back() -> None:
     scene = Scene(same_sizes(4000), ram_bytes=320 * FILE_BYTES)
     parts = scene.rng.permutation(4000).astype(np.uint32) + 1
