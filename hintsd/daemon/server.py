@@ -305,7 +305,7 @@ class Server:
                 await self._score(connection, fields)
                 await send("scored")
             case "cached":
-                await self._tell_cached(connection, messages.number(fields))
+                await self._tell_cached(connection, fields)
             case "step":
                 epoch, batch = messages.step(fields)
                 if (live := connection.job) is not None and live.info and not live.is_over:
@@ -348,10 +348,11 @@ class Server:
         if (job := self._jobs.get(name)) is not None:
             job.score(uses)
 
-    async def _tell_cached(self, connection: _Connection, number: int) -> None:
+    async def _tell_cached(self, connection: _Connection, fields: Fields) -> None:
+        number, staged = messages.number(fields), messages.with_staged(fields)
         name, mount = self._planned_by(connection, "cached")
         try:
-            samples, bits = await mount.cached(name)
+            samples, bits = await mount.cached(name, staged=staged)
         except JobRefused as refusal:
             raise Refusal(f"cached: {refusal}") from None
         for offset in range(0, len(bits), PIECE_BYTES):

@@ -33,7 +33,7 @@ from hintsd.plan.job import Job
 from hintsd.plan.lanes import LOOK_MOST, Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
-from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Reclaimed, Spare
+from hintsd.plan.ram import OUTSIDE_SHARE, Bytes, Kept, Ram, Reclaimed, Spare
 from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
@@ -284,12 +284,7 @@ class Windows:
         inos, repeats = job.sequence.piece(job.window.end, most)
         if len(inos) == 0:
             return 0, 0
-        own, flags = self._ram.bytes_of(inos), self._files.flags[inos]
-        fresh = (self._ram.refs[inos] == 0) & (flags & (GONE | READ) == 0) & (own > 0)
-        if repeats:
-            first = np.zeros(len(inos), np.bool_)
-            first[np.unique(inos, return_index=True)[1]] = True
-            fresh &= first
+        own, fresh = self._own_and_fresh(inos, repeats)
         cost = np.where(fresh, own, 0)
         taken = fits(cost, self._ram.room_bytes)
         if most_bytes is not None:
@@ -301,6 +296,37 @@ class Windows:
         own_bytes = int(own[:taken].sum())
         job.window.grow(taken, own_bytes)
         return taken, own_bytes
+
+    def _own_and_fresh(self, inos: Inos, repeats: bool) -> tuple[Bytes, Mask]:
+        """Bytes of each, and which of them, each once, are to be held that no window wanted."""
+        own, flags = self._ram.bytes_of(inos), self._files.flags[inos]
+        fresh = (self._ram.refs[inos] == 0) & (flags & (GONE | READ) == 0) & (own > 0)
+        if repeats:
+            first = np.zeros(len(inos), np.bool_)
+            first[np.unique(inos, return_index=True)[1]] = True
+            fresh &= first
+        return own, fresh
+
+    def rearrange(self, job: Job, put: Callable[[], None]) -> None:
+        """`put` gives its sequence another order of as many samples: what its window had and still
+        has stays as it is, be it staged or only asked for.
+        """
+        window, sequence = job.window, job.sequence
+        leaving = list(sequence.pieces(window.begin, window.end))
+        put()
+        size_bytes = 0
+        for inos, repeats in sequence.pieces(window.begin, window.end):
+            own, fresh = self._own_and_fresh(inos, repeats)
+            if self.has_lanes:
+                self._ram.cover(inos, repeats=repeats)
+            else:
+                self._ram.enter(inos, own, fresh, repeats=repeats)
+            size_bytes += int(own.sum())
+        for inos, repeats in leaving:
+            self.spare.add(self._ram.leave(inos, repeats=repeats))
+        window.change(size_bytes)
+        while self._ram.room_bytes < 0 and self._shrink(job, -self._ram.room_bytes):
+            pass  # others' sizes
 
     def _shrink(self, job: Job, by_bytes: int) -> bool:
         """Takes about so many bytes (at least) off the window's far end; False: it is empty."""
