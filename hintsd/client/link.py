@@ -227,9 +227,10 @@ class Link:
 
     def cached(self, timeout_s: float, *, staged: bool) -> Mask | None:
         """As `Job.cached`."""
-        if self.is_over or not self._connection.tells_cached:
+        connection = self._connection
+        if self.is_over or not connection.tells_cached or (staged and not connection.tells_staged):
             return None
-        return self._asking.ask(self._connection.wake, timeout_s, staged=staged)
+        return self._asking.ask(connection.wake, timeout_s, staged=staged)
 
     def step(self, epoch: int, batch: int) -> None:
         """Tell the position: `batch` batches of `epoch` have been handed out."""

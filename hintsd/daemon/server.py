@@ -50,7 +50,7 @@ UNMOUNTED_INTERVAL_S = 2.0
 SWITCH_INTERVAL_S: Final = 0.001  # a thread that answers waits so long for one that computes
 JOURNAL_DIRECTORY: Final = "jobs"
 _BACKLOG: Final = 128
-_KNOWN: Final = {"scores": True, "cached": True}
+_KNOWN: Final = {"scores": True, "cached": True, "staged": True}
 """Messages that came later than version 1."""
 
 T = TypeVar("T")

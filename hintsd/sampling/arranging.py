@@ -50,14 +50,17 @@ class Arrangement:
     def __len__(self) -> int:
         return len(self._order)
 
-    def arrange(self, batches: int, cached: Mask | None) -> None:
-        """Decide what the next batches are; `cached`: now."""
+    def arrange(self, batches: int, cached: Mask | None) -> bool:
+        """Decide what the next batches are, by what is cached now. Whether that changes `reads`."""
+        begin, before = self.arranged, np.flatnonzero(~self._is_taken[self._first :]) + self._first
         for _ in range(batches):
             left = min(self._batch_size, len(self._order) - self.arranged)
             while left > 0:
                 chosen = self._choose(left, cached)
                 self._take(chosen)
                 left -= len(chosen)
+        decided = self._places[begin : self.arranged]
+        return not np.array_equal(decided, before[: len(decided)])
 
     def _choose(self, most: int, cached: Mask | None) -> Places:
         """At least one place, at most so many."""

@@ -66,6 +66,9 @@ class _Epoch:
         self._reader: Optional[weakref.ref[Any]] = None
         self._batch_size, self._drops_last, self._batches_held = 1, False, 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}  # a copy is read by nobody
+
     def look_at_loader(self) -> None:
         """Who draws it now, in which batches."""
         reader = drawing_iterator()
@@ -149,8 +152,8 @@ class SubstitutableSampler:
         try:
             for start in range(epoch.begin, len(arrangement), size):
                 if arrangement.arranged < min(start + BATCHES_FIXED * size, len(arrangement)):
-                    self._arrange(epoch)
-                    call(self._hooks, say, epoch.number, arrangement.reads(epoch.begin))
+                    if self._arrange(epoch):
+                        call(self._hooks, say, epoch.number, arrangement.reads(epoch.begin))
                 for index in arrangement.decided(start, size).tolist():
                     epoch.drawn += 1
                     yield index
@@ -275,10 +278,10 @@ class SubstitutableSampler:
         order = permutation(self._samples, self._seed, number, self._replicas, self._rank)
         return Arrangement(order, self._batch_size, self._look_ahead)
 
-    def _arrange(self, epoch: _Epoch) -> None:
-        """Decide the next batches, by what is cached now."""
+    def _arrange(self, epoch: _Epoch) -> bool:
+        """Decide the next batches, by what is cached now; whether they come in another order."""
         batches = -(-len(epoch.arrangement) // (self._batch_size * LOOKS_MOST))
-        epoch.arrangement.arrange(max(BATCHES_FIXED, batches), self._ask(epoch))
+        return epoch.arrangement.arrange(max(BATCHES_FIXED, batches), self._ask(epoch))
 
     def _ask(self, epoch: _Epoch) -> Mask | None:
         if self._cached is None or epoch.is_silent or self._look_ahead == 0:
