@@ -44,7 +44,8 @@ from hintsd.sampling.settings import whole
 VERSION: Final = 1
 LOOKS_MOST: Final = 64  # an epoch is arranged, and its order told, so often: it costs O(samples)
 BATCHES_FIXED: Final = 2  # decided before they are drawn, so that hintsd knows them in time
-LATE_S: Final = 0.25  # an answer that does not come in this time is not waited for again
+LATE_S: Final = 0.25  # behind an answer that does not come in this time ...
+SKIPPED: Final = 8  # ... so many questions are not asked
 
 OnArranged = Callable[[int, npt.NDArray[Any]], object]
 
@@ -62,7 +63,7 @@ class _Epoch:
         self.number, self.arrangement = number, arrangement
         self.begin = self.drawn = arrangement.arranged
         """Reads that lie before it (it is resumed), and that were given out."""
-        self.is_silent = False  # who is asked what is cached does not answer
+        self._skipped = 0  # questions that are not asked, for an answer did not come
         self._reader: Optional[weakref.ref[Any]] = None
         self._batch_size, self._drops_last, self._batches_held = 1, False, 0
 
@@ -82,6 +83,17 @@ class _Epoch:
         )
         if self._batches_held and not getattr(reader, "_in_order", True):
             say("in_order=False: a state within an epoch leaves out what was not read yet")
+
+    def ask(self, cached: Callable[[], Any], samples: int) -> Mask | None:
+        """What is cached now; None: it is not known."""
+        if self._skipped:
+            self._skipped -= 1
+            return None
+        begun_s = time.monotonic()
+        found = mask_of(cached, samples, say)
+        if found is None and time.monotonic() - begun_s > LATE_S:
+            self._skipped = SKIPPED
+        return found
 
     def read(self, batches: int | None) -> int:
         """Reads that the script has, or was given in so many batches; all where no more come."""
@@ -281,12 +293,7 @@ class SubstitutableSampler:
     def _arrange(self, epoch: _Epoch) -> bool:
         """Decide the next batches, by what is cached now; whether they come in another order."""
         batches = -(-len(epoch.arrangement) // (self._batch_size * LOOKS_MOST))
-        return epoch.arrangement.arrange(max(BATCHES_FIXED, batches), self._ask(epoch))
-
-    def _ask(self, epoch: _Epoch) -> Mask | None:
-        if self._cached is None or epoch.is_silent or self._look_ahead == 0:
-            return None
-        begun_s = time.monotonic()
-        found = mask_of(self._cached, self._samples, say)
-        epoch.is_silent = found is None and time.monotonic() - begun_s > LATE_S
-        return found
+        cached: Mask | None = None
+        if self._cached is not None and self._look_ahead > 0:
+            cached = epoch.ask(self._cached, self._samples)
+        return epoch.arrangement.arrange(max(BATCHES_FIXED, batches), cached)
