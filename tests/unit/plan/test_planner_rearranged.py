@@ -9,7 +9,7 @@ import pytest
 from hintsd.follow.sequence import Inos
 from hintsd.plan.files import SENT, STAGED
 from hintsd.sampling.arranging import Arrangement
-from tests.unit.plan.test_planner import Scene
+from tests.unit.plan.test_planner import FILE_BYTES, Scene
 from tests.unit.plan.test_planner_kept import kept, make_scene
 
 BATCH, LOOK_AHEAD, EPOCHS = 16, 6, 3
@@ -92,3 +92,28 @@ def test_an_order_of_other_files_begins_a_window_anew() -> None:
     scene.settle()
     staged = np.flatnonzero(scene.planner._files.flags & STAGED)
     assert staged.min() > 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_comes_into_the_window_is_staged_and_fits(seed: int) -> None:
+    """Files of other sizes than those that leave it."""
+    count = 600
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 2 * FILE_BYTES, count).astype(np.uint32)
+    scene = Scene(sizes, ram_bytes=420 * FILE_BYTES, ssd_bytes=0, outside_bytes=64 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count, batch_size=BATCH)
+    scene.settle()
+    scene.read(orders[0][:32].tolist())
+    planner, flags = scene.planner, scene.planner._files.flags
+    window = planner._jobs["job"].window
+    turned = orders[0].copy()
+    turned[40:] = turned[40:][::-1]
+    assert not planner._windows.has_lanes
+    assert window.begin < 40 < window.end < count
+    planner.announce("job", 0, turned, scene.now)
+    planner.check_invariants()
+    scene.settle()
+    inside = turned[40 : window.end]
+    assert len(inside) > 8
+    assert (flags[inside] & STAGED != 0).all()
