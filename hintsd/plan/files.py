@@ -63,7 +63,7 @@ class Files:
 
     def are_cached(self, inos: Inos, *, staged: bool = False) -> Mask:
         """Which of these need no read of the origin: they are on SSD, or kept in RAM. What is in
-        RAM for a moment (of a window, or spare) is, too, where `staged` asks for it. Shape (files,).
+        RAM for a moment (of a window, or spare) is, too, if `staged`. Shape (files,).
         """
         flags = STORED | KEPT | (STAGED if staged else 0)
         found: Mask = (self.flags[inos] & flags != 0) & (inos != 0)

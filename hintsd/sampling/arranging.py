@@ -12,7 +12,7 @@ INVARIANT: each place is taken exactly once; all before `_first` are taken, none
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +36,15 @@ def permutation(samples: int, seed: int, number: int, replicas: int, rank: int) 
 class Arrangement:
     """One epoch of one rank: its permutation, and how far it is arranged to be read."""
 
-    def __init__(self, order: Order, batch_size: int, look_ahead: int) -> None:
+    def __init__(self, order: npt.NDArray[Any], batch_size: int, look_ahead: int) -> None:
         """`look_ahead`: in batches; 0: the permutation itself."""
         self._order, self._batch_size = order, batch_size
         self._reach = min(batch_size * max(1, look_ahead), len(order))
         self._looks = look_ahead > 0
         self._is_taken = np.zeros(len(order), np.bool_)
-        self._places = np.empty(len(order), order.dtype)  # of each read, as far as they are arranged
+        self._places = np.empty(
+            len(order), order.dtype
+        )  # of each read, as far as they are arranged
         self._first = 0
         self.arranged = 0
         """Reads that are decided."""
@@ -69,7 +71,8 @@ class Arrangement:
         if cached is not None and self._looks:
             is_cached = cached[self._order[free]]
             free = np.concatenate([free[is_cached], free[~is_cached]])
-        return free[:most]
+        chosen: Places = free[:most]
+        return chosen
 
     def _take(self, places: Places) -> None:
         self._is_taken[places] = True
@@ -79,13 +82,16 @@ class Arrangement:
         still_free = ~self._is_taken[self._first : end]
         self._first += int(still_free.argmax()) if still_free.any() else len(still_free)
 
-    def reads(self, start: int = 0) -> Order:
+    def reads(self, start: int = 0) -> npt.NDArray[Any]:
         """The samples in the order in which they are read from `start` on: what is not decided yet
         as the permutation has it. Shape (len - start,)."""
         rest = np.flatnonzero(~self._is_taken[self._first :]) + self._first
-        return self._order[np.concatenate([self._places[start : self.arranged], rest])]
+        found: npt.NDArray[Any] = self._order[
+            np.concatenate([self._places[start : self.arranged], rest])
+        ]
+        return found
 
-    def decided(self, start: int, most: int) -> Order:
+    def decided(self, start: int, most: int) -> npt.NDArray[Any]:
         """The samples of at most so many decided reads, from `start` on."""
         return self._order[self._places[start : min(start + most, self.arranged)]]
 

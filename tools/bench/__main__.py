@@ -17,7 +17,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tools.bench import budgets, gpu, hints, importance, log, peers, policies, recording, rows, substitution
+from tools.bench import (
+    budgets,
+    gpu,
+    hints,
+    importance,
+    log,
+    peers,
+    policies,
+    recording,
+    rows,
+    substitution,
+)
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 from tools.interrupts import end_on_signals

@@ -40,7 +40,7 @@ def substitution(bench: Bench) -> None:
                     budget = max(int(count * FILE_BYTES * share), 2 * SSD_BYTES_MIN)
                     options = ("--ram", str(budget - SSD_BYTES_MIN), "--ssd", str(SSD_BYTES_MIN))
                     with hinted_mount(daemon, source, work, options) as mount:
-                        told = {"root": str(mount.mountpoint), "paths": list(names)}
+                        told: dict[str, Any] = {"root": str(mount.mountpoint), "paths": list(names)}
                         told |= {"epochs": EPOCHS, "batch": BATCH, "workers": WORKERS}
                         told |= {"look_ahead": look_ahead, "pause_s": PAUSE_S}
 

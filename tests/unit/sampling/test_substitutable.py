@@ -7,6 +7,7 @@ import copy
 import gc
 import math
 import pickle
+import time
 import warnings
 from itertools import islice
 from typing import Any
@@ -16,7 +17,6 @@ import pytest
 
 import hintsd
 from hintsd import SubstitutableSampler
-from hintsd.client.importance import substitutable
 from tests.support.fake_hintsd import FakeHintsd
 
 torch = pytest.importorskip("torch")
@@ -61,6 +61,11 @@ def loaded(sampler: Any, settings: dict[str, Any], **more: Any) -> Any:
     return DataLoader(Numbers(), BATCH, sampler=sampler, **settings, **more)
 
 
+def wait_for_order(daemon: FakeHintsd, epoch: int, order: list[int]) -> None:
+    """It was told last, of this epoch."""
+    daemon.wait(lambda: orders_of(daemon).get(epoch) == order)
+
+
 def read(loader: Any) -> list[int]:
     return [index for batch in loader for index in batch.tolist()]
 
@@ -90,7 +95,7 @@ def test_what_is_cached_comes_earlier_and_each_once(heard: Heard) -> None:
     place = {index: at for at, index in enumerate(plain)}
     drift = [at - place[index] for at, index in enumerate(order)]
     assert max(map(abs, drift)) < 3 * BATCH
-    assert np.mean([drift[order.index(index)] for index in np.flatnonzero(cached)]) < -1
+    assert np.mean([drift[order.index(index)] for index in np.flatnonzero(cached).tolist()]) < -1
     expected = sorted((index for index in plain[:12] if cached[index]), key=place.__getitem__)
     assert order[: min(4, len(expected))] == expected[:4]
     assert heard == []
@@ -110,7 +115,7 @@ def test_where_an_answer_comes_late_some_questions_are_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(substitutable.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     asked = []
 
     def hangs() -> None:
@@ -260,7 +265,7 @@ def test_attach_tells_the_order_that_is_read(
         for epoch in range(2):
             order = read(loader)
             assert order != plain[epoch]
-            fake_hintsd.wait(lambda e=epoch, o=order: orders_of(fake_hintsd).get(e) == o)
+            wait_for_order(fake_hintsd, epoch, order)
     (told,) = fake_hintsd.jobs
     assert {tuple(sorted(order)) for _, order in told.sequences()} == {tuple(WHOLE)}
     assert len(told.orders) > 2
@@ -269,9 +274,7 @@ def test_attach_tells_the_order_that_is_read(
 
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
 @pytest.mark.parametrize("is_old", [True, False])
-def test_with_an_old_hintsd_each_epoch_is_told_once(
-    fake_hintsd: FakeHintsd, is_old: bool
-) -> None:
+def test_with_an_old_hintsd_each_epoch_is_told_once(fake_hintsd: FakeHintsd, is_old: bool) -> None:
     """It would begin a plan anew for each order. So it is where nothing is cached."""
     tell_cached(fake_hintsd, np.zeros(LENGTH, np.bool_) | is_old)
     fake_hintsd.tells_staged = not is_old
@@ -281,13 +284,14 @@ def test_with_an_old_hintsd_each_epoch_is_told_once(
         fake_hintsd.wait(lambda: job.state == "hinted")
         for epoch in range(2):
             order = read(loader)
-            fake_hintsd.wait(lambda e=epoch: e in orders_of(fake_hintsd))
-            assert orders_of(fake_hintsd)[epoch] == order
+            wait_for_order(fake_hintsd, epoch, order)
     assert [epoch for epoch, _ in fake_hintsd.jobs[0].orders] == [0, 1]
     assert (fake_hintsd.jobs[0].asked == []) == is_old
 
 
-def test_a_hintsd_that_dies_leaves_the_rest_a_shuffle(fake_hintsd: FakeHintsd, heard: Heard) -> None:
+def test_a_hintsd_that_dies_leaves_the_rest_a_shuffle(
+    fake_hintsd: FakeHintsd, heard: Heard
+) -> None:
     """With one line; and each sample is read."""
     tell_cached(fake_hintsd, np.arange(LENGTH) % 3 == 0)
     loader = loaded(make(), {"num_workers": 1})
@@ -411,8 +415,7 @@ def test_a_dataset_of_another_length_is_one_line(heard: Heard) -> None:
     sampler.set_cached(Cache(1, 30))
     assert sorted(sampler) == list(range(30))
     assert [str(each.message) for each in heard] == [
-        "hintsd: SubstitutableSampler: the dataset has 30 samples now, and had 53; "
-        "training goes on"
+        "hintsd: SubstitutableSampler: the dataset has 30 samples now, and had 53; training goes on"
     ]
 
 
