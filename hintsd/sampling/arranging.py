@@ -97,10 +97,12 @@ class Arrangement:
 
     def state(self, read: int) -> tuple[int, list[int]]:
         """Of the first `read` reads: the places before which all are read, and those beyond."""
-        is_read = np.zeros(len(self._order) + 1, np.bool_)
-        is_read[self._places[:read]] = True
+        base, end = max(0, read - self._reach), min(read + self._reach, len(self._order))
+        recent = self._places[max(0, base - self._reach) : read]  # the others lie before `base`
+        is_read = np.zeros(end - base + 1, np.bool_)
+        is_read[recent[recent >= base] - base] = True
         first = int((~is_read).argmax())
-        return first, (np.flatnonzero(is_read[first:]) + first).tolist()
+        return base + first, (np.flatnonzero(is_read[first:]) + first + base).tolist()
 
     def resume(self, first: int, beyond: Iterable[int]) -> None:
         """These places were read before, and are not read again: nothing else is decided.
