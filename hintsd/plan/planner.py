@@ -228,6 +228,7 @@ class MountPlanner:
             self._layout.end(job)
         if old is not None and len(old.inos) == len(inos) and old.contains(inos).all():
             self._windows.rearrange(job, lambda: sequence.put(epoch, inos))
+            job.placed.fetch_from(job.window.begin)
             self._windows.sort_anew()
             return
         if old is not None or current not in sequence.orders:

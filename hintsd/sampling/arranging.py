@@ -11,8 +11,8 @@ INVARIANT: each place is taken exactly once; all before `_first` are taken, none
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Optional
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,6 @@ from hintsd.sampling.draws import Order
 from hintsd.sampling.formulas import Mask
 
 Places = npt.NDArray[np.int64]
-Cached = Callable[[], Optional[Mask]]
-"""Which samples of the dataset are cached, shape (samples,); None: not known."""
 
 
 def permutation(samples: int, seed: int, number: int, replicas: int, rank: int) -> Order:
