@@ -2,7 +2,7 @@
 
 This module is what a training script imports: `attach` a torch DataLoader, or `connect` to the
 dataset's mount and describe the order by hand; both give a `Job`. An `ImportanceSampler` chooses
-what a training reads by what it loses.
+what a training reads by what it loses; a `SubstitutableSampler` reads all, what is cached earlier.
 
 INVARIANT: importing it costs nothing; numpy and msgpack come with the first use of a name, torch
 never comes unless the script has it already. It is a part of both distributions, and runs on
@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from fusecache import __version__
 
-__all__ = ["ImportanceSampler", "Job", "__version__", "attach", "connect"]
+__all__ = [
+    "ImportanceSampler", "Job", "SubstitutableSampler", "__version__", "attach", "connect"
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from hintsd.client.client import Job, connect
     from hintsd.client.importance.sampler import ImportanceSampler
+    from hintsd.client.importance.substitutable import SubstitutableSampler
     from hintsd.client.loaders import attach
 else:  # unseen by type checkers, to which it would give every name
     _HOMES = {
         "ImportanceSampler": "hintsd.client.importance.sampler",
         "Job": "hintsd.client.client",
+        "SubstitutableSampler": "hintsd.client.importance.substitutable",
         "attach": "hintsd.client.loaders",
         "connect": "hintsd.client.client",
     }

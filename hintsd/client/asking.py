@@ -28,20 +28,23 @@ class Asking:
         self._turn = threading.Lock()  # to ask
         self._changed = threading.Condition()  # of all below
         self._number = 0  # of the last question
+        self._with_staged = False  # whether it is about what is staged, too
         self._is_due = self._is_settled = False  # it is to be sent; nothing more will come
         self._bits = bytearray()
         self._found: Optional[tuple[int, bytearray]] = None  # samples, and their bits
 
-    def ask(self, wake: Callable[[], None], timeout_s: float) -> Optional[Mask]:
-        """Which samples are cached, shape (samples,); None: no answer came in time. `wake` has the
-        other thread look."""
+    def ask(
+        self, wake: Callable[[], None], timeout_s: float, *, staged: bool
+    ) -> Optional[Mask]:
+        """Which samples are cached (`staged`: or staged), shape (samples,); None: no answer came in
+        time. `wake` has the other thread look."""
         if not self._turn.acquire(timeout=timeout_s):
             return None
         try:
             with self._changed:
                 self._number += 1
                 self._is_due, self._is_settled, self._found = True, False, None
-                self._bits = bytearray()
+                self._bits, self._with_staged = bytearray(), staged
             wake()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_settled, timeout_s)
@@ -61,7 +64,10 @@ class Asking:
         """The frame to be sent; b"": there is none."""
         with self._changed:
             is_due, self._is_due = self._is_due, False
-            return wire.encode("cached", {"number": self._number}) if is_due else b""
+            if not is_due:
+                return b""
+            staged = {"staged": True} if self._with_staged else {}
+            return wire.encode("cached", {"number": self._number, **staged})
 
     def take_in(self, fields: Fields) -> None:
         """A piece of an answer. WireError: it is none."""

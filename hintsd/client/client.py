@@ -121,12 +121,14 @@ class Job:
         told = {"uses": array.astype("<f4").tobytes(), "substituted": substituted, "h_list": h_list}
         self._link.score(told)
 
-    def cached(self, timeout_s: float = CACHED_TIMEOUT_S) -> npt.NDArray[np.bool_] | None:
-        """Which samples of the dataset need no read of the origin now (on SSD, or kept in RAM):
-        shape (samples,). None: hintsd did not say so within `timeout_s` seconds, or is not there
+    def cached(
+        self, timeout_s: float = CACHED_TIMEOUT_S, *, staged: bool = False
+    ) -> npt.NDArray[np.bool_] | None:
+        """Which samples of the dataset need no read of the origin now (on SSD, or kept in RAM;
+        `staged`: or in RAM for a moment, for any job): shape (samples,). None: hintsd did not say so within `timeout_s` seconds, or is not there
         or too old, which is known at once. Never a warning.
         """
-        return self._link.cached(timeout_s)
+        return self._link.cached(timeout_s, staged=staged)
 
     def drawn(self, batches: int, epoch: int) -> None:
         """This epoch has so many batches, and all are drawn: where the reader is, if the job ends

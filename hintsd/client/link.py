@@ -109,7 +109,8 @@ class _Agenda:
             self._orders[epoch] = spec
             for old in [known for known in self._orders if known < self.position[0]]:
                 del self._orders[old]
-            self._unsent.append(epoch)
+            if epoch not in self._unsent:
+                self._unsent.append(epoch)
 
     def step(self, epoch: int, batch: int) -> bool:
         """Whether the thread has to be woken for it."""
@@ -224,11 +225,12 @@ class Link:
             self._agenda.score(scores)
             self._connection.wake()
 
-    def cached(self, timeout_s: float) -> Mask | None:
+    def cached(self, timeout_s: float, *, staged: bool) -> Mask | None:
         """As `Job.cached`."""
-        if self.is_over or not self._connection.tells_cached:
+        connection = self._connection
+        if self.is_over or not connection.tells_cached or (staged and not connection.tells_staged):
             return None
-        return self._asking.ask(self._connection.wake, timeout_s)
+        return self._asking.ask(connection.wake, timeout_s, staged=staged)
 
     def step(self, epoch: int, batch: int) -> None:
         """Tell the position: `batch` batches of `epoch` have been handed out."""

@@ -2,8 +2,8 @@
 
 What cannot be known before (the default generator's state when an epoch begins) is read then: an
 `Announcer` takes the place of the sampler inside the loader, looks at it right before its first
-draw, hands the order to the job's thread, and lets the sampler go on. An ImportanceSampler is
-asked for its order. A sampler of unknown code is copied, the copy is read to its end, and torch's,
+draw, hands the order to the job's thread, and lets the sampler go on. Our own samplers are
+asked for theirs. A sampler of unknown code is copied, the copy is read to its end, and torch's,
 numpy's and Python's generators are put back.
 
 INVARIANT: the loader yields exactly what it would without us, and every generator is left as it
@@ -37,7 +37,7 @@ from hintsd.client.client import (
     tidy_paths,
     whole_number,
 )
-from hintsd.client.importance.telling import Telling
+from hintsd.client.importance.telling import telling_of
 from hintsd.client.datasets import Unreadable, files_of, is_in_memory
 from hintsd.client.iterators import drawing_iterator
 from hintsd.client.warning import warn_once
@@ -143,7 +143,7 @@ def _attach(
     source = _Source(loader, seat)
     spec = source.stock_spec(base_seed_drawn=False)
     is_told = spec is not None or type(source.sampler) in (list, tuple, range)
-    is_told = is_told or source.importance is not None
+    is_told = is_told or source.telling is not None
     if not is_told and not copy_sampler and source.rebatched_spec() is None:
         raise Unreadable(
             f"the order of {type(source.sampler).__name__} cannot be told without reading it: "
@@ -167,8 +167,8 @@ def _attach(
     for other in _announcers_of(seat):
         other.leave()
     announcer = Announcer(source, job)
-    if source.importance is not None:
-        source.importance.ask(job)
+    if source.telling is not None:
+        source.telling.ask(job)
     seat.give(announcer)
     return job, announcer
 
@@ -266,7 +266,7 @@ class Announcer:
         epoch = spec.start_epoch
         source.epoch = epoch + 1
         source.look_for_set_epoch()
-        if source.importance is None or not source.importance.is_told(spec):
+        if source.telling is None or not source.telling.is_told(spec):
             job.announce(epoch, spec)
         if (uses := source.new_scores(spec)) is not None:
             job.score(uses)
@@ -294,8 +294,8 @@ class Announcer:
             if drawn % batch_items == 0:
                 step(drawn)
             drawn += 1
-            if drawn == 1 and source.importance is not None:
-                source.importance.tell(job, spec)
+            if drawn == 1 and source.telling is not None:
+                source.telling.tell(job, spec)
             if drawn == last:
                 end(drawn)
             yield index
@@ -401,7 +401,7 @@ class _Source:
         self.sampler_epoch: int | None = None
         """A DistributedSampler's, in the epoch before."""
         self._are_weights_told = False
-        self.importance = Telling.of(self.sampler, self.dataset, self.batching)
+        self.telling = telling_of(self.sampler, self.dataset, self.batching)
         self.epoch = 0
         """The next one. A DistributedSampler's own numbers are used as long as they rise."""
         self.epoch = self._next_epoch()
@@ -435,8 +435,8 @@ class _Source:
     def _next_epoch(self) -> int:
         if samplers.is_distributed(self.sampler):
             return max(self.epoch, int(self.sampler.epoch))
-        if self.importance is not None:
-            return max(self.epoch, self.importance.epoch)
+        if self.telling is not None:
+            return max(self.epoch, self.telling.epoch)
         return self.epoch
 
     def stock_spec(self, *, base_seed_drawn: bool) -> OrderSpec | None:
@@ -474,8 +474,8 @@ class _Source:
         """The order of the epoch that begins now. None: there is none, and the job was closed."""
 
         def read() -> OrderSpec:
-            if self.importance is not None:
-                return self.importance.begun(self._next_epoch())
+            if self.telling is not None:
+                return self.telling.begun(self._next_epoch())
             stock = self.stock_spec(base_seed_drawn=True) or self.rebatched_spec()
             return stock or self._listed(self._read_copy(self.sampler))
 

@@ -252,6 +252,11 @@ def number(fields: Fields) -> int:
     return fields.int("number", 0, NUMBER_MOST)
 
 
+def with_staged(fields: Fields) -> bool:
+    """Field `staged` of a `cached` message. WireError."""
+    return "staged" in fields and fields.bool("staged")
+
+
 def step(fields: Fields) -> tuple[int, int]:
     """The epoch and the batch of a `step` message. WireError."""
     return fields.int("epoch", 0, EPOCH_MOST), fields.int("batch", 0, BATCH_MOST)

@@ -184,15 +184,15 @@ class Planning:
         if job.is_planned and job.scores is not None:
             await self.in_thread(self.planner.score, job.name, job.inos, job.scores)
 
-    async def cached(self, name: str) -> tuple[int, bytes]:
+    async def cached(self, name: str, *, staged: bool) -> tuple[int, bytes]:
         """How many samples the dataset of this job has, and which of them need no read of the
-        origin: a bit each, in each byte the first one lowest. JobRefused.
+        origin (as `Files.are_cached`): a bit each, in each byte the first one lowest. JobRefused.
         """
         async with self.lock:
             job = self._jobs.get(name)
             if job is None or not job.has_files:
                 raise JobRefused("its files are not known now")
-            return job.samples, await self.in_thread(self._cached, job.inos)
+            return job.samples, await self.in_thread(self._cached, job.inos, staged)
 
     async def close(self, job: HintedJob) -> None:
         """`lock` held: with what was read last, and its last step."""
@@ -227,8 +227,9 @@ class Planning:
         else:
             self.planner.unknown(job.name, epoch)
 
-    def _cached(self, inos: Inos) -> bytes:
-        return np.packbits(self.planner.are_cached(inos), bitorder="little").tobytes()
+    def _cached(self, inos: Inos, staged: bool) -> bytes:
+        found = self.planner.are_cached(inos, staged=staged)
+        return np.packbits(found, bitorder="little").tobytes()
 
     def _unplan(self, job: HintedJob, told: list[Told]) -> None:
         self._take_in(told, clock())

@@ -54,7 +54,7 @@ UNMOUNTED_INTERVAL_S = 2.0
 SWITCH_INTERVAL_S: Final = 0.001  # a thread that answers waits so long for one that computes
 JOURNAL_DIRECTORY: Final = "jobs"
 _BACKLOG: Final = 128
-_KNOWN: Final = {"scores": True, "cached": True}
+_KNOWN: Final = {"scores": True, "cached": True, "staged": True}
 """Messages that came later than version 1."""
 
 T = TypeVar("T")
@@ -365,7 +365,7 @@ class Server:
                 await self._score(connection, fields)
                 await send("scored")
             case "cached":
-                await self._tell_cached(connection, messages.number(fields))
+                await self._tell_cached(connection, fields)
             case "step":
                 epoch, batch = messages.step(fields)
                 if (live := connection.job) is not None and live.info and not live.is_over:
@@ -409,10 +409,11 @@ class Server:
         if (job := self._jobs.get(name)) is not None:
             job.score(uses)
 
-    async def _tell_cached(self, connection: _Connection, number: int) -> None:
+    async def _tell_cached(self, connection: _Connection, fields: Fields) -> None:
+        number, staged = messages.number(fields), messages.with_staged(fields)
         name, mount = self._planned_by(connection, "cached")
         try:
-            samples, bits = await mount.cached(name)
+            samples, bits = await mount.cached(name, staged=staged)
         except JobRefused as refusal:
             raise Refusal(f"cached: {refusal}") from None
         for offset in range(0, len(bits), PIECE_BYTES):

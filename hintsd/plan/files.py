@@ -61,11 +61,12 @@ class Files:
         found: Inos = inos[self.flags[inos] & flags != 0]
         return found
 
-    def are_cached(self, inos: Inos) -> Mask:
-        """Which of these need no read of the origin: they are on SSD, or kept in RAM. What a window
-        holds for a moment is not. Shape (files,).
+    def are_cached(self, inos: Inos, *, staged: bool = False) -> Mask:
+        """Which of these need no read of the origin: they are on SSD, or kept in RAM. What is in
+        RAM for a moment (of a window, or spare) is, too, if `staged`. Shape (files,).
         """
-        found: Mask = (self.flags[inos] & (STORED | KEPT) != 0) & (inos != 0)
+        flags = STORED | KEPT | (STAGED if staged else 0)
+        found: Mask = (self.flags[inos] & flags != 0) & (inos != 0)
         return found
 
     def all_with(self, flags: int) -> Inos:

@@ -71,6 +71,11 @@ class Window:
         self.end += samples
         self.size_bytes += size_bytes
 
+    def change(self, size_bytes: int) -> None:
+        """As many other files are in it: none of them has been looked at."""
+        self.size_bytes = size_bytes
+        self.sent, self.sent_bytes = self.begin, 0
+
     def shed(self, size_bytes: int, sent_bytes: int) -> None:
         """Bytes of what leaves it; of them, what was looked at."""
         self.size_bytes -= size_bytes

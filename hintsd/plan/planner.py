@@ -236,10 +236,15 @@ class MountPlanner:
         if sequence.is_moved_by(epoch, len(inos)):
             self.followers.begin_anew(job, epoch, inos)
             return
-        if old is not None or current not in sequence.orders:
-            self._windows.empty(job)
         if old is not None:
             self._layout.end(job)
+        if old is not None and len(old.inos) == len(inos) and old.contains(inos).all():
+            self._windows.rearrange(job, lambda: sequence.put(epoch, inos))
+            job.placed.fetch_from(job.window.begin)
+            self._windows.sort_anew()
+            return
+        if old is not None or current not in sequence.orders:
+            self._windows.empty(job)
         sequence.put(epoch, inos)
         self._windows.sort_anew()
         if current not in sequence.orders and job.live:

@@ -35,7 +35,7 @@ from hintsd.plan.job import Job, owner_count
 from hintsd.plan.lanes import LOOK_MOST, Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
-from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Reclaimed, Spare
+from hintsd.plan.ram import OUTSIDE_SHARE, Bytes, Kept, Ram, Reclaimed, Spare
 from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
@@ -307,12 +307,7 @@ class Windows:
         inos, repeats = job.sequence.piece(job.window.end, most)
         if len(inos) == 0:
             return 0, 0
-        own, flags = self._ram.bytes_of(inos), self._files.flags[inos]
-        fresh = (self._ram.refs[inos] == 0) & (flags & (GONE | READ) == 0) & (own > 0)
-        if repeats:
-            first = np.zeros(len(inos), np.bool_)
-            first[np.unique(inos, return_index=True)[1]] = True
-            fresh &= first
+        own, fresh = _own_and_fresh(self._ram, self._files, inos, repeats)
         cost = np.where(fresh, own, 0)
         taken = fits(cost, self._ram.room_bytes)
         if most_bytes is not None:
@@ -324,6 +319,27 @@ class Windows:
         own_bytes = int(own[:taken].sum())
         job.window.grow(taken, own_bytes)
         return taken, own_bytes
+
+    def rearrange(self, job: Job, put: Callable[[], None]) -> None:
+        """`put` gives its sequence another order of as many samples: what its window had and still
+        has stays as it is, be it staged or only asked for.
+        """
+        window, sequence = job.window, job.sequence
+        leaving = list(sequence.pieces(window.begin, window.end))
+        put()
+        size_bytes = 0
+        for inos, repeats in sequence.pieces(window.begin, window.end):
+            own, fresh = _own_and_fresh(self._ram, self._files, inos, repeats)
+            if self.has_lanes:
+                self._ram.cover(inos, repeats=repeats)
+            else:
+                self._ram.enter(inos, own, fresh, repeats=repeats)
+            size_bytes += int(own.sum())
+        for inos, repeats in leaving:
+            self.spare.add(self._ram.leave(inos, repeats=repeats))
+        window.change(size_bytes)
+        while self._ram.room_bytes < 0 and self._shrink(job, -self._ram.room_bytes):
+            pass  # others' sizes
 
     def _shrink(self, job: Job, by_bytes: int) -> bool:
         """Takes about so many bytes (at least) off the window's far end; False: it is empty."""
@@ -374,17 +390,8 @@ class Windows:
         """How long the next decision may wait, for each job that is read: its readers take so long
         for a small part of a window, or for half of what is staged when there is no more to stage.
         """
-        return [self._patience_s(job) for job in self._live if job.progress.samples_per_s > 0]
-
-    def _patience_s(self, job: Job) -> float:
-        if self.has_lanes:
-            return 0.0
-        window = job.window
-        if self._ram.stage_unanswered == 0 and window.sent == window.end and not job.can_grow:
-            samples = (window.end - job.progress.high) / 2  # all that is known lies there
-        else:
-            samples = (window.end - window.begin) / PATIENCE_SHARE
-        return max(samples, 0) / job.progress.samples_per_s
+        jobs = [job for job in self._live if job.progress.samples_per_s > 0]
+        return [0.0 if self.has_lanes else _patience_s(job, self._ram) for job in jobs]
 
     def check_invariants(self) -> None:
         """Costs a pass over all files: for tests."""
@@ -402,6 +409,26 @@ class Windows:
         refs[:1] = 0
         refs[self._ram.kept()] += 1
         assert (refs == self._ram.refs).all()
+
+
+def _own_and_fresh(ram: Ram, files: Files, inos: Inos, repeats: bool) -> tuple[Bytes, Mask]:
+    """Bytes of each, and which of them, each once, are to be held that no window wants."""
+    own, flags = ram.bytes_of(inos), files.flags[inos]
+    fresh = (ram.refs[inos] == 0) & (flags & (GONE | READ) == 0) & (own > 0)
+    if repeats:
+        first = np.zeros(len(inos), np.bool_)
+        first[np.unique(inos, return_index=True)[1]] = True
+        fresh &= first
+    return own, fresh
+
+
+def _patience_s(job: Job, ram: Ram) -> float:
+    window = job.window
+    if ram.stage_unanswered == 0 and window.sent == window.end and not job.can_grow:
+        samples = (window.end - job.progress.high) / 2  # all that is known lies there
+    else:
+        samples = (window.end - window.begin) / PATIENCE_SHARE
+    return max(samples, 0) / job.progress.samples_per_s
 
 
 def _is_uneven(job: Job) -> bool:

@@ -39,7 +39,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         _require(self.scheme in NAMES, "scheme", f"must be one of {', '.join(NAMES)}", self.scheme)
-        _whole("seed", self.seed, None)
+        whole("seed", self.seed, None)
         _number("fraction", self.fraction, "above 0 and at most 1")
         _require(0 < self.fraction <= 1, "fraction", "must be above 0 and at most 1", self.fraction)
         _number("h_share", self.h_share, "0 to 1")
@@ -53,12 +53,12 @@ class Settings:
         _require(
             self.substitute in SUBSTITUTES, "substitute", f"must be one of {known}", self.substitute
         )
-        _whole("draw_ahead", self.draw_ahead, 0, DRAW_AHEAD_MOST)
-        _whole("warm_up", self.warm_up, 0)
+        whole("draw_ahead", self.draw_ahead, 0, DRAW_AHEAD_MOST)
+        whole("warm_up", self.warm_up, 0)
         if self.batch_size is not None:
-            _whole("batch_size", self.batch_size, 1)
-        _whole("num_replicas", self.num_replicas, 1)
-        _whole("rank", self.rank, 0, self.num_replicas - 1)
+            whole("batch_size", self.batch_size, 1)
+        whole("num_replicas", self.num_replicas, 1)
+        whole("rank", self.rank, 0, self.num_replicas - 1)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -78,7 +78,7 @@ class Settings:
             _require(not self.may_repeat, "coverage", "needs samples once an epoch", self.coverage)
             _require(not self.unbiased, "coverage", "cannot be unbiased", self.coverage)
             _require(self.draw_ahead == 0, "coverage", "is not for draw_ahead=1", self.coverage)
-            _whole("coverage", self.coverage, math.ceil(1 / self.fraction))
+            whole("coverage", self.coverage, math.ceil(1 / self.fraction))
 
     @property
     def may_repeat(self) -> bool:
@@ -104,7 +104,8 @@ def _number(name: str, value: Any, bounds: str) -> None:
     _require(is_number and math.isfinite(value), name, f"must be {bounds}", value)
 
 
-def _whole(name: str, value: Any, least: int | None, most: int | None = None) -> None:
+def whole(name: str, value: Any, least: int | None, most: int | None = None) -> None:
+    """ValueError: the value of that name is no integer within these bounds."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     _require(is_whole, name, "must be an integer", value)
     if least is not None:

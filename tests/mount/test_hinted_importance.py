@@ -136,8 +136,8 @@ class Cached:
         self.masks: list[Any] = []  # what was told, at each draw
         asked = client.Job.cached
 
-        def ask(job: hintsd.Job) -> Any:
-            self.masks.append(asked(job))
+        def ask(job: hintsd.Job, *, staged: bool) -> Any:
+            self.masks.append(asked(job, staged=staged))
             return self.masks[-1]
 
         monkeypatch.setattr(client.Job, "cached", ask)

@@ -175,7 +175,8 @@ def test_an_import_costs_nothing_and_shows_its_names(client: Environment) -> Non
         "import sys, hintsd; print(hintsd.__version__, *dir(hintsd)); "
         "assert not {'numpy', 'msgpack', 'socket', 'importlib.metadata'} & {*sys.modules}"
     )
-    assert shown == f"{__version__} ImportanceSampler Job __version__ attach connect"
+    names = "ImportanceSampler Job SubstitutableSampler __version__ attach connect"
+    assert shown == f"{__version__} {names}"
 
 
 def test_the_client_needs_numpy_and_msgpack_only(client: Environment) -> None:
@@ -188,7 +189,7 @@ for package in (fusecache, hintsd):
         if not module.name.endswith("sitecustomize"):
             importlib.import_module(module.name)
     print(*package.__path__)
-hintsd.attach, hintsd.connect, hintsd.Job, hintsd.ImportanceSampler
+hintsd.attach, hintsd.connect, hintsd.Job, hintsd.ImportanceSampler, hintsd.SubstitutableSampler
 """
     for path in client.script(code, *STRANGE).splitlines():
         assert Path(path).parent == client.site
@@ -244,6 +245,7 @@ def test_a_script_that_uses_it_passes_strict_mypy(client: Environment, tmp_path:
         "    other = hintsd.connect(path).shuffle(seed=0, epochs=3)\n"
         "    reveal_type(other)\n"
         "    reveal_type(hintsd.attach)\n"
+        "    reveal_type(hintsd.SubstitutableSampler(9, 2).epoch)\n"
         "    return hintsd.__version__\n"
         "\n"
         "hintsd.connect(3)\n"
@@ -255,8 +257,9 @@ def test_a_script_that_uses_it_passes_strict_mypy(client: Environment, tmp_path:
     found = done.stdout
     assert 'train.py:8: note: Revealed type is "hintsd.client.client.Job"' in found
     assert re.search(r"train.py:9: note: Revealed type is .*-> hintsd.client.client.Job", found)
+    assert re.search(r'train.py:10: note: Revealed type is "(builtins\.)?int"', found)
     errors = [line.partition(": error")[0] for line in found.splitlines() if ": error" in line]
-    assert errors == ["train.py:12", "train.py:13"], found
+    assert errors == ["train.py:13", "train.py:14"], found
 
 
 @in_one_mode

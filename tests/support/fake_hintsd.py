@@ -34,6 +34,8 @@ class Told:
     sampled: list[tuple[int | None, int | None]] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     """The numbers of its questions for what is cached."""
+    asked_staged: list[bool] = field(default_factory=list)
+    """Of each, whether it was about what is staged, too."""
     is_closed: bool = False
     is_gone: bool = False
 
@@ -59,6 +61,7 @@ class FakeHintsd:
         self.takes_scores = True
         self.tells_cached: Callable[[int], Iterable[dict[str, Any]]] | None = None
         """The pieces of an answer to question `number`; None: it does not know of such."""
+        self.tells_staged = True
         self.connections = 0
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
@@ -155,6 +158,7 @@ class FakeHintsd:
                     known = {"scores": self.takes_scores}
                     if self.tells_cached is not None:
                         known["cached"] = True
+                        known["staged"] = self.tells_staged
                     return ("welcome", told_first | known), told
             case "array":
                 assert len(fields["data"]) <= 1 << 20
@@ -197,6 +201,7 @@ class FakeHintsd:
                 assert told is not None
                 assert self.tells_cached is not None
                 told.asked.append(fields["number"])
+                told.asked_staged.append(fields.get("staged", False))
                 for piece in self.tells_cached(fields["number"]):
                     kind = "rejected" if "message" in piece else "cached"
                     connection.sendall(wire.encode(kind, piece))

@@ -88,10 +88,11 @@ class NotedDirector:
             raise JobRefused("13 scores")
         self.told.put(("scores", job, uses.tolist(), *sampled))
 
-    async def cached(self, job: str) -> tuple[int, bytes]:
+    async def cached(self, job: str, *, staged: bool) -> tuple[int, bytes]:
         if self.bits is None:
             raise JobRefused("no files")
-        return 8 * len(self.bits) - 3, self.bits
+        bits = self.bits[::-1] if staged else self.bits
+        return 8 * len(bits) - 3, bits
 
     def step(self, job: str, epoch: int, batch: int) -> None:
         self.told.put(("step", job, epoch, batch))

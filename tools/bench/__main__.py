@@ -17,7 +17,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tools.bench import budgets, gpu, hints, importance, log, peers, policies, recording, rows
+from tools.bench import (
+    budgets,
+    gpu,
+    hints,
+    importance,
+    log,
+    peers,
+    policies,
+    recording,
+    rows,
+    substitution,
+)
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
 from tools.interrupts import end_on_signals
@@ -34,6 +45,7 @@ ROWS = (
     *budgets.ROWS,
     *gpu.ROWS,
     *importance.ROWS,
+    *substitution.ROWS,
     *recording.ROWS,
     *log.ROWS,
     "policies",
@@ -171,6 +183,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         **budgets.ROWS,
         **gpu.ROWS,
         **importance.ROWS,
+        **substitution.ROWS,
         "policies": policies.policies,
         **recording.ROWS,
         **log.ROWS,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.client.importance.losses import Arriving, Refused, arriving, count_of, indices_of
+from hintsd.client.importance.shared import call
 from hintsd.client.warning import warn_once
 from hintsd.sampling.epochs import Drawing
 from hintsd.sampling.pairing import Pairing, Unpaired
@@ -28,15 +29,6 @@ def say(why: str) -> None:
     """One warning in a process, whatever numbers are in it."""
     reason = "importance: " + re.sub(r"[\d.]+", "", why)
     warn_once(f"ImportanceSampler: {why}; training goes on with the scores that there are", reason)
-
-
-def call(hooks: list[Any], *told: Any) -> None:
-    """Tell all hooks; one that fails is a warning."""
-    for hook in tuple(hooks):
-        try:
-            hook(*told)
-        except Exception as error:
-            say(f"a hook failed ({error!r})")
 
 
 class Learning:
@@ -121,4 +113,4 @@ class Learning:
         whole = max(len(coming), self.pairing.batch_size or 0)
         values = self._drawing.score(losses, before, whole).astype(np.float32)
         scores.learn(indices, values, epoch)
-        call(self.hooks, epoch, indices, values)
+        call(self.hooks, say, epoch, indices, values)

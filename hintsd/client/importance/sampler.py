@@ -16,8 +16,6 @@ INVARIANT: no generator but its own is drawn from.
 
 from __future__ import annotations
 
-import operator
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -29,6 +27,14 @@ from hintsd.client.importance import ranks
 from hintsd.client.importance.learning import Learning, OnScores, say
 from hintsd.client.importance.losses import count_of, weighed
 from hintsd.client.importance.report import Report, report_of
+from hintsd.client.importance.shared import (
+    added,
+    as_arrays,
+    as_tensors,
+    length_now,
+    length_of,
+    number_of_epoch,
+)
 from hintsd.client.importance.upcoming import OnDrawn, Upcoming
 from hintsd.client.iterators import drawing_iterator
 from hintsd.orders import samplers
@@ -36,7 +42,6 @@ from hintsd.sampling.epochs import Drawing, Epoch
 from hintsd.sampling.scores import Scores
 from hintsd.sampling.settings import Settings
 
-LENGTH_MOST: Final = 2**32 - 2  # as an order's (orders/spec.py)
 AT_ONCE: Final = 8192  # indices that become Python integers
 VERSION: Final = 1
 
@@ -106,7 +111,7 @@ class ImportanceSampler:
         self._settings = settings
         self._dataset = dataset
         self._drawing = Drawing(settings)
-        self._learning = Learning(Scores(_length(dataset)), self._drawing, settings.batch_size)
+        self._learning = Learning(Scores(length_of(dataset)), self._drawing, settings.batch_size)
         self._upcoming = Upcoming(settings, self._drawing, self._learning)
         self._begun: Epoch | None = None
         """Of all ranks: the epoch that was begun last."""
@@ -147,13 +152,7 @@ class ImportanceSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that begins next has this number: as of a DistributedSampler. Not needed."""
-        try:
-            number = operator.index(epoch)
-        except TypeError:
-            number = -1
-        if number < 0:
-            say(f"set_epoch was given no number of an epoch ({epoch!r})")
-        else:
+        if (number := number_of_epoch(epoch, say)) is not None:
             self._upcoming.begin_at(number)
 
     def order_of_next_epoch(self) -> npt.NDArray[Any]:
@@ -265,12 +264,12 @@ class ImportanceSampler:
     def on_drawn(self, hook: OnDrawn) -> Callable[[], None]:
         """`hook(epoch, indices)` is called when an epoch is drawn, with what this rank reads. Call
         what is returned to end that."""
-        return _added(self._upcoming.hooks, hook)
+        return added(self._upcoming.hooks, hook)
 
     def on_scores(self, hook: OnScores) -> Callable[[], None]:
         """`hook(epoch, indices, values)` is called with the new scores of each batch, and at an
         epoch's end with those of other ranks. Call what is returned to end that."""
-        return _added(self._learning.hooks, hook)
+        return added(self._learning.hooks, hook)
 
     # ---- saved and resumed -----------------------------------------------------------------------
 
@@ -293,12 +292,12 @@ class ImportanceSampler:
             "scores": learning.scores.state(),
             "upcoming": self._upcoming.state(begun),
         }
-        return _tree(state, _as_tensor) if "torch" in sys.modules else state
+        return as_tensors(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """What `state_dict` gave, of a sampler with the same arguments."""
         try:
-            told = _tree(state, _as_array)
+            told = as_arrays(state)
             if told["version"] != VERSION:
                 raise ValueError(f"it is of version {told['version']}")
             if told["scheme"] != self._settings.scheme:
@@ -358,62 +357,8 @@ class ImportanceSampler:
 
     def _watch_length(self) -> None:
         scores = self._learning.scores
-        try:
-            length = len(scores) if _is_whole(self._dataset) else len(self._dataset)
-        except Exception as error:
-            say(f"the dataset has no length any more ({error!r})")
-            return
-        if length == len(scores) or not 0 < length <= LENGTH_MOST:
-            return
-        say(f"the dataset has {length} samples now, and had {len(scores)}")
-        self._learning.flush()
-        scores.resize(length)
-        self._upcoming.forget()
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _length(dataset: Any) -> int:
-    """ValueError: it has none."""
-    try:
-        length = int(dataset) if _is_whole(dataset) else len(dataset)
-    except TypeError:
-        raise ValueError(
-            f"dataset must be one with a length, or its length, not {type(dataset).__name__}"
-        ) from None
-    if not 0 < length <= LENGTH_MOST:
-        raise ValueError(f"dataset must have 1 to {LENGTH_MOST} samples, not {length}")
-    return length
-
-
-def _added(hooks: list[Any], hook: Any) -> Callable[[], None]:
-    hooks.append(hook)
-
-    def remove() -> None:
-        if hook in hooks:
-            hooks.remove(hook)
-
-    return remove
-
-
-def _tree(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with each leaf changed."""
-    if isinstance(value, Mapping):
-        return {key: _tree(each, change) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_tree(each, change) for each in value]
-    return change(value)
-
-
-def _as_tensor(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    import torch
-
-    return torch.from_numpy(value)
-
-
-def _as_array(value: Any) -> Any:
-    return value.cpu().numpy() if hasattr(value, "cpu") else value
+        length = length_now(self._dataset, len(scores), say)
+        if length != len(scores):
+            self._learning.flush()
+            scores.resize(length)
+            self._upcoming.forget()

@@ -1,4 +1,5 @@
-"""Telling: an ImportanceSampler's epochs as orders for hintsd, when they begin or are drawn ahead."""
+"""Telling: our own samplers' epochs as orders for hintsd, when they begin, are drawn ahead, or come
+in another order than was told."""
 
 from __future__ import annotations
 
@@ -9,28 +10,16 @@ import numpy as np
 
 from hintsd.client.client import Job, explicit_order
 from hintsd.client.importance.sampler import ImportanceSampler
+from hintsd.client.importance.substitutable import SubstitutableSampler
 from hintsd.orders.spec import OrderSpec
 
 
 class Telling:
     """Of one loader: its sampler, its dataset, and its (batch_size, drop_last)."""
 
-    def __init__(
-        self, sampler: ImportanceSampler, dataset: Any, batching: tuple[int, bool] | None
-    ) -> None:
+    def __init__(self, sampler: Any, dataset: Any, batching: tuple[int, bool] | None) -> None:
         self._sampler, self._dataset = sampler, dataset
         self._batching = batching or (1, False)
-        self._ahead: OrderSpec | None = None
-        """What was last told of an epoch before it began."""
-
-    @staticmethod
-    def of(
-        sampler: object, dataset: Any, batching: tuple[int, bool] | None
-    ) -> Telling | None:
-        """None: it is no ImportanceSampler, or a subclass, which may do anything."""
-        if type(sampler) is not ImportanceSampler:
-            return None
-        return Telling(sampler, dataset, batching)
 
     def ask(self, job: Job) -> None:
         """At each draw that needs it `job` says what is cached, unless the user's function does."""
@@ -39,17 +28,35 @@ class Telling:
     @property
     def epoch(self) -> int:
         """The sampler's own number of the epoch that begins next."""
-        return self._sampler.epoch
+        return int(self._sampler.epoch)
 
     def begun(self, epoch: int) -> OrderSpec:
         """Of the epoch that begins next, which is drawn by that. ValueError: it is of no samples."""
-        return self._spec(self._sampler.order_of_next_epoch(), epoch)
+        return self.spec(self._sampler.order_of_next_epoch(), epoch)
 
     def tell(self, job: Job, spec: OrderSpec) -> None:
-        """The epoch of `spec` has begun: what is drawn ahead, how often this reader is expected to
-        use each sample in an epoch that is not drawn yet, and what was drawn by them."""
+        """The epoch of `spec` has begun."""
+
+    def is_told(self, spec: OrderSpec) -> bool:
+        """Whether the order of the epoch that begins was told before."""
+        return False
+
+    def spec(self, indices: Any, epoch: int) -> OrderSpec:
+        """Indices of an epoch as its order."""
+        batch_size, drop_last = self._batching
+        return explicit_order(indices, epoch, batch_size, drop_last, len(self._dataset))
+
+
+class _TellingScores(Telling):
+    """Of an ImportanceSampler: what is drawn ahead, how often this reader is expected to use each
+    sample in an epoch that is not drawn yet, and what was drawn by them, too."""
+
+    _ahead: OrderSpec | None = None
+    """What was last told of an epoch before it began."""
+
+    def tell(self, job: Job, spec: OrderSpec) -> None:
         for _, indices in self._sampler.drawn()[:1]:
-            self._ahead = self._spec(indices, spec.start_epoch + 1)
+            self._ahead = self.spec(indices, spec.start_epoch + 1)
             job.announce(self._ahead.start_epoch, self._ahead)
         settings, report = self._sampler.settings, self._sampler.report()
         job.score(
@@ -59,7 +66,6 @@ class Telling:
         )
 
     def is_told(self, spec: OrderSpec) -> bool:
-        """Whether the order of the epoch that begins was told before."""
         ahead, self._ahead = self._ahead, None
         return (
             ahead is not None
@@ -67,21 +73,65 @@ class Telling:
             and np.array_equal(ahead.indices, spec.indices)  # type: ignore[arg-type]  # both have
         )
 
-    def _spec(self, indices: Any, epoch: int) -> OrderSpec:
-        batch_size, drop_last = self._batching
-        return explicit_order(indices, epoch, batch_size, drop_last, len(self._dataset))
+
+class _TellingArranged(Telling):
+    """Of a SubstitutableSampler: its order is told anew whenever more of it is decided."""
+
+    _epoch = 0
+    """The loader's number of the one that is read."""
+
+    def ask(self, job: Job) -> None:
+        self._sampler.set_cached(_Asked(job, staged=True), is_offer=True)
+        self._sampler.on_arranged(_Announced(job, self))
+
+    def begun(self, epoch: int) -> OrderSpec:
+        self._epoch = epoch
+        return super().begun(epoch)
+
+    def announce(self, job: Job, indices: Any) -> None:
+        """So the epoch is read now."""
+        job.announce(self._epoch, self.spec(indices, self._epoch))
+
+
+def telling_of(
+    sampler: object, dataset: Any, batching: tuple[int, bool] | None
+) -> Telling | None:
+    """None: it is none of ours, or a subclass, which may do anything."""
+    if type(sampler) is ImportanceSampler:
+        return _TellingScores(sampler, dataset, batching)
+    if type(sampler) is SubstitutableSampler:
+        return _TellingArranged(sampler, dataset, batching)
+    return None
 
 
 class _Asked:
     """Asks a job what is cached. It does not keep it alive, and a copy asks nobody: samplers are
     copied and pickled."""
 
-    def __init__(self, job: Job | None) -> None:
+    def __init__(self, job: Job | None, *, staged: bool = False) -> None:
         self._job = None if job is None else weakref.ref(job)
+        self._with_staged = staged
 
     def __call__(self) -> Any:
         job = None if self._job is None else self._job()
-        return None if job is None else job.cached()
+        return None if job is None else job.cached(staged=self._with_staged)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Asked, (None,)
+
+
+class _Announced:
+    """Announces an order to a job. As `_Asked`."""
+
+    def __init__(self, job: Job | None, telling: _TellingArranged | None) -> None:
+        self._job = None if job is None else weakref.ref(job)
+        self._telling = None if telling is None else weakref.ref(telling)
+
+    def __call__(self, epoch: int, indices: Any) -> None:
+        job = None if self._job is None else self._job()
+        telling = None if self._telling is None else self._telling()
+        if job is not None and telling is not None and not job.is_over:
+            telling.announce(job, indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Announced, (None, None)

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.client.importance import ranks
-from hintsd.client.importance.learning import Learning, call, say
+from hintsd.client.importance.learning import Learning, say
+from hintsd.client.importance.shared import call, mask_of
 from hintsd.sampling.epochs import Drawing, Epoch
 from hintsd.sampling.fallback import Fallback
 from hintsd.sampling.formulas import Mask
@@ -101,7 +102,7 @@ class Upcoming:
             epoch = draw(scores, number, cached=None, shuffle=True, repeat=False)
         self.drawn.append(epoch)
         mine = self.share(epoch)
-        call(self.hooks, number, mine.order[mine.read :])
+        call(self.hooks, say, number, mine.order[mine.read :])
 
     def _ask_cached(self, number: int) -> Mask | None:
         """Which samples are cached when this epoch is drawn, as far as anybody says."""
@@ -109,21 +110,7 @@ class Upcoming:
         is_needed = settings.needs_cached and number >= settings.warm_up
         if self._cached is None or (self._is_offer and not is_needed):
             return None
-        try:
-            told = self._cached()
-            if told is None:
-                return None
-            told = np.asarray(told)
-            if told.dtype == np.bool_ and told.shape == (samples,):
-                return np.array(told)
-            if len(told) and (told.dtype.kind not in "iu" or told.ndim != 1):
-                raise ValueError("it is neither a mask of the samples nor a row of indices")
-            mask = np.zeros(samples, np.bool_)
-            mask[told.astype(np.int64)] = True
-            return mask
-        except Exception as error:
-            say(f"what is cached cannot be told ({error!r})")
-            return None
+        return mask_of(self._cached, samples, say)
 
     def _gather(self, cached: Mask | None) -> Mask | None:
         """Exchange news, what rank 0 was judged by, and what is cached; the latter, of all. Where
@@ -160,7 +147,7 @@ class Upcoming:
             indices, values, times = told["news"]
             scores.merge(indices, values, times, self._learning.epoch, is_own=rank == own)
             if rank != own and len(indices):
-                call(self._learning.hooks, self._learning.epoch, indices, values)
+                call(self._learning.hooks, say, self._learning.epoch, indices, values)
             if told["cached"] is not None:
                 mask = np.unpackbits(told["cached"], count=len(scores)).astype(np.bool_)
                 cached = mask if cached is None else cached | mask

@@ -213,6 +213,9 @@ def test_what_is_cached_is_told_in_pieces(daemon: Daemon, client: Client) -> Non
     assert [part["offset"] for part in told] == [0, piece, 2 * piece]
     assert b"".join(part["data"] for part in told) == bits
     assert {(part["number"], part["samples"]) for part in told} == {(3, 8 * len(bits) - 3)}
+    told = [client.ask("cached", number=4, staged=True)]
+    told += [client.receive().fields.raw(), client.receive().fields.raw()]
+    assert b"".join(part["data"] for part in told) == bits[::-1]
     assert client.ask("close") == {}
 
 

@@ -115,6 +115,8 @@ def test_cached_is_what_ssd_has_and_ram_keeps() -> None:
     assert found == kept(scene) | set(np.flatnonzero(flags & STORED).tolist())
     assert ssd < len(found) < ssd + ram
     assert np.count_nonzero(flags & STAGED) > len(kept(scene))
+    with_staged = set(inos[scene.planner.are_cached(inos, staged=True)].tolist())
+    assert with_staged == found | set(np.flatnonzero(flags & STAGED).tolist())
 
 
 # --- lanes: RAM takes less than what is read at once
