@@ -55,17 +55,17 @@ class Tables:
 
     def open(self, dataset: bytes) -> int:
         """A descriptor of that dataset's. FileNotFoundError; Untrusted: not ours; OSError."""
-        self._check_folder()
+        check_folder(self._path)
         path = self._path / dataset.hex()
-        return _checked(os.open(path, _READ), path)
+        return checked(os.open(path, _READ), path)
 
     def begin(self, dataset: bytes, size_bytes: int) -> Unfinished | None:
         """With room for so many bytes. None: another process writes it. Untrusted, OSError."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._path, 0o700)
-        self._check_folder()
+        check_folder(self._path)
         path = self._path / dataset.hex()
-        fd = _checked(os.open(_temporary(path), _WRITE, 0o600), _temporary(path))
+        fd = checked(os.open(_temporary(path), _WRITE, 0o600), _temporary(path))
         unfinished = Unfinished(fd, path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,19 +105,21 @@ class Tables:
                     found.append((entry.name, entry.stat(follow_symlinks=False)))
         return found
 
-    def _check_folder(self) -> None:
-        fd = trust.open_directory(str(self._path))
-        try:
-            trust.check_private(os.fstat(fd), str(self._path))
-        finally:
-            os.close(fd)
+
+def check_folder(path: Path) -> None:
+    """Untrusted: not ours, or others may write to it; OSError."""
+    fd = trust.open_directory(str(path))
+    try:
+        trust.check_private(os.fstat(fd), str(path))
+    finally:
+        os.close(fd)
 
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
-def _checked(fd: int, path: Path) -> int:
+def checked(fd: int, path: Path) -> int:
     """The same descriptor, of a file that is ours; else closed. Untrusted."""
     try:
         status = os.fstat(fd)

@@ -1,0 +1,239 @@
+"""What `fusecache pin` keeps on SSD (docs/FORMAT.md, "Pins"): by globs, so later files count, too.
+
+INVARIANT: what the file in the cache directory says counts: a command has changed it when it
+answers, and a mount follows it when another one has changed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import stat
+import time
+from collections.abc import Callable
+
+import numpy as np
+import trio
+
+from fusecache import _native
+from fusecache.base.errors import UnknownInode, UserError
+from fusecache.base.metrics import CHANGES_SEEN, Metrics
+from fusecache.control.control import Message, RequestError, Send
+from fusecache.read.operations import Operations
+from fusecache.server.globs import Globs, quoted
+from fusecache.server.maintenance import WarmProgress, limit_for, taken_bytes
+from fusecache.server.selecting import Asked, Failures, Turns, select, telling
+from fusecache.store import Store
+from fusecache.store.directory.pin_files import Pinned
+from fusecache.table import namespace
+from fusecache.table.pins import Inos, UserPins
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+LOOK_SHARE = 50  # looking takes at most this part of the time
+LOCATED_AT_ONCE = 1024
+
+
+class Pinning:
+    """Of one mount."""
+
+    def __init__(
+        self,
+        *,
+        operations: Operations,
+        store: Store,
+        dataset: bytes,
+        pins: UserPins,
+        metrics: Metrics,
+        locate_all: Callable[[list[int]], None],
+    ) -> None:
+        """`locate_all` has the front know where the blocks of files lie; blocking."""
+        self._operations = operations
+        self._store = store
+        self._dataset = dataset
+        self._pins = pins
+        self._metrics = metrics
+        self._locate_all = locate_all
+        self._lock = trio.Lock()
+        self._kept: Pinned | None = None  # as the file says; None: not read yet
+        self._globs = Globs(())
+        self._marked_to = 0  # inodes up to this one were looked at
+        self._files = self._bytes = 0  # that are marked
+        self._changes = 0
+        self._told: frozenset[int] | None = None  # segments, to others
+        self._said = ""
+
+    def status(self) -> Message:
+        kept = self._kept or Pinned()
+        known = self._pins.is_known
+        return {
+            "globs": list(kept.globs), "files": self._files, "bytes": self._bytes, "known": known
+        }  # fmt: skip
+
+    # ---- by itself -------------------------------------------------------------------------------
+
+    async def keep_forever(self) -> None:
+        """Know which files are pinned, and tell others in which segments they lie."""
+        while True:
+            begin = time.monotonic()
+            async with self._lock:
+                await self._follow()
+                await self._mark_new()
+                if self._kept is not None and self._kept.globs:
+                    await self._tell_segments()
+            await trio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - begin)))
+
+    async def _follow(self) -> None:
+        """What the file says now."""
+        try:
+            found = await trio.to_thread.run_sync(self._store.pins_of, self._dataset)
+            self._said = ""
+        except (ValueError, UserError, OSError) as error:
+            if str(error) != self._said:
+                log.warning("pins are not used: %s", error)
+            self._said, found = str(error), Pinned()
+        if found is None:
+            return  # the cache directory is not there
+        if self._kept is None or found.globs != self._kept.globs:
+            self._pins.begin(found.segnos)
+            self._globs, self._marked_to = Globs(found.globs), 0
+            self._files = self._bytes = 0
+            self._told = None
+        self._kept = found
+
+    async def _mark_new(self) -> None:
+        """Of inodes that have come since, those that are pinned."""
+        if self._kept is None:
+            return
+        turns, some, count = Turns(), list[int](), _native.count()
+        for ino in range(self._marked_to + 1, count + 1) if self._kept.globs else ():
+            await turns.give_way()
+            try:
+                mode, path = _native.attributes(ino)[0], _native.path(ino)
+            except UnknownInode:
+                continue
+            if stat.S_ISREG(mode) and self._globs.naming(path) and not _native.is_dead(ino):
+                some.append(ino)
+            if len(some) == LOCATED_AT_ONCE:
+                await self._mark(some)
+                some = []
+        await self._mark(some)
+        self._marked_to = count
+        self._pins.note_known()
+
+    async def _mark(self, inos: list[int]) -> None:
+        if inos:
+            marked = np.array(inos, np.uint32)
+            fresh = marked[~self._pins.holds(marked)].tolist()
+            self._files += len(fresh)
+            self._bytes += sum(namespace.version(ino).size for ino in fresh)
+            self._pins.mark(marked)
+            await trio.to_thread.run_sync(self._locate_all, inos)
+
+    async def _tell_segments(self) -> None:
+        assert self._kept is not None
+        changes = self._metrics.read()[CHANGES_SEEN]
+        if changes != self._changes:
+            await trio.to_thread.run_sync(self._pins.forget_dead)
+            self._changes = changes
+        segnos = await trio.to_thread.run_sync(self._pins.segments) or frozenset[int]()
+        if segnos != self._told and not segnos <= self._kept.segnos:
+            # Some may be gone: they are not told again. What another mount has found out stays.
+            kept = self._kept._replace(segnos=segnos | self._kept.segnos)
+            try:
+                await trio.to_thread.run_sync(self._store.keep_pins, self._dataset, kept)
+                self._told = segnos
+            except (UserError, OSError, sqlite3.Error) as error:
+                log.warning("pinned segments are not told: %s", error)
+
+    # ---- what the command asks -------------------------------------------------------------------
+
+    async def pin(self, request: Message, send: Send) -> Message:
+        """Pin what the request's "globs" name below its "prefix", or end that ("remove"); see
+        docs/WIRE.md.
+        """
+        progress = WarmProgress()
+        return await telling(lambda: self._pin(request, progress), progress.fields, send)
+
+    async def _pin(self, request: Message, progress: WarmProgress) -> Message:
+        asked = Asked.of(request)
+        async with self._lock:
+            await self._follow()
+            if self._kept is None:
+                raise RequestError("the cache directory cannot be used now")
+            wanted = _without if request.get("remove") is True else _with
+            globs = wanted(self._kept.globs, _joined(asked), asked)
+            return await self._replace(globs, asked, progress)
+
+    async def _replace(
+        self, globs: tuple[str, ...], asked: Asked, progress: WarmProgress
+    ) -> Message:
+        """These are pinned from now on, and no others. RequestError: nothing has changed."""
+        assert self._kept is not None
+        matching, count, failures = Globs(globs), _native.count(), Failures()
+        sizes = dict[int, int]()
+
+        def chosen(ino: int, path: bytes) -> None:
+            sizes[ino] = size = namespace.version(ino).size
+            progress.select(size, taken_bytes(size, path))
+
+        unmatched = list[str]()
+        if globs:
+            list_checked = self._operations.list_checked
+            _, unmatched = await select(Asked(list(globs), b""), list_checked, chosen, failures)
+        if missing := [glob for glob in unmatched if glob not in self._kept.globs]:
+            raise RequestError(f"no file matches {' '.join(missing)}; nothing was pinned")
+        needed = limit_for(progress.room_bytes, progress.largest_bytes) if globs else 0
+        limit = self._store.settings.limit_bytes
+        if needed > limit and not set(globs) <= set(self._kept.globs):
+            raise RequestError(
+                f"all that would be pinned needs --ssd {-(-needed >> 20)}M, and --ssd is "
+                f"{limit >> 20}M: nothing was pinned"
+            )
+        inos: Inos = np.array(list(sizes), np.uint32)
+        # Where a directory could not be listed, files may be pinned that nobody knows.
+        inherited = self._kept.segnos if failures.count else frozenset[int]()
+        await trio.to_thread.run_sync(self._locate_all, inos.tolist())
+        pins = UserPins()
+        pins.replace(inos, inherited)
+        segnos = await trio.to_thread.run_sync(pins.segments)
+        kept = Pinned(globs, segnos or frozenset())
+        try:
+            await trio.to_thread.run_sync(self._store.keep_pins, self._dataset, kept)
+        except (OSError, sqlite3.Error) as error:
+            raise RequestError(f"pins cannot be kept: {error}") from None
+        self._pins.replace(inos, inherited)
+        self._kept, self._globs, self._marked_to = kept, matching, count
+        self._files, self._bytes, self._told = len(sizes), sum(sizes.values()), kept.segnos
+        return {
+            "result": {
+                "globs": list(globs),
+                "files": self._files,
+                "bytes": self._bytes,
+                "unmatched": unmatched,
+                **failures.fields(),
+            }
+        }
+
+
+def _joined(asked: Asked) -> tuple[str, ...]:
+    """The globs, relative to the mount."""
+    prefix = quoted(asked.prefix.decode(errors="surrogateescape"))
+    return tuple(f"{prefix}/{glob}" if prefix else glob for glob in asked.globs)
+
+
+def _with(kept: tuple[str, ...], globs: tuple[str, ...], asked: Asked) -> tuple[str, ...]:
+    if not asked.globs:
+        raise RequestError("globs must name something")
+    return tuple(dict.fromkeys(kept + globs))
+
+
+def _without(kept: tuple[str, ...], globs: tuple[str, ...], asked: Asked) -> tuple[str, ...]:
+    """Without globs: all of those below the prefix."""
+    if not asked.globs:
+        below = quoted(asked.prefix.decode(errors="surrogateescape"))
+        return tuple(glob for glob in kept if below and not f"{glob}/".startswith(f"{below}/"))
+    if absent := [glob for glob in globs if glob not in kept]:
+        raise RequestError(f"not pinned: {' '.join(absent)}")
+    return tuple(glob for glob in kept if glob not in globs)
