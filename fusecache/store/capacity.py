@@ -92,7 +92,12 @@ def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tup
 
 def _kept_bytes(place: Place) -> int:
     """What the cache takes apart from its segments."""
-    return place.index.database.size_bytes() + place.directory.tables.size_bytes()
+    directory = place.directory
+    return (
+        place.index.database.size_bytes()
+        + directory.tables.size_bytes()
+        + directory.pins.size_bytes()
+    )
 
 
 def _fitting_bytes(place: Place, rows: Iterable[idx.SegmentRow], most: int) -> tuple[int, int]:

@@ -45,7 +45,8 @@ class Accounts:
             return Usage(0, 0, limit, 0, 0)
         own, reserved = index.database.size_bytes(), sum(row.reserved for row in rows)
         directory = self._attachment.given.opened
-        own += directory.tables.size_bytes() if directory is not None else 0
+        if directory is not None:
+            own += directory.tables.size_bytes() + directory.pins.size_bytes()
         return Usage(written + own, reserved + own, limit, count, len(rows))
 
     def written_bytes(self, index: idx.Index, row: idx.SegmentRow) -> int:

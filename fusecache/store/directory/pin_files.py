@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fusecache.base import trust
-from fusecache.store.directory.tables import check_folder, checked
+from fusecache.store.directory.tables import check_folder, checked, files_in
 
 _FOLDER: Final = "pins"
 _VERSION: Final = 1
@@ -37,6 +37,10 @@ class PinFiles:
     def __init__(self, home: Path) -> None:
         self._path = home.absolute() / _FOLDER
         self._known: dict[str, tuple[object, frozenset[int]]] = {}  # name -> identity, segments
+
+    def size_bytes(self) -> int:
+        """What all of them take on the disk; 0: it does not say."""
+        return sum(status.st_blocks * 512 for _, status in files_in(self._path))
 
     def read(self, dataset: bytes) -> Pinned:
         """What is pinned of that source. ValueError: damaged, or of another version; Untrusted;
@@ -87,16 +91,15 @@ class PinFiles:
     def segments(self) -> frozenset[int]:
         """Those listed for any source; of what cannot be believed, none."""
         known: dict[str, tuple[object, frozenset[int]]] = {}
-        with contextlib.suppress(OSError), os.scandir(self._path) as entries:
-            for entry in entries:
+        for name, status in files_in(self._path):
+            identity = status.st_ino, status.st_mtime_ns, status.st_size
+            found = self._known.get(name)
+            if found is None or found[0] != identity:
+                found = identity, frozenset()
                 with contextlib.suppress(ValueError, OSError, trust.Untrusted):
-                    if not entry.name.endswith(".tmp"):
-                        status = entry.stat(follow_symlinks=False)
-                        identity = status.st_ino, status.st_mtime_ns, status.st_size
-                        before = self._known.get(entry.name)
-                        if before is None or before[0] != identity:
-                            before = identity, self._read(entry.name).segnos
-                        known[entry.name] = before
+                    if not name.endswith(".tmp"):
+                        found = identity, self._read(name).segnos
+            known[name] = found
         self._known = known
         return frozenset().union(*(segnos for _, segnos in known.values()))
 

@@ -51,7 +51,7 @@ class Tables:
 
     def size_bytes(self) -> int:
         """What all of them take on the disk, unfinished ones too; 0: it does not say."""
-        return sum(status.st_blocks * 512 for _, status in self._all())
+        return sum(status.st_blocks * 512 for _, status in files_in(self._path))
 
     def open(self, dataset: bytes) -> int:
         """A descriptor of that dataset's. FileNotFoundError; Untrusted: not ours; OSError."""
@@ -87,7 +87,9 @@ class Tables:
         """Delete those saved longest ago, all but the dataset's `kept`, until the others take no
         more than that. OSError.
         """
-        others = [found for found in self._all() if kept is None or found[0][:32] != kept.hex()]
+        others = [
+            found for found in files_in(self._path) if kept is None or found[0][:32] != kept.hex()
+        ]
         others.sort(key=lambda found: found[1].st_mtime_ns)
         taken = sum(status.st_blocks * 512 for _, status in others)
         for name, status in others:
@@ -97,13 +99,15 @@ class Tables:
                 os.unlink(self._path / name)
             taken -= status.st_blocks * 512
 
-    def _all(self) -> list[tuple[str, os.stat_result]]:
-        found = []
-        with contextlib.suppress(OSError), os.scandir(self._path) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    found.append((entry.name, entry.stat(follow_symlinks=False)))
-        return found
+
+def files_in(folder: Path) -> list[tuple[str, os.stat_result]]:
+    """Names and what is known of them; none, where it cannot be said."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found.append((entry.name, entry.stat(follow_symlinks=False)))
+    return found
 
 
 def check_folder(path: Path) -> None:
