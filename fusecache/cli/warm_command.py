@@ -69,11 +69,8 @@ def warm(path: str, globs: tuple[str, ...], list_file: str | None) -> None:
 def _opened(name: str) -> Iterator[BinaryIO]:
     """UserError: it cannot be read."""
     try:
-        if name == "-":
-            yield sys.stdin.buffer
-        else:
-            with open(name, "rb") as file:
-                yield file
+        with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+            yield file
     except OSError as error:
         raise UserError(f"--list {name}: {error.strerror}", EXIT_USAGE) from None
 

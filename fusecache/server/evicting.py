@@ -23,7 +23,7 @@ from fusecache.table import namespace
 from fusecache.table.pins import Inos, UserPins
 
 BATCH = 4096  # files
-AGAIN_MOST = 1 << 16  # those that stayed, together: they may share blocks with each other alone
+AGAIN_MOST = 1 << 14  # those that stayed, together: they may share blocks with each other alone
 
 
 @dataclass
@@ -93,7 +93,8 @@ class Evicting:
             raise asked.none_found()
         if not await trio.to_thread.run_sync(self._store.can_punch):
             raise RequestError(
-                "the cache's disk cannot give back a part of a file: nothing evicted"
+                "nothing was evicted: the cache directory is not there, or its disk cannot give back "
+                "a part of a file"
             )
         async with self._one:
             freed_before = self._store.evicted_bytes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import stat
-import time
+from array import array
 from collections.abc import Callable
 
 import numpy as np
@@ -26,12 +26,13 @@ from fusecache.server.selecting import Asked, Failures, Turns, select, telling
 from fusecache.store import Store
 from fusecache.store.directory.pin_files import Pinned
 from fusecache.table import namespace
-from fusecache.table.pins import Inos, UserPins
+from fusecache.table.pins import UserPins
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-LOOK_SHARE = 50  # looking takes at most this part of the time
+LOOK_SHARE = 20  # asking for segments takes at most this part of the time
+FINISH_S = 2.0
 LOCATED_AT_ONCE = 1024
 
 
@@ -75,14 +76,22 @@ class Pinning:
 
     async def keep_forever(self) -> None:
         """Know which files are pinned, and tell others in which segments they lie."""
+        tell_at = 0.0
         while True:
-            begin = time.monotonic()
             async with self._lock:
                 await self._follow()
                 await self._mark_new()
-                if self._kept is not None and self._kept.globs:
+                begin = trio.current_time()
+                if begin >= tell_at:
                     await self._tell_segments()
-            await trio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - begin)))
+                    tell_at = begin + LOOK_SHARE * (trio.current_time() - begin)
+            await trio.sleep(LOOK_S)
+
+    async def finish(self) -> None:
+        """The mount is over: what was stored last is told."""
+        with trio.move_on_after(FINISH_S):
+            async with self._lock:
+                await self._tell_segments()
 
     async def _follow(self) -> None:
         """What the file says now."""
@@ -132,7 +141,8 @@ class Pinning:
             await trio.to_thread.run_sync(self._locate_all, inos)
 
     async def _tell_segments(self) -> None:
-        assert self._kept is not None
+        if self._kept is None or not self._kept.globs:
+            return
         changes = self._metrics.read()[CHANGES_SEEN]
         if changes != self._changes:
             await trio.to_thread.run_sync(self._pins.forget_dead)
@@ -164,24 +174,21 @@ class Pinning:
                 raise RequestError("the cache directory cannot be used now")
             wanted = _without if request.get("remove") is True else _with
             globs = wanted(self._kept.globs, _joined(asked), asked)
-            return await self._replace(globs, asked, progress)
+            return await self._replace(globs, progress)
 
-    async def _replace(
-        self, globs: tuple[str, ...], asked: Asked, progress: WarmProgress
-    ) -> Message:
+    async def _replace(self, globs: tuple[str, ...], progress: WarmProgress) -> Message:
         """These are pinned from now on, and no others. RequestError: nothing has changed."""
         assert self._kept is not None
         matching, count, failures = Globs(globs), _native.count(), Failures()
-        sizes = dict[int, int]()
 
         def chosen(ino: int, path: bytes) -> None:
-            sizes[ino] = size = namespace.version(ino).size
+            size = namespace.version(ino).size
             progress.select(size, taken_bytes(size, path))
 
-        unmatched = list[str]()
+        files, unmatched = array("Q"), list[str]()
         if globs:
-            list_checked = self._operations.list_checked
-            _, unmatched = await select(Asked(list(globs), b""), list_checked, chosen, failures)
+            asked, list_checked = Asked(list(globs), b""), self._operations.list_checked
+            files, unmatched = await select(asked, list_checked, chosen, failures)
         if missing := [glob for glob in unmatched if glob not in self._kept.globs]:
             raise RequestError(f"no file matches {' '.join(missing)}; nothing was pinned")
         needed = limit_for(progress.room_bytes, progress.largest_bytes) if globs else 0
@@ -191,10 +198,10 @@ class Pinning:
                 f"all that would be pinned needs --ssd {-(-needed >> 20)}M, and --ssd is "
                 f"{limit >> 20}M: nothing was pinned"
             )
-        inos: Inos = np.array(list(sizes), np.uint32)
+        inos = np.array(files).astype(np.uint32)
         # Where a directory could not be listed, files may be pinned that nobody knows.
         inherited = self._kept.segnos if failures.count else frozenset[int]()
-        await trio.to_thread.run_sync(self._locate_all, inos.tolist())
+        await trio.to_thread.run_sync(lambda: self._locate_all(inos.tolist()))
         pins = UserPins()
         pins.replace(inos, inherited)
         segnos = await trio.to_thread.run_sync(pins.segments)
@@ -205,7 +212,8 @@ class Pinning:
             raise RequestError(f"pins cannot be kept: {error}") from None
         self._pins.replace(inos, inherited)
         self._kept, self._globs, self._marked_to = kept, matching, count
-        self._files, self._bytes, self._told = len(sizes), sum(sizes.values()), kept.segnos
+        self._files, self._bytes = progress.files_total, progress.bytes_total
+        self._told = kept.segnos
         return {
             "result": {
                 "globs": list(globs),

@@ -238,6 +238,7 @@ class Server:
             nursery.start_soon(self._announce, operations.initialized)
             await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
             log.info("unmounted")
+            await self.pinning.finish()
             nursery.cancel_scope.cancel()
             is_over = True
         self.packer.end()
