@@ -55,13 +55,13 @@ def evict(path: str, globs: tuple[str, ...]) -> None:
     if of_jobs:
         command.complain(
             "fusecache",
-            f"{format_count(of_jobs, 'file')} stay, pinned by hinted jobs: end them first "
-            "(hintsd status shows them, hintsd end JOB)",
+            f"{format_count(of_jobs, 'file')} left in the cache, pinned by hinted jobs: end them "
+            "first (hintsd status shows them, hintsd end JOB)",
         )
     if pinned:
         command.complain(
             "fusecache",
-            f"{format_count(pinned, 'file')} stay, pinned by a user: "
+            f"{format_count(pinned, 'file')} left in the cache, pinned by a user: "
             f"fusecache pin {target.mountpoint} --remove GLOB first "
             f"(fusecache status {target.mountpoint} shows the globs)",
         )
@@ -71,7 +71,7 @@ def evict(path: str, globs: tuple[str, ...]) -> None:
             if result["has_logs"]
             else "they share blocks with files that were not named, or another mount writes them"
         )
-        command.complain("fusecache", f"{format_count(staying, 'file')} stay: {why}")
+        command.complain("fusecache", f"{format_count(staying, 'file')} left in the cache: {why}")
     if has_failed or of_jobs or pinned or staying:
         sys.exit(EXIT_FAILED)
 

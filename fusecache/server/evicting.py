@@ -93,8 +93,8 @@ class Evicting:
             raise asked.none_found()
         if not await trio.to_thread.run_sync(self._store.can_punch):
             raise RequestError(
-                "nothing was evicted: the cache directory is not there, or its disk cannot give back "
-                "a part of a file"
+                "nothing was evicted: the cache directory is away, or its disk cannot give back a "
+                "part of a file"
             )
         async with self._one:
             freed_before = self._store.evicted_bytes()

@@ -93,14 +93,14 @@ def test_what_a_plan_has_pinned_stays(place: Place, mounting: Mounting) -> None:
         client.fetch_all(inos)
         done = mount.run("evict", mount.path, "b/**")
         assert done.returncode == FAILED, "nobody knows yet what the plan wants"
-        assert "12 files stay, pinned by hinted jobs: end them first" in done.stderr
+        assert "12 files left in the cache, pinned by hinted jobs: end them first" in done.stderr
         array = np.array(inos[:5], np.uint32)
         client.send("pin", inos=array, number=1, others=True, last=True)
         client.settle()
         done = mount.run("evict", mount.path, "**")
         assert done.returncode == FAILED
         assert done.stdout.startswith("19 files, ")
-        assert "5 files stay, pinned by hinted jobs" in done.stderr
+        assert "5 files left in the cache, pinned by hinted jobs" in done.stderr
         assert fetched(mount, place.source, "a") == 7
     done = mount.run("evict", mount.path, "**")
     assert (done.returncode, done.stderr) == (OK, "")
@@ -120,7 +120,8 @@ def test_files_that_share_their_bytes_go_together(place: Place, mounting: Mounti
     done = mount.run("evict", mount.path, "a")
     assert done.returncode == FAILED
     assert (
-        "fusecache: 3 files stay: they share blocks with files that were not named" in done.stderr
+        "fusecache: 3 files left in the cache: they share blocks with files that were not named"
+        in done.stderr
     )
     assert mount.value("ssd", "blocks") == 4
     assert mount.run("evict", mount.path, "**").returncode == OK

@@ -134,7 +134,10 @@ def test_neither_a_plan_nor_a_user_evicts_them(filled: Place, mounting: Mounting
     done = mount.run("evict", mount.path, "**")
     assert done.returncode == FAILED
     assert done.stdout.startswith("10 files, ")
-    assert f"60 files stay, pinned by a user: fusecache pin {mount.path} --remove" in done.stderr
+    assert (
+        f"60 files left in the cache, pinned by a user: fusecache pin {mount.path} --remove"
+        in done.stderr
+    )
     pin(mount, "--remove", "mine/*")
     assert mount.run("evict", mount.path, "mine").stdout.startswith("60 files, ")
 
