@@ -11,7 +11,7 @@ import trio
 
 from fusecache import _native
 from fusecache.ahead.prefetcher import Prefetcher
-from fusecache.ahead.stored import Evictions
+from fusecache.ahead.stored import Evictions, Places
 from fusecache.base.errors import OriginError
 from fusecache.control.control import Message, RequestError, Send
 from fusecache.read.fetcher import Fetcher
@@ -23,7 +23,7 @@ from fusecache.table import namespace
 from fusecache.table.pins import Inos, UserPins
 
 BATCH = 4096  # files
-AGAIN_MOST = 1 << 14  # those that stayed, together: they may share blocks with each other alone
+AGAIN_MOST = 1 << 16  # those that stayed, together: they may share blocks with each other alone
 
 
 @dataclass
@@ -43,6 +43,11 @@ class _Outcome:
     absent: int = 0
     of_jobs: int = 0
     pinned: int = 0
+
+    def count(self, evicted: int, size: int, dropped: int) -> None:
+        self.files += evicted
+        self.bytes += size
+        self.absent += dropped - evicted
 
 
 class Evicting:
@@ -141,12 +146,14 @@ class Evicting:
         found = await trio.to_thread.run_sync(evict)
         async with self._fetcher.publishing:  # as Prefetcher.evict
             gone = await trio.to_thread.run_sync(self._evictions.forget, found)
-        dropped = [ino for ino, is_gone in gone.items() if is_gone]
-        for ino in dropped:
-            if found[ino]:
-                outcome.files += 1
-                outcome.bytes += namespace.version(ino).size
-            else:
-                outcome.absent += 1
-        await self._prefetcher.drop(np.array(dropped, np.uint32))
+        dropped = await trio.to_thread.run_sync(_count, found, gone, outcome)
+        await self._prefetcher.drop(dropped)
         return [ino for ino, is_gone in gone.items() if not is_gone]
+
+
+def _count(found: dict[int, Places | None], gone: dict[int, bool], outcome: _Outcome) -> Inos:
+    """Those that are not on SSD now; there may be many."""
+    dropped = [ino for ino, is_gone in gone.items() if is_gone]
+    evicted = [ino for ino in dropped if found[ino]]
+    outcome.count(len(evicted), sum(namespace.version(ino).size for ino in evicted), len(dropped))
+    return np.array(dropped, np.uint32)

@@ -4,7 +4,6 @@ server or mount end. What the origin is asked for is counted.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -81,6 +80,35 @@ def test_pins_survive_the_server_and_the_mount(filled: Place, mounting: Mounting
 
 
 @in_one_mode
+def test_pins_hold_where_no_name_is_known_yet(filled: Place, mounting: Mounting) -> None:
+    flags = (*LRF, "--revalidate", "never")  # nothing is handed to the next mount
+    mount = mounting(*flags)
+    pin(mount, "mine/*")
+    warm(mount, "mine")
+    mount.umount()
+    mount = mounting(*flags)
+    for _ in range(2):
+        read_others(mount, filled.source)
+    assert mount.value("pins", "files") == 0
+    assert fetched(mount, filled.source, "mine") == 0
+
+
+@in_one_mode
+def test_what_is_damaged_is_said_once(filled: Place, mounting: Mounting) -> None:
+    mount = mounting(*LRF, allow_log=["pins are not used"])
+    pin(mount, "mine/*")
+    [file] = (filled.cache_dir / "pins").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    eventually(lambda: mount.value("pins", "globs") == [])
+    mount.restart()
+    eventually(lambda: mount.value("pins", "known"))
+    assert mount.log().count("pins are not used") == 2, "by each server"
+    warm(mount, "others/[01]*")
+    pin(mount, "mine/*")
+    assert mount.value("pins", "globs") == ["mine/*"]
+
+
+@in_one_mode
 def test_another_mount_on_the_cache_heeds_them(
     filled: Place, mounting: Mounting, tmp_path: Path
 ) -> None:
@@ -91,11 +119,7 @@ def test_another_mount_on_the_cache_heeds_them(
     mount = mounting(*LRF)
     pin(mount, "mine/*")
     warm(mount, "mine")
-    # Its segments are told from time to time; it has no more than four.
-    cache = filled.cache_dir
-    [file] = (cache / "pins").iterdir()
-    eventually(lambda: len(json.loads(file.read_text())["pins"]["segments"]) >= 2)
-    mount.umount()
+    mount.umount()  # what was stored last is told now
     other = mounting(*LRF, source=tmp_path / "second", mountpoint=mountpoint)
     for _ in range(2):
         read_others(other, tmp_path / "second")
