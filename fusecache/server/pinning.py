@@ -105,7 +105,7 @@ class Pinning:
         if found is None:
             return  # the cache directory is not there
         if self._kept is None or found.globs != self._kept.globs:
-            self._pins.begin(found.segnos)
+            self._pins.begin()
             self._globs, self._marked_to = Globs(found.globs), 0
             self._files = self._bytes = 0
             self._told = None
@@ -199,18 +199,18 @@ class Pinning:
                 f"{limit >> 20}M: nothing was pinned"
             )
         inos = np.array(files).astype(np.uint32)
-        # Where a directory could not be listed, files may be pinned that nobody knows.
-        inherited = self._kept.segnos if failures.count else frozenset[int]()
         await trio.to_thread.run_sync(lambda: self._locate_all(inos.tolist()))
         pins = UserPins()
-        pins.replace(inos, inherited)
-        segnos = await trio.to_thread.run_sync(pins.segments)
-        kept = Pinned(globs, segnos or frozenset())
+        pins.replace(inos)
+        segnos = await trio.to_thread.run_sync(pins.segments) or frozenset[int]()
+        if failures.count:  # files may be pinned that nobody knows
+            segnos |= self._kept.segnos
+        kept = Pinned(globs, segnos)
         try:
             await trio.to_thread.run_sync(self._store.keep_pins, self._dataset, kept)
         except (OSError, sqlite3.Error) as error:
             raise RequestError(f"pins cannot be kept: {error}") from None
-        self._pins.replace(inos, inherited)
+        self._pins.replace(inos)
         self._kept, self._globs, self._marked_to = kept, matching, count
         self._files, self._bytes = progress.files_total, progress.bytes_total
         self._told = kept.segnos

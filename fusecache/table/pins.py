@@ -73,22 +73,18 @@ class UserPins:
 
     def __init__(self) -> None:
         self._marks: Marks = np.zeros(0, np.uint8)
-        self._inherited: frozenset[int] = frozenset()
         self._is_known = False
 
-    def begin(self, segnos: frozenset[int]) -> None:
-        """Other globs: of what they name nothing is marked. Files that are not known by their names
-        may lie in these segments.
-        """
-        self._marks, self._inherited, self._is_known = np.zeros(0, np.uint8), segnos, False
+    def begin(self) -> None:
+        """Other globs: of what they name nothing is marked."""
+        self._marks, self._is_known = np.zeros(0, np.uint8), False
 
     def mark(self, inos: Inos) -> None:
         self._marks = _marked(self._marks, inos)
 
-    def replace(self, inos: Inos, segnos: frozenset[int]) -> None:
-        """These are all that are pinned; `segnos` as for `begin`."""
-        self._marks = _marked(np.zeros(0, np.uint8), inos)
-        self._inherited, self._is_known = segnos, True
+    def replace(self, inos: Inos) -> None:
+        """These are all that are pinned."""
+        self._marks, self._is_known = _marked(np.zeros(0, np.uint8), inos), True
 
     def note_known(self) -> None:
         """All names that are known were looked at."""
@@ -113,13 +109,13 @@ class UserPins:
         return ino < len(self._marks) and self._marks[ino] != 0
 
     def segments(self) -> frozenset[int] | None:
-        """In which a pinned file has a block, or may have; None: that is not known yet. Costs a
-        pass over all marks.
+        """In which a pinned file has a block; None: that is not known yet. Costs a pass over all
+        marks.
         """
+        marks = self._marks
         if not self._is_known:
             return None
-        marks, inherited = self._marks, self._inherited
-        return inherited | _segments(marks) if len(marks) else inherited
+        return _segments(marks) if len(marks) else frozenset()
 
 
 def _marked(marks: Marks, inos: Inos) -> Marks:

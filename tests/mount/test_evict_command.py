@@ -45,7 +45,8 @@ def test_what_is_evicted_leaves_ssd_and_ram(place: Place, mounting: Mounting, po
     write(place.source, "a", 30)
     write(place.source, "b", 30)
     mount = mounting(*FLAGS, "--policy", policy)
-    warm(mount)
+    warm(mount, "b")
+    warm(mount, "a")
     assert fetched(mount, place.source, "a") == fetched(mount, place.source, "b") == 0
     asked = mount.value("reads", "requests")
     assert fetched(mount, place.source, "a") == 0
