@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 LOOK_SHARE = 20  # asking for segments takes at most this part of the time
+TELL_ALL_S = 600.0
 FINISH_S = 2.0
 LOCATED_AT_ONCE = 1024
 
@@ -62,7 +63,6 @@ class Pinning:
         self._marked_to = 0  # inodes up to this one were looked at
         self._files = self._bytes = 0  # that are marked
         self._changes = 0
-        self._told: frozenset[int] | None = None  # segments, to others
         self._said = ""
 
     def status(self) -> Message:
@@ -76,7 +76,7 @@ class Pinning:
 
     async def keep_forever(self) -> None:
         """Know which files are pinned, and tell others in which segments they lie."""
-        tell_at = 0.0
+        tell_at, tell_all_at = 0.0, trio.current_time() + TELL_ALL_S
         while True:
             async with self._lock:
                 await self._follow()
@@ -85,6 +85,9 @@ class Pinning:
                 if begin >= tell_at:
                     await self._tell_segments()
                     tell_at = begin + LOOK_SHARE * (trio.current_time() - begin)
+                if begin >= tell_all_at and self._kept and self._kept.globs:
+                    await self._tell_segments(is_all=await self._knows_all_names())
+                    tell_all_at = trio.current_time() + TELL_ALL_S
             await trio.sleep(LOOK_S)
 
     async def finish(self) -> None:
@@ -108,7 +111,6 @@ class Pinning:
             self._pins.begin()
             self._globs, self._marked_to = Globs(found.globs), 0
             self._files = self._bytes = 0
-            self._told = None
         self._kept = found
 
     async def _mark_new(self) -> None:
@@ -140,22 +142,36 @@ class Pinning:
             self._pins.mark(marked)
             await trio.to_thread.run_sync(self._locate_all, inos)
 
-    async def _tell_segments(self) -> None:
+    async def _tell_segments(self, is_all: bool = False) -> None:
+        """`is_all`: all names are known, so what is listed beside is old."""
         if self._kept is None or not self._kept.globs:
             return
         changes = self._metrics.read()[CHANGES_SEEN]
         if changes != self._changes:
             await trio.to_thread.run_sync(self._pins.forget_dead)
             self._changes = changes
-        segnos = await trio.to_thread.run_sync(self._pins.segments) or frozenset[int]()
-        if segnos != self._told and not segnos <= self._kept.segnos:
-            # Some may be gone: they are not told again. What another mount has found out stays.
-            kept = self._kept._replace(segnos=segnos | self._kept.segnos)
-            try:
-                await trio.to_thread.run_sync(self._store.keep_pins, self._dataset, kept)
-                self._told = segnos
-            except (UserError, OSError, sqlite3.Error) as error:
-                log.warning("pinned segments are not told: %s", error)
+        try:
+            await trio.to_thread.run_sync(self._write_segments, self._kept, is_all)
+        except (UserError, OSError, sqlite3.Error) as error:
+            log.warning("pinned segments are not told: %s", error)
+
+    def _write_segments(self, kept: Pinned, is_all: bool) -> None:
+        """If there are others now than the file lists."""
+        segnos = self._store.living(self._pins.segments() or frozenset())
+        if is_all or not segnos <= kept.segnos:  # another mount may know of more
+            segnos |= frozenset() if is_all else self._store.living(kept.segnos)
+            if segnos != kept.segnos:
+                self._store.keep_pins(self._dataset, kept._replace(segnos=segnos))
+
+    async def _knows_all_names(self) -> bool:
+        """Whether all directories that are known are listed."""
+        turns = Turns()
+        for ino in range(1, _native.count() + 1):
+            await turns.give_way()
+            is_directory = stat.S_ISDIR(_native.attributes(ino)[0])
+            if is_directory and not _native.is_listed(ino) and not _native.is_dead(ino):
+                return False
+        return True
 
     # ---- what the command asks -------------------------------------------------------------------
 
@@ -213,7 +229,6 @@ class Pinning:
         self._pins.replace(inos)
         self._kept, self._globs, self._marked_to = kept, matching, count
         self._files, self._bytes = progress.files_total, progress.bytes_total
-        self._told = kept.segnos
         return {
             "result": {
                 "globs": list(globs),

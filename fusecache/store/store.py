@@ -202,14 +202,16 @@ class Store:
         return None if place is None else place.directory.pins.read(dataset)
 
     def keep_pins(self, dataset: bytes, pinned: Pinned) -> None:
-        """Replaces what was pinned of the source; segments that are gone are left out. UserError,
-        OSError, sqlite3.Error: nothing was changed.
-        """
+        """Replaces what was pinned of the source. UserError, OSError: nothing was changed."""
         place = self._attachment.place()
         if place is None:
             raise UserError(f"{self._given} cannot be used now")
-        present = {row.segno for row in place.index.segments.read()}
-        place.directory.pins.write(dataset, pinned._replace(segnos=pinned.segnos & present))
+        place.directory.pins.write(dataset, pinned)
+
+    def living(self, segnos: frozenset[int]) -> frozenset[int]:
+        """Those of these segments that were not deleted. sqlite3.Error."""
+        place = self._attachment.place()
+        return segnos if place is None else segnos & {r.segno for r in place.index.segments.read()}
 
     @contextlib.contextmanager
     def saved_table(self, dataset: bytes) -> Iterator[int | None]:
