@@ -33,13 +33,15 @@ class HintsdCommand:
     Mounts find it when they are made with `--hintsd SOCKET`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *flags: str) -> None:
+        """`flags`: of `hintsd serve`."""
+        self._flags = flags
         self.socket = directory / "hintsd.sock"
         self._log = directory / "hintsd.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        command = [*self._command(), "serve", "--socket", str(self.socket)]
+        command = [*self._command(), "serve", "--socket", str(self.socket), *self._flags]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log

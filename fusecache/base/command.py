@@ -23,6 +23,7 @@ from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_U
 
 WIDTH_MOST: Final = 10_000
 """Columns of what no terminal limits."""
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and newline
 
 
 class Commands(click.Group):
@@ -87,8 +88,11 @@ def say(line: str) -> None:
 
 
 def printable(value: object) -> str:
-    """Text that any terminal takes, of what may hold the bytes of a file name."""
-    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """Text that any terminal takes, of what may hold the bytes of a file name: they command
+    nothing there.
+    """
+    text = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class _Plain(Console):

@@ -45,6 +45,7 @@ MOUNTING_LOCK = "mounting.lock"
 MOUNTING_S = 60.0  # so long another's mount(2), or its fusermount3, may take
 
 _ROOT_BASE = "/run/fusecache"
+_NOT_PUBLIC = "is not a directory that only you can write to"
 _RECORD_BYTES_MOST = 1 << 20
 
 
@@ -304,14 +305,29 @@ def status_socket(device: str) -> str:
     return os.path.join(public_directory(), device + STATUS_SUFFIX)
 
 
-def make_public_directory(directory: str) -> None:
-    """One of ours that others may enter, and not write to. OSError: it is another's, or no such."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(directory, 0o755)
-        os.chmod(directory, 0o755)  # whatever the umask
-    status = os.lstat(directory)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(1, "is not a directory that only you can write to", directory)
+@contextmanager
+def open_public_directory(directory: str, *, make: bool = True) -> Iterator[str]:
+    """One of ours that others may enter, and not write to: a path of it that leads nowhere else
+    meanwhile, whoever can write to what is above it. OSError: it is another's, or no such.
+    """
+    is_new = False
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o755)
+            is_new = True
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except NotADirectoryError:  # or a link
+        raise PermissionError(1, _NOT_PUBLIC, directory) from None
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(1, _NOT_PUBLIC, directory)
+        if is_new and not os.listdir(fd):
+            os.fchmod(fd, 0o755)  # whatever the umask
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def runtime_directory(mount: Mount) -> str | None:

@@ -186,8 +186,8 @@ def status(target: Target) -> Message:
                 return dict(_accepted(next(_lines(connection)))["status"])
         except TimeoutError:
             break
-        except (_HangUpError, ConnectionError):
-            continue  # the server died or restarts
+        except (_HangUpError, ConnectionError, BlockingIOError):
+            continue  # the server died or restarts, or too many ask
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             raise UserError(
                 f"{target.mountpoint} is root's, and shows its status to nobody else "

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 CLIENTS_MOST: Final = 16  # at a time; others wait
 SEND_TIMEOUT_S: Final = 5.0
+PAUSE_S: Final = 0.002  # between two: who asks without end takes little from the mount's readers
 KEPT_S: Final = 0.5  # one answer serves all who ask meanwhile
 SECRET: Final = (
     ("cache_dir",),
@@ -41,6 +42,7 @@ class PublicStatus:
     def __init__(self, device: str, status: Callable[[], Awaitable[Status]]) -> None:
         self._path = mounts.status_socket(device)
         self._status = status
+        self._there: os.stat_result | None = None  # our socket, once it is there
         self._line, self._told_at = b"", -KEPT_S
         self._telling = trio.Lock()
         self._clients = trio.CapacityLimiter(CLIENTS_MOST)
@@ -48,7 +50,7 @@ class PublicStatus:
     async def serve_forever(self) -> None:
         """Until cancelled; at once if the socket cannot be had."""
         try:
-            listener = _listen(self._path)
+            listener, self._there = _listen(self._path)
         except OSError as error:
             log.warning("no status for other users: %s: %s", error.filename, error.strerror)
             return
@@ -59,11 +61,13 @@ class PublicStatus:
                     pass
                 connection, _ = await bound.accept()
                 nursery.start_soon(self._tell, trio.SocketStream(connection))
+                await trio.sleep(PAUSE_S)
 
     def remove(self) -> None:
-        """The mount is over."""
+        """The mount is over. Its number, and so the path, may be a newer mount's by now."""
         try:
-            os.unlink(self._path)
+            if self._there is not None and os.path.samestat(self._there, os.lstat(self._path)):
+                os.unlink(self._path)
         except OSError as error:
             log.info("%s: %s", self._path, error.strerror)
 
@@ -96,10 +100,11 @@ def public(status: Status) -> Status:
     return shown
 
 
-def _listen(path: str) -> socket.socket:
+def _listen(path: str) -> tuple[socket.socket, os.stat_result]:
+    """And what it is at that path. OSError."""
     directory, name = os.path.split(path)
-    mounts.make_public_directory(directory)
-    listener = mounts.listen(directory, name, _BACKLOG)
-    listener.setblocking(False)
-    os.chmod(path, 0o666)
-    return listener
+    with mounts.open_public_directory(directory) as held:
+        listener = mounts.listen(held, name, _BACKLOG)
+        listener.setblocking(False)
+        os.chmod(os.path.join(held, name), 0o666)
+        return listener, os.lstat(os.path.join(held, name))

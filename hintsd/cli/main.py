@@ -34,6 +34,7 @@ from fusecache.base.errors import (
 from hintsd.cli import report
 from hintsd.cli.channel import Channel, channel_again, complain, open_channel
 from hintsd.cli.scores import read_scores, tell_scores
+from hintsd.keeping import AUTO, NAMES
 from hintsd.lab.command import lab
 from hintsd.simulator.command import simulate
 
@@ -107,16 +108,25 @@ def cli() -> None:
     metavar="SIZE",
     help="Budget of all mounts together. [each has its own]",
 )
+@click.option(
+    "--keep",
+    type=click.Choice(NAMES),
+    default=AUTO,
+    metavar="RULE",
+    help="What stays in the cache: auto, or by the rule of a paper, to compare with: none, shade, "
+    "icache, lru, lfu, random, sh_app, sh_pqlfu, sh_pq, sh_lru, sh_lfu, sh_rand. [auto]",
+)
 @click.option("--until-unmounted", is_flag=True, help="End when you have no mount any more.")
 @click.option(
     "--others",
     metavar="all|none|GROUP",
-    help="Whose hints for root's mounts are taken, besides root's. [all]",
+    help="Whose hints for root's mounts are taken, besides root's. [all; with --socket none]",
 )
 @click.option("--log-file", metavar="FILE", help="[stderr]")
 def serve(
     socket_path: str | None,
     ram: int | None,
+    keep: str,
     until_unmounted: bool,
     others: str | None,
     log_file: str | None,
@@ -133,9 +143,9 @@ def serve(
     """
     import logging
 
-    from hintsd.daemon import server
+    from hintsd.daemon import messages, server
 
-    served = _others(others)
+    served = _others(others, socket_path)
     if socket_path is None:
         mounts.make_runtime_base()
         socket_path = mounts.hintsd_socket(os.getuid())
@@ -143,30 +153,32 @@ def serve(
         stream = _open_log(os.path.abspath(log_file)) if log_file else None
     except OSError as error:
         raise server.CannotServe(f"cannot write the log {log_file}: {error.strerror}") from None
-    logging.basicConfig(
-        stream=stream,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(messages.OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
     logging.captureWarnings(True)
     server.serve(
         os.path.abspath(socket_path),
         ram_bytes=ram,
+        keep=keep,
         until_unmounted=until_unmounted,
         others=served,
         ready=_ready,
     )
 
 
-def _others(given: str | None) -> Others | None:
+def _others(given: str | None, socket_path: str | None) -> Others | None:
+    """Who is served besides root; at a socket of one's own nobody, unless it was said."""
     from hintsd.users import public
 
+    usual = mounts.hintsd_socket(0)
+    default = public.EVERYONE if socket_path in (None, usual) else public.NOBODY
     if os.geteuid() != 0:
         if given not in (None, public.NOBODY):
             raise click.UsageError("--others: only root's hintsd can serve other users")
         return None
     try:
-        return public.parse(public.EVERYONE if given is None else given)
+        return public.parse(default if given is None else given)
     except ValueError as error:
         raise click.UsageError(f"--others: {error}") from None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import trio
@@ -17,9 +18,16 @@ from hintsd.orders import folders
 from hintsd.orders.folders import DatasetError, Samples
 from hintsd.orders.hint import Check, Files, Hint
 from hintsd.users.identity import Identity
-from hintsd.users.rights import LIST, SEARCH, CannotLook, Rights
+from hintsd.users.rights import LIST, SEARCH, CannotLook, Eyes, Rights
 
 LOOK_TIMEOUT_S: Final = 30.0
+GUEST: Final = "guest"
+NO_GROUP: Final = 65534  # of an entry that does not tell
+
+
+def is_guests(uid: int) -> bool:
+    """Whether user `uid` is neither hintsd's own nor root."""
+    return uid not in (os.geteuid(), 0)
 
 
 class Guest(NamedTuple):
@@ -28,17 +36,51 @@ class Guest(NamedTuple):
     identity: Identity
     rights: Rights
 
+    @classmethod
+    def of_journal(cls, uid: int, message: Mapping[str, Any], rights: Rights) -> Guest | None:
+        """Who `uid` was in the hintsd before; None: no guest."""
+        if not is_guests(uid):
+            return None
+        gid, *groups = message.get(GUEST) or [NO_GROUP]
+        return cls(Identity(uid, gid, tuple(groups)), rights)
+
+    def to_journal(self) -> list[int]:
+        """In a job's message, as GUEST."""
+        return [self.identity.gid, *self.identity.groups]
+
+    async def find(self, hint: Hint) -> bytes:
+        """The dataset's directory without links, as the guest sees it. JobRefused."""
+        with _refusing(hint.path):
+            real = await self.rights.real(self.identity, hint.path, _mode(hint))
+        if real is None:
+            raise JobRefused(_not_theirs(hint.path))
+        return real
+
     async def check(self, directories: Sequence[bytes], hint: Hint) -> None:
         """JobRefused: one of these is not theirs to list, or, where the hint names its files, to
         have a file named in.
         """
-        mode = LIST if hint.files.paths is None else SEARCH
-        try:
-            denied = await self.rights.first_denied(self.identity, directories, mode)
-        except CannotLook as error:
-            raise JobRefused(f"{os.fsdecode(hint.path)}: {error}") from None
+        with _refusing(hint.path):
+            denied = await self.rights.first_denied(self.identity, directories, _mode(hint))
         if denied is not None:
-            raise JobRefused(f"{os.fsdecode(denied)} is not there, or not yours to read")
+            raise JobRefused(_not_theirs(denied))
+
+
+def _mode(hint: Hint) -> int:
+    return LIST if hint.files.paths is None else SEARCH
+
+
+def _not_theirs(path: bytes) -> str:
+    return f"{os.fsdecode(path)} is not there, or not yours to read"
+
+
+@contextmanager
+def _refusing(path: bytes) -> Iterator[None]:
+    """JobRefused: nobody could look."""
+    try:
+        yield
+    except CannotLook as error:
+        raise JobRefused(f"{os.fsdecode(path)}: {error}") from None
 
 
 class Resolved(NamedTuple):
@@ -49,11 +91,8 @@ class Resolved(NamedTuple):
     """What the job's user should know."""
 
 
-async def locate(path: bytes, *, is_guests: bool = False) -> tuple[str, bytes]:
-    """The mount point that a dataset's directory is below, and its path from there. JobRefused.
-
-    Guests are served on our own mounts alone: another user's has that user's hintsd.
-    """
+async def locate(path: bytes) -> tuple[str, bytes]:
+    """The mount point that a dataset's directory is below, and its path from there. JobRefused."""
     shown = os.fsdecode(path)
 
     def look() -> tuple[str, bytes]:
@@ -66,16 +105,32 @@ async def locate(path: bytes, *, is_guests: bool = False) -> tuple[str, bytes]:
         mount = mounts.find(real)
         if mount is None:
             raise JobRefused(f"{shown} is not in a fusecache mount, but leads to {real}")
-        if is_guests and mount.uid != os.geteuid():
-            raise JobRefused(f"{mount.mountpoint} is the mount of another user (uid {mount.uid})")
-        root = relative(os.fsencode(real), os.fsencode(mount.mountpoint))
-        if root is None:
-            raise JobRefused(f"{shown} cannot be found in {mount.mountpoint}")
-        return mount.mountpoint, root
+        return _place(os.fsencode(real), mount)
 
     with trio.move_on_after(LOOK_TIMEOUT_S):
         return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
     raise JobRefused(f"{shown}: its mount does not answer")
+
+
+async def locate_for(guest: Guest, hint: Hint) -> tuple[str, bytes]:
+    """As `locate`. No link is followed but by the guest: it may be another one a moment later.
+
+    Guests are served on our own mounts alone: another user's has that user's hintsd.
+    """
+    real = await guest.find(hint)
+    mount = mounts.holding(os.fsdecode(real))
+    if mount is None or not mount.is_fusecache:
+        raise JobRefused(f"{os.fsdecode(hint.path)} is not in a fusecache mount")
+    if mount.uid != os.geteuid():
+        raise JobRefused(f"{mount.mountpoint} is the mount of another user (uid {mount.uid})")
+    return _place(real, mount)
+
+
+def _place(real: bytes, mount: mounts.Mount) -> tuple[str, bytes]:
+    root = relative(real, os.fsencode(mount.mountpoint))
+    if root is None:
+        raise JobRefused(f"{os.fsdecode(real)} cannot be found in {mount.mountpoint}")
+    return mount.mountpoint, root
 
 
 async def resolve(
@@ -88,17 +143,20 @@ async def resolve(
     """The files of `hint` below `root`, the dataset's directory relative to its mount. JobRefused.
 
     A guest learns nothing of directories that are not theirs to read: not that, nor why, one of
-    them is no dataset.
+    them is no dataset. Links are followed by the guest alone.
     """
+    if guest is not None:
+        limiter = guest.rights.limiter(guest.identity)
     shown, files = os.fsdecode(hint.path), hint.files
     fault: Exception | None = None
     listed: list[bytes] = []
     async with trio.open_nursery() as nursery:
         try:
             samples, stored = await trio.to_thread.run_sync(
-                functools.partial(_list, link, root, files, nursery, listed), limiter=limiter
+                functools.partial(_list, link, root, files, nursery, listed, guest),
+                limiter=limiter,
             )
-        except (DatasetError, JobRefused, OSError) as error:
+        except (DatasetError, JobRefused, CannotLook, OSError) as error:
             fault = error
         nursery.cancel_scope.cancel()  # what was listed ahead in vain
     if guest is not None:
@@ -115,16 +173,35 @@ async def resolve(
 
 
 def _list(
-    link: MountLink, root: bytes, files: Files, nursery: trio.Nursery, listed: list[bytes]
+    link: MountLink,
+    root: bytes,
+    files: Files,
+    nursery: trio.Nursery,
+    listed: list[bytes],
+    guest: Guest | None,
 ) -> tuple[Samples, Bytes]:
     """`listed`: gets the directories that were looked into."""
+    if guest is None:
+        return _list_as(None, link, root, files, nursery, listed)
+    with closing(Eyes(guest.identity)) as eyes:
+        return _list_as(eyes, link, root, files, nursery, listed)
+
+
+def _list_as(
+    eyes: Eyes | None,
+    link: MountLink,
+    root: bytes,
+    files: Files,
+    nursery: trio.Nursery,
+    listed: list[bytes],
+) -> tuple[Samples, Bytes]:
     if files.paths is None:
-        tree = LinkTree(link, root, nursery, listed)
+        tree = LinkTree(link, root, nursery, listed, eyes=eyes)
         samples = folders.sample_files(tree, files.extensions, allow_empty=files.allow_empty)
     else:
         paths = files.split_paths()
         directories = dict.fromkeys(path.rpartition(b"/")[0] for path in paths)
-        tree = LinkTree(link, root, nursery, listed, directories)
+        tree = LinkTree(link, root, nursery, listed, directories, eyes)
         samples = folders.explicit_files(tree, paths)
     if files.check is not None:
         _compare(tree, samples, files.check)

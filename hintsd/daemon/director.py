@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import trio
 
-from hintsd.daemon.datasets import Guest, locate
+from hintsd.daemon.datasets import Guest, locate, locate_for
 from hintsd.daemon.mount import JobInfo, Mount
 from hintsd.daemon.ordering import Ordering
+from hintsd.keeping import AUTO
 from hintsd.orders.hint import Hint
 from hintsd.orders.torch_process import TorchProcess
 
@@ -32,15 +33,17 @@ class Director:
         self,
         *,
         ram_bytes: int | None = None,
+        keep: str = AUTO,
         on_position: Callable[[str, int, int], None] | None = None,
         on_notice: Callable[[str, str], None] | None = None,
         on_finished: Callable[[str], None] | None = None,
     ) -> None:
         """`ram_bytes`: most that all mounts together hold for jobs; None: what each mount may.
+        `keep`: whose rule says what stays, of `hintsd.keeping.NAMES`.
         `on_position(job, epoch, index)`, at most once a second each; `on_notice(job, line)`;
         `on_finished(job)`, once, when all its epochs are read. None of them may open or close jobs.
         """
-        self.ram_bytes = ram_bytes
+        self.ram_bytes, self.keep = ram_bytes, keep
         self._on_position = on_position or (lambda job, epoch, index: None)
         self._on_notice = on_notice or (lambda job, line: None)
         self._on_finished = on_finished or (lambda job: None)
@@ -73,9 +76,10 @@ class Director:
 
         `uid`: of its user. `guest`: that is another user than ours, and may read less.
         """
-        if guest is not None:
-            await guest.check([hint.path], hint)
-        mountpoint, root = await locate(hint.path, is_guests=guest is not None)
+        if guest is None:
+            mountpoint, root = await locate(hint.path)
+        else:
+            mountpoint, root = await locate_for(guest, hint)
         with self._user_of(mountpoint) as mount:
             return await mount.open_job(job, hint, root, resume_at, uid=uid, guest=guest)
 

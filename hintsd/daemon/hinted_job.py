@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hintsd.daemon.datasets import Guest
 from hintsd.daemon.messages import JobRefused, Sampled
 from hintsd.daemon.mount_link import Inos
 from hintsd.follow import unheard
@@ -51,6 +52,8 @@ class HintedJob:
     """Its reader may have gone on from there."""
     uid: int = 0
     """Of its user."""
+    guest: Guest | None = None
+    """Its user, if that is none of hintsd's own."""
     samples: int = 0
     inos: Inos = field(default_factory=lambda: np.empty(0, np.uint32))
     order: Order | None = None

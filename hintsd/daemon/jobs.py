@@ -27,15 +27,17 @@ import trio
 from fusecache.base import processes
 from fusecache.base.wire import WireError
 from hintsd.daemon import figures
-from hintsd.daemon.datasets import Guest
+from hintsd.daemon.datasets import GUEST, Guest, is_guests
 from hintsd.daemon.director import Director
 from hintsd.daemon.hinted_job import Scores
 from hintsd.daemon.journal import Entry, Journal, process_start
 from hintsd.daemon.messages import JobRefused, NotHere, Sampled, internal_error, scores_of
 from hintsd.daemon.mount import JobInfo
 from hintsd.orders.hint import Hint, read_hint
+from hintsd.orders.spec import OrderSpec, samples_per_epoch
 from hintsd.plan.status import unknown
 from hintsd.users import quota
+from hintsd.users.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +52,6 @@ OpenDirector = Callable[..., Director]
 _Ended = deque[tuple[float, dict[str, Any]]]
 
 
-def is_guests(uid: int) -> bool:
-    """Whether user `uid` is neither hintsd's own nor root."""
-    return uid not in (os.geteuid(), 0)
-
-
 @dataclass(eq=False, slots=True)
 class LiveJob:
     name: str
@@ -63,8 +60,7 @@ class LiveJob:
     """Of the process whose end is the job's."""
     hint: Hint
     guest: Guest | None = None
-    """Its user, if that is none of hintsd's own. A job of the hintsd before keeps the right that it
-    was given."""
+    """Its user, if that is none of hintsd's own."""
     resume_at: tuple[int, int] | None = None
     """(epoch, index), of a job of the hintsd before."""
     pid_start: int | None = None
@@ -75,6 +71,10 @@ class LiveJob:
     """Once it is open."""
     refusal: str = ""
     """Why it never was."""
+    announced: dict[int, int] = field(default_factory=dict)
+    """Samples of each epoch whose order was told, and which is not read yet."""
+    order_bytes: int = 0
+    """Of the arrays of the latest of these."""
     reason: str = "its connection was lost"
     """Of its end, unless another is set."""
     is_kept: bool = False  # in the journal, for a hintsd that can open it
@@ -88,6 +88,25 @@ class LiveJob:
     def is_over(self) -> bool:
         """Whether it may be told nothing any more. If not: that holds until the next await."""
         return self.scope.cancel_called or self.ended.is_set()
+
+    @property
+    def samples(self) -> int:
+        """Of its orders that are kept, as far as they were told; else of one epoch."""
+        opened = self.info.samples_per_epoch if self.info is not None else self.hint.samples_told
+        return max(opened, sum(self.announced.values()))
+
+    @property
+    def array_bytes(self) -> int:
+        """Of its paths and orders."""
+        return self.hint.array_bytes + self.order_bytes
+
+    def announce(self, epoch: int, spec: OrderSpec) -> None:
+        """Its client tells this order."""
+        self.announced[epoch], self.order_bytes = samples_per_epoch(spec), spec.array_bytes
+
+    def pass_epochs(self, epoch: int) -> None:
+        """Those before are read."""
+        self.announced = {one: count for one, count in self.announced.items() if one >= epoch}
 
     def end(self, reason: str) -> None:
         self.reason = reason
@@ -142,6 +161,7 @@ class Jobs:
     ) -> None:
         """`open_director(on_position=, on_notice=, on_finished=)`: a Director with these calls."""
         self._journal = journal
+        self.rights = Rights()
         self.director = open_director(
             on_position=self._on_position, on_notice=on_notice, on_finished=self._on_finished
         )
@@ -197,17 +217,36 @@ class Jobs:
     def _excess(self, uid: int, hint: Hint) -> str:
         """Why this is too much for a guest; "": it is not."""
         uids = [job.uid for job in self._jobs.values() if is_guests(job.uid)]
-        if why := quota.excess("jobs", uid, uids, quota.JOBS_MOST, quota.JOBS_OF_ALL):
-            return why
-        if sum(job.hint.array_bytes for job in self._of(uid)) + hint.array_bytes > quota.BYTES_MOST:
+        jobs = quota.excess("jobs", uid, uids, quota.JOBS_MOST, quota.JOBS_OF_ALL)
+        if hint.files.count > quota.ENTRIES_MOST:
+            return f"one job can name {quota.ENTRIES_MOST:,} files at most"
+        return jobs or self._excess_of(uid, hint.samples_told, hint.array_bytes)
+
+    def _excess_of(self, uid: int, samples: int = 0, array_bytes: int = 0) -> str:
+        """Why a guest cannot have so much more; "": they can."""
+        if sum(job.array_bytes for job in self._of(uid)) + array_bytes > quota.BYTES_MOST:
             return f"the paths and orders of your jobs are more than {quota.BYTES_MOST:,} bytes"
+        if sum(job.samples for job in self._of(uid)) + samples > quota.SAMPLES_MOST:
+            return f"your jobs have more than {quota.SAMPLES_MOST:,} samples an epoch"
         return ""
 
-    def _check_samples(self, uid: int) -> None:
-        """JobRefused: the jobs of this guest have too many."""
-        samples = sum(job.info.samples_per_epoch for job in self._of(uid) if job.info is not None)
-        if samples > quota.SAMPLES_MOST:
-            raise JobRefused(f"your jobs have more than {quota.SAMPLES_MOST:,} samples an epoch")
+    def _check_excess(self, uid: int) -> None:
+        """JobRefused: what this guest has is too much."""
+        if why := self._excess_of(uid):
+            raise JobRefused(why)
+
+    def admit(self, name: str, epoch: int, spec: OrderSpec) -> None:
+        """A job is told this order. JobRefused: it is too much for a guest."""
+        job = self._jobs.get(name)
+        if job is None or job.guest is None:
+            return
+        before = dict(job.announced), job.order_bytes
+        job.announce(epoch, spec)
+        try:
+            self._check_excess(job.uid)
+        except JobRefused:
+            job.announced, job.order_bytes = before
+            raise
 
     def _name(self, wanted: str, pid: int | None, before: str) -> str:
         program = wanted or (processes.program(pid) if pid is not None else "") or "job"
@@ -224,7 +263,8 @@ class Jobs:
             return
         place = entry.epoch, entry.position
         pid, start = entry.pid or None, entry.pid_start
-        job = LiveJob(entry.job, entry.uid, pid, hint, resume_at=place, pid_start=start)
+        guest = Guest.of_journal(entry.uid, entry.message, self.rights)
+        job = LiveJob(entry.job, entry.uid, pid, hint, guest, place, start)
         job.scores = await trio.to_thread.run_sync(self._scores_of, entry.job)
         job.detach(is_taken_up=True)
         self._begin(job)
@@ -257,6 +297,8 @@ class Jobs:
                 try:
                     if job.pid is not None:
                         nursery.start_soon(_watch, job, _open_process(job.pid))
+                        if job.uid != 0 and job.uid not in _owners(job.pid):
+                            raise JobRefused(f"process {job.pid} is not yours")
                         start = process_start(job.pid)  # of the one that is watched
                         if is_resumed and start != job.pid_start:
                             raise JobRefused(f"its process {job.pid} is gone")
@@ -266,7 +308,7 @@ class Jobs:
                     )
                     job.open(info)
                     if job.guest is not None:
-                        self._check_samples(job.uid)
+                        self._check_excess(job.uid)
                     if is_resumed:
                         await self._score_again(job)
                     else:
@@ -345,7 +387,10 @@ class Jobs:
         place = hint.start_epoch, hint.start_batch * (spec.batch_size if spec is not None else 0)
         who = job.name, job.uid, job.pid or 0, pid_start
         try:
-            self._journal.write(Entry(*who, hint.to_message(), *place))
+            message = hint.to_message()
+            if job.guest is not None:
+                message[GUEST] = job.guest.to_journal()
+            self._journal.write(Entry(*who, message, *place))
         except OSError as error:
             log.warning("journal: job %s will not survive this hintsd: %s", job.name, error)
 
@@ -357,6 +402,7 @@ class Jobs:
         job = self._jobs.get(name)
         if job is None or job.info is None:
             return
+        job.pass_epochs(epoch)
         try:
             self._journal.move(name, epoch, index)
         except OSError as error:
@@ -392,3 +438,14 @@ async def _watch(job: LiveJob, pidfd: int) -> None:
     finally:
         os.close(pidfd)
     job.end(f"its process {job.pid} has ended")
+
+
+def _owners(pid: int) -> tuple[int, int]:
+    """The users that a process runs for and as. JobRefused: it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            (line,) = (line for line in file if line.startswith(b"Uid:"))
+    except OSError:
+        raise JobRefused(f"process {pid} is gone") from None
+    real, effective = line.split()[1:3]
+    return int(real), int(effective)

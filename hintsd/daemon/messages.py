@@ -63,6 +63,14 @@ def _log_place() -> str:
     return "which is its stderr"
 
 
+class OneLine(logging.Formatter):
+    """Of the log: what a client sends, or names, makes no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        line = super().formatMessage(record)
+        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+
+
 class _Array:
     __slots__ = ("begin", "received", "total")
 
@@ -97,16 +105,16 @@ class Arrays:
         """In the file, now or soon."""
         return self._end
 
-    def add(self, fields: Fields, most: int = ARRAY_BYTES_MOST) -> None:
-        """Take an `array` message in. WireError: not the next piece, or of more bytes than `most`,
-        or more in all than is allowed.
+    def add(self, fields: Fields, most: int = ARRAY_BYTES_MOST, ends_most: int = ENDS_MOST) -> None:
+        """Take an `array` message in. WireError: not the next piece, or more bytes in all than
+        `most`; in the file more than `ends_most`, with those that were begun again.
         """
         name = fields.str("name", ARRAY_NAME_LENGTH_MOST)
         total = fields.int("total", 0, most)
         offset = fields.int("offset", 0, ARRAY_BYTES_MOST)
         data = fields.bytes("data", ARRAY_PIECE_BYTES_MOST)
         if offset == 0:
-            self._begin(name, total)
+            self._begin(name, total, most, ends_most)
         array = self._arrays.get(name)
         if array is None or offset != array.received:
             raise WireError("array: field offset is not where the piece before ended")
@@ -120,14 +128,14 @@ class Arrays:
             raise WireError(f"array: it cannot be kept: {error.strerror}") from None
         array.received += len(data)
 
-    def _begin(self, name: str, total: int) -> None:
+    def _begin(self, name: str, total: int, most: int, ends_most: int) -> None:
         again = self._arrays.get(name)
         if again is not None and again.total == total:
             again.received = 0
             return
         others = sum(array.total for array in self._arrays.values() if array is not again)
-        if others + total > ARRAY_BYTES_MOST or self._end > ENDS_MOST:
-            raise WireError(f"array: field total: more than {ARRAY_BYTES_MOST} bytes in all")
+        if others + total > most or self._end + total > ends_most:
+            raise WireError(f"array: field total: more than {most} bytes in all")
         if again is None and len(self._arrays) == ARRAYS_MOST:
             raise WireError(f"array: field name: more than {ARRAYS_MOST} arrays")
         self._arrays[name] = _Array(self._end, total)

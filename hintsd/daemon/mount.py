@@ -65,6 +65,7 @@ class Owner(Protocol):
     """The Director, to a mount."""
 
     torch: TorchProcess
+    keep: str
     ordering: Ordering
     resolving: trio.CapacityLimiter
 
@@ -170,7 +171,7 @@ class Mount:
         self._coming = Coming()
         self._send_event, self._events = trio.open_memory_channel[Event](EVENTS_MOST)
         self._link = MountLink(mountpoint, self._send_event)
-        self._planning = Planning(self.jobs, self._coming, lambda: self.server.facts)
+        self._planning = Planning(self.jobs, self._coming, lambda: self.server.facts, owner.keep)
         self.cached = self._planning.cached
         self._supply = Supply(
             self.jobs, self._planning, owner.ordering, owner.tell_notice, self._wake
@@ -283,21 +284,19 @@ class Mount:
         with self._coming.job(name, Hinted(hint.pid, root)):
             while True:
                 place = resume_at or (hint.start_epoch, 0)
-                job = HintedJob(name, hint, root, place, resume_at is not None, uid)
-                info = await self._open_job(job, guest, is_new=resume_at is None)
+                job = HintedJob(name, hint, root, place, resume_at is not None, uid, guest)
+                info = await self._open_job(job, is_new=resume_at is None)
                 if info is not None:
                     return info
 
-    async def _open_job(
-        self, job: HintedJob, guest: Guest | None, *, is_new: bool
-    ) -> JobInfo | None:
+    async def _open_job(self, job: HintedJob, *, is_new: bool) -> JobInfo | None:
         """None: it was mounted anew meanwhile."""
         name, hint = job.name, job.hint
         torch, planning = self._owner.torch, self._planning
         channel = await self._connected(hint)
         if hint.spec is not None and needs_torch(hint.spec):
             await trio.to_thread.run_sync(torch.begin)  # while files are listed
-        found = await self._resolve(job, hint, guest)
+        found = await self._resolve(job, hint)
         warnings, inos = found.warnings, None
         if (facts := self.server.facts) is not None and facts.ram_bytes == 0:
             warnings.append(f"{self.mountpoint} has no RAM budget: files are only put on SSD")
@@ -333,8 +332,9 @@ class Mount:
             )
         return channel
 
-    async def _resolve(self, job: HintedJob, hint: Hint, guest: Guest | None = None) -> Resolved:
-        return await datasets.resolve(self._link, job.root, hint, self._owner.resolving, guest)
+    async def _resolve(self, job: HintedJob, hint: Hint) -> Resolved:
+        limiter = self._owner.resolving
+        return await datasets.resolve(self._link, job.root, hint, limiter, job.guest)
 
     def _assert_sound(self) -> None:
         if self._has_failed:

@@ -30,7 +30,9 @@ from fusecache.base.probe import Probe
 from fusecache.base.wire import Fields, Frame, WireError
 from fusecache.base.wire_trio import FrameStream
 from hintsd.follow.trail import Passed
-from hintsd.orders.folders import DIRECTORY, FILE, Listing, OsTree, Target
+from hintsd.orders.folders import DIRECTORY, FILE, DatasetError, Listing, OsTree, Target
+from hintsd.users import quota
+from hintsd.users.rights import Eyes
 
 log = logging.getLogger(__name__)
 
@@ -450,11 +452,16 @@ class LinkTree:
         nursery: trio.Nursery,
         listed: list[bytes],
         upcoming: Iterable[bytes] = (),
+        eyes: Eyes | None = None,
     ) -> None:
-        """`listed`: gets each directory before it is looked into, those above it first."""
+        """`listed`: gets each directory before it is looked into, those above it first. `eyes`: of
+        another user, who alone follows links: who made them is not known.
+        """
         self._link, self._root, self._nursery, self._listed = link, root, nursery, listed
+        self._eyes, self._entries = eyes, 0
         self._mountpoint = os.fsencode(link.mountpoint)
-        self._os = OsTree(os.path.join(self._mountpoint, root))
+        top = os.path.join(self._mountpoint, root)
+        self._os = OsTree(top) if eyes is None else OsTree(top, eyes.stat)
         self._upcoming = deque(upcoming)
         self._follows = not self._upcoming  # what comes next is what listings show
         self._ahead: dict[bytes, _Ahead] = {}
@@ -480,14 +487,26 @@ class LinkTree:
 
     def _listing_through_link(self, path: bytes) -> Listing:
         """The server follows no symlinks. One that leads out of the mount is the kernel's."""
-        real = os.path.realpath(os.path.join(self._mountpoint, self._root, path))
-        inside = relative(real, self._mountpoint)
+        inside = relative(self._real(path), self._mountpoint)
         asked = os.path.normpath(os.path.join(self._root, path)) if self._root or path else b""
         if inside is None:
+            if self._eyes is not None:
+                raise DatasetError(f"{os.fsdecode(path)} leads out of the mount")
             return self._os.listing(path)
         if inside == asked:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path))
         return self._read(path, trio.from_thread.run(self._link.list, inside))
+
+    def _real(self, path: bytes) -> bytes:
+        """Without links."""
+        named = os.path.join(self._mountpoint, self._root, path)
+        if self._eyes is None:
+            return os.path.realpath(named)
+        real = self._eyes.real(named)
+        if real is None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fsdecode(path))
+        self._listed[-1] = real  # what is looked into, wherever the link leads by then
+        return real
 
     async def _pages(self, path: bytes) -> list[Fields]:
         ahead = self._ahead.pop(path, None)
@@ -527,6 +546,9 @@ class LinkTree:
             return np.concatenate(parts) if parts else np.empty(0, kind)
 
         inos, kinds = joined("inos", "u4"), joined("kinds", "u1")
+        self._entries += len(inos) + 1 + len(path) // quota.ENTRY_BYTES
+        if self._eyes is not None and self._entries > quota.ENTRIES_MOST:
+            raise DatasetError(f"it has more than {quota.ENTRIES_MOST:,} files and directories")
         files = kinds == FILE
         if files.any():
             most = int(inos[files].max())

@@ -27,6 +27,7 @@ from hintsd.daemon.messages import JobRefused
 from hintsd.daemon.mount_link import Bytes, Done, Inos, MountFacts, Seen
 from hintsd.follow.readers import OWN, Hinted, Readers, Whose
 from hintsd.follow.trail import Passed
+from hintsd.keeping import AUTO
 from hintsd.orders.drawing import Order
 from hintsd.plan.commands import Command
 from hintsd.plan.planner import MountPlanner
@@ -43,6 +44,14 @@ _PID_NAMESPACE: Final = wire.pid_namespace()
 
 T = TypeVar("T")
 Told: TypeAlias = Done | Seen | Callable[[], None]
+
+
+def _new_planner(keep: str) -> MountPlanner:
+    if keep == AUTO:
+        return MountPlanner(0, 0)
+    from hintsd.keeping.keeping import Keeping  # the laboratory's policies are many
+
+    return MountPlanner(0, 0, Keeping(keep))
 
 
 class Coming:
@@ -92,10 +101,12 @@ class Planning:
         jobs: Mapping[str, HintedJob],
         coming: Coming,
         facts: Callable[[], MountFacts | None],
+        keep: str = AUTO,
     ) -> None:
-        """`facts`: what is known of the mount now."""
+        """`facts`: what is known of the mount now. `keep`: whose rule says what stays."""
         self.lock = trio.Lock()
-        self.planner = MountPlanner(0, 0)
+        self._keep = keep
+        self.planner = _new_planner(keep)
         self._jobs, self._coming, self._facts = jobs, coming, facts
         self._readers = Readers()
         self._told: list[Told] = []  # for the planner, in its thread
@@ -133,7 +144,7 @@ class Planning:
 
     def begin_anew(self) -> None:
         """`lock` held. Inode numbers mean other files: nothing is known, no job is planned."""
-        self.planner = MountPlanner(0, 0)
+        self.planner = _new_planner(self._keep)
         self._told.clear()
         for job in self._jobs.values():
             job.lose_files()

@@ -30,9 +30,9 @@ from fusecache.base.errors import UserError
 from fusecache.base.wire import Fields, WireError
 from fusecache.base.wire_trio import FrameStream
 from hintsd.daemon import messages
-from hintsd.daemon.datasets import Guest
+from hintsd.daemon.datasets import Guest, is_guests
 from hintsd.daemon.director import Director
-from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector, is_guests
+from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector
 from hintsd.daemon.journal import Journal, JournalBusy
 from hintsd.daemon.messages import Arrays, JobRefused, internal_error
 from hintsd.daemon.mount import Mount
@@ -40,7 +40,6 @@ from hintsd.orders.hint import NAME_LENGTH_MOST, Hint
 from hintsd.users import public, quota
 from hintsd.users.identity import identity_of
 from hintsd.users.public import Others
-from hintsd.users.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +86,7 @@ def serve(
     socket_path: str,
     *,
     ram_bytes: int | None,
+    keep: str,
     until_unmounted: bool,
     others: Others | None,
     ready: Callable[[], None],
@@ -94,7 +94,7 @@ def serve(
     """Be the daemon at the absolute `socket_path`, until SIGTERM or SIGINT. CannotServe.
 
     `ready` is called when clients are answered. `others`: who is served at the public socket; None:
-    nobody. `ram_bytes`, `until_unmounted`: see `hintsd serve --help`.
+    nobody. `ram_bytes`, `keep`, `until_unmounted`: see `hintsd serve --help`.
     """
     directory = os.path.dirname(socket_path)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -112,7 +112,7 @@ def serve(
         except OSError as error:
             raise CannotServe(_line(socket_path, error)) from None
         try:
-            director = functools.partial(Director, ram_bytes=ram_bytes)
+            director = functools.partial(Director, ram_bytes=ram_bytes, keep=keep)
             server = Server(listener, journal, director, _public(socket_path, others))
             trio.run(_serve_until_told, server, until_unmounted, ready)
         finally:
@@ -187,7 +187,6 @@ class Server:
         Both sockets listen; other users are served at `public_listener` alone.
         """
         self._listener, self._public_listener = listener, public_listener
-        self._rights = Rights()
         self._jobs = Jobs(journal, open_director, self._on_notice)
         self._director = self._jobs.director
         self._connections: set[_Connection] = set()
@@ -279,7 +278,7 @@ class Server:
         """Who that is, if none of ours. OSError."""
         if not is_guests(peer.uid):
             return None
-        return Guest(identity_of(connected), self._rights)
+        return Guest(identity_of(connected), self._jobs.rights)
 
     def _excess(self, connection: _Connection) -> str:
         """Why there cannot be this connection, too; "": there can."""
@@ -291,13 +290,15 @@ class Server:
         most = quota.CONNECTIONS_MOST, quota.CONNECTIONS_OF_ALL
         return quota.excess("connections", connection.peer.uid, uids, *most)
 
-    def _array_bytes_most(self, connection: _Connection) -> int:
-        """Of an array that this connection begins."""
+    def _array_bytes_most(self, connection: _Connection) -> tuple[int, int]:
+        """Of the arrays of this connection: what they have, and what they take in the file."""
         if connection.guest is None:
-            return messages.ARRAY_BYTES_MOST
+            return messages.ARRAY_BYTES_MOST, messages.ENDS_MOST
         uid = connection.peer.uid
-        held = sum(other.arrays.held_bytes for other in self._connections if other.peer.uid == uid)
-        return max(0, quota.BYTES_MOST - (held - connection.arrays.held_bytes))
+        others = (other for other in self._connections if other is not connection)
+        held = sum(other.arrays.held_bytes for other in others if other.peer.uid == uid)
+        most = max(0, quota.BYTES_MOST - held)
+        return most, most
 
     def _release(self, connection: _Connection) -> None:
         connection.arrays.clear()
@@ -357,7 +358,7 @@ class Server:
                 connection.told = _HINTED if wants_state else None
             case "array":
                 most = self._array_bytes_most(connection)
-                await trio.to_thread.run_sync(connection.arrays.add, fields, most)
+                await trio.to_thread.run_sync(connection.arrays.add, fields, *most)
             case "order":
                 await send("planned", epoch=await self._order(connection, fields))
             case "scores":
@@ -391,6 +392,7 @@ class Server:
         epoch, spec = await self._read(connection, "order", messages.order_spec, fields)
         name, mount = self._planned_by(connection, "order")
         try:
+            self._jobs.admit(name, epoch, spec)
             await mount.order(name, epoch, spec)
         except JobRefused as refusal:
             raise Refusal(str(refusal)) from None
@@ -463,8 +465,6 @@ class Server:
             pid = peer.pid
             if pid == 0:
                 raise Refusal("hintsd cannot see your process: it is in another pid namespace")
-        elif peer.uid != 0 and _owner(pid) not in (peer.uid, None):
-            raise Refusal(f"process {pid} is not yours")
         return pid
 
     async def _read(
@@ -549,13 +549,3 @@ def _job_state(job: LiveJob, status: dict[str, Any]) -> JobState:
         if known["state"] == "wrong" or (known["state"] == "waiting" and reason):
             return known["state"], reason
     return _HINTED
-
-
-def _owner(pid: int) -> int | None:
-    """The user that a process runs as; None: it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = file.read().split(b"\n")
-    except OSError:
-        return None
-    return next(int(line.split()[1]) for line in lines if line.startswith(b"Uid:"))

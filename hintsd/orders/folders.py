@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
@@ -380,13 +380,31 @@ def _shown(path: bytes) -> str:
     return text if text.isprintable() else repr(text)
 
 
+class Status(Protocol):
+    """Of a file, as os.stat gives it."""
+
+    @property
+    def st_mode(self) -> int: ...
+    @property
+    def st_dev(self) -> int: ...
+    @property
+    def st_ino(self) -> int: ...
+    @property
+    def st_size(self) -> int: ...
+
+
 class OsTree:
     """The Tree of a real directory. Inode numbers of another file system, and such as do not fit
     into 32 bits, are 0."""
 
-    def __init__(self, root: str | bytes | os.PathLike[str]) -> None:
-        self._root = os.fsencode(root)
-        self._device = os.stat(self._root).st_dev
+    def __init__(
+        self,
+        root: str | bytes | os.PathLike[str],
+        look: Callable[[bytes], Status] = os.stat,
+    ) -> None:
+        """`look`: how paths, with their links, are looked up."""
+        self._root, self._look = os.fsencode(root), look
+        self._device = look(self._root).st_dev
 
     def listing(self, path: bytes) -> Listing:
         entries: list[tuple[bytes, Target]] = []
@@ -401,7 +419,7 @@ class OsTree:
 
     def resolve(self, path: bytes) -> Target:
         try:
-            return self._target(os.stat(self._path(path)))
+            return self._target(self._look(self._path(path)))
         except OSError as error:
             if error.errno in _NOWHERE:
                 return Target(OTHER, 0, 0)
@@ -410,7 +428,7 @@ class OsTree:
     def _path(self, path: bytes) -> bytes:
         return os.path.join(self._root, path)
 
-    def _target(self, status: os.stat_result) -> Target:
+    def _target(self, status: Status) -> Target:
         inside = status.st_dev == self._device and status.st_ino <= INO_MOST
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
         return Target(kind, status.st_ino if inside else 0, status.st_size)

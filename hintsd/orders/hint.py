@@ -60,6 +60,11 @@ class Files:
     """Relative and tidy, index by index, a NUL between them."""
     check: Check | None = None
 
+    @property
+    def count(self) -> int:
+        """Of `paths`; 0: there are none."""
+        return 0 if self.paths is None else self.paths.count(b"\0") + 1
+
     def split_paths(self) -> list[bytes]:
         return [path for piece in _pieces(self.paths or b"") for path in piece.split(b"\0")]
 
@@ -103,8 +108,16 @@ class Hint:
     @property
     def array_bytes(self) -> int:
         """Of its arrays."""
-        arrays = () if self.spec is None else (self.spec.indices, self.spec.weights)
-        return len(self.files.paths or b"") + sum(a.nbytes for a in arrays if a is not None)
+        spec_bytes = 0 if self.spec is None else self.spec.array_bytes
+        return len(self.files.paths or b"") + spec_bytes
+
+    @property
+    def samples_told(self) -> int:
+        """Of the dataset or an epoch of it, as far as the hint alone tells."""
+        if (spec := self.spec) is None:
+            return self.files.count
+        chosen = 0 if spec.indices is None else len(spec.indices)
+        return max(self.files.count, spec.num_samples or 0, chosen)
 
     def spec_over(self, sample_count: int) -> OrderSpec | None:
         """`spec`; one of all files chooses among `sample_count`."""

@@ -107,6 +107,11 @@ class OrderSpec:
         if self.sampler in ("subset_random", "indices"):
             self._check_indices()
 
+    @property
+    def array_bytes(self) -> int:
+        """Of its arrays."""
+        return sum(one.nbytes for one in (self.indices, self.weights) if one is not None)
+
     def _check_weights(self) -> None:
         weights = self.weights
         if weights is None or weights.dtype != np.float64 or weights.ndim != 1:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +44,15 @@ from hintsd.plan.windows import Windows, datasets
 from hintsd.policies import Integers, Mask
 from hintsd.reorder.worth import Probe
 
+if TYPE_CHECKING:
+    from hintsd.keeping.keeping import Keeping
+
 
 class MountPlanner:
     """The plan of all jobs of one mount."""
 
-    def __init__(self, ram_bytes: int, ssd_room_bytes: int) -> None:
+    def __init__(self, ram_bytes: int, ssd_room_bytes: int, keeping: Keeping | None = None) -> None:
+        """`keeping`: whose rule says what stays; None: what is used soonest does."""
         jobs: dict[str, Job] = {}
         self._jobs = jobs
         self._withdrawn = Withdrawn()
@@ -61,8 +65,9 @@ class MountPlanner:
         self._layout = layout = Layout(files, ram, jobs)
         lanes = Lanes(files, ram, self._wires)
         self._windows = Windows(
-            files, self._ssd, ram, reclaimed, jobs, self._placement, layout, lanes
+            files, self._ssd, ram, reclaimed, jobs, self._placement, layout, lanes, keeping
         )
+        self._keeping = keeping
         self._exchange = exchange = self._placement.exchange
         self._staging = Staging(files, ram, reclaimed, jobs, layout, lanes, exchange)
         self.followers = Followers(
@@ -247,6 +252,8 @@ class MountPlanner:
         """As `Scores.tell`."""
         self._grow(inos)
         self._jobs[name].scores.tell(inos, uses)
+        if self._keeping is not None:
+            self._keeping.tell(inos, uses)
         self._windows.sort_anew()
 
     def unknown(self, name: str, epoch: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,9 @@ from hintsd.plan.files import (
 )
 from hintsd.policies import Integers, Mask
 from hintsd.policies.residents import fits
+
+if TYPE_CHECKING:
+    from hintsd.keeping.keeping import Keeping
 
 OUTSIDE_SHARE = 10  # a tenth of the budget is left to reads outside any plan
 RETRY_FIRST_S, RETRY_MOST_S = 0.5, 30.0
@@ -360,8 +364,9 @@ class Kept:
     (`next_uses`): what would be used later makes way (Belady's MIN, with bypass).
     """
 
-    def __init__(self, files: Files, ram: Ram, spare: Spare) -> None:
-        self._files, self._ram, self._spare = files, ram, spare
+    def __init__(self, files: Files, ram: Ram, spare: Spare, keeping: Keeping | None) -> None:
+        """`keeping`: is told what readers pass."""
+        self._files, self._ram, self._spare, self._keeping = files, ram, spare, keeping
         self.most_bytes = 0
         """Of RAM, that they may take."""
         self._next_uses: Callable[[Inos], Uses] | None = None
@@ -384,6 +389,8 @@ class Kept:
 
     def take(self, inos: Inos) -> None:
         """Readers have passed these; a file may stand here twice."""
+        if self._keeping is not None:
+            self._keeping.read(inos, self._ram.bytes_of(inos))
         if self._next_uses is None:
             self._ram.keep(inos, self.most_bytes)
             return

@@ -23,7 +23,9 @@ INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -37,6 +39,9 @@ from hintsd.plan.ram import OUTSIDE_SHARE, Kept, Ram, Reclaimed, Spare
 from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
+if TYPE_CHECKING:
+    from hintsd.keeping.keeping import Keeping
+
 EXTEND_MOST = 1 << 20  # positions that enter windows in one decide()
 UNEVEN_SHARE = (
     32  # windows are evened out when they differ by more than a 32nd of the budget, twice
@@ -48,6 +53,8 @@ LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a
 EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 MARGIN_SHARE = 8  # an eighth of an epoch
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
+
+HELD_MARGIN: Final = 0.5  # of `Keeping.leaves`
 
 
 class Windows:
@@ -63,13 +70,15 @@ class Windows:
         placement: Placement,
         layout: Layout,
         lanes: Lanes,
+        keeping: Keeping | None,
     ) -> None:
+        """`keeping`: whose rule says what stays; None: what is used soonest."""
         self._files, self._ssd, self._ram, self._jobs = files, ssd, ram, jobs
         self._placement, self._layout, self._lanes = placement, layout, lanes
-        self._reclaimed = reclaimed
+        self._reclaimed, self._keeping = reclaimed, keeping
         self.spare = Spare(files, ram)
         """What has left them."""
-        self.kept = Kept(files, ram, self.spare)
+        self.kept = Kept(files, ram, self.spare, keeping)
         """What stays of that for good."""
         self.has_lanes = False
         """Whether those of all jobs that are planned for are lanes; else none is."""
@@ -113,6 +122,8 @@ class Windows:
         is_next = job.sequence.epoch_of(begin) != job.sequence.epoch_of(job.window.begin)
         if is_next and job is max(self._live, key=lambda live: live.sequence.samples_per_epoch):
             self._reclaimed.begin_epoch()  # of several ranks one's: it is their mount's
+            if self._keeping is not None:
+                self._keeping.begin_epoch()
         self._note_need(job, begin)
         self.kept.limit(self._keep_bytes())
         keep = None if job.placed.is_due else self.kept.take
@@ -141,6 +152,8 @@ class Windows:
         jobs = self._live
         if any(self._layout.is_packable(job) for job in jobs):
             return 0
+        if self._keeping is not None and self._keeping.holds_nothing:
+            return 0
         budget_bytes = self._ram.usable_bytes
         need_bytes = sum(job.window.need_bytes for job in jobs)
         if self.has_lanes:
@@ -151,16 +164,25 @@ class Windows:
 
     def keep(self) -> None:
         """What is kept beyond what windows can spare is spare, too, what is used last first."""
-        jobs = self._live
-        next_uses = functools.partial(_next_uses, jobs, self.has_lanes)  # lanes lie in them
-        self.kept.choose_by(next_uses if any(map(_is_uneven, jobs)) else None)
-        self._keep_at_most(self._keep_bytes())
-        may_go = any(map(_is_weighed, jobs)) and not any(map(self._layout.is_packable, jobs))
-        self._placement.exchange.choose_by(
-            functools.partial(_next_uses, jobs, True) if may_go else None,
-            functools.partial(_stored, self._files, jobs),
-            min((_margin(job, len(jobs)) for job in jobs), default=0.0),
-        )
+        jobs, keeping, keep_bytes = self._live, self._keeping, self._keep_bytes()
+        stored = functools.partial(_stored, self._files, jobs)
+        in_ram: Callable[[Inos], Uses] | None
+        on_ssd: Callable[[Inos], Uses] | None
+        if keeping is None:
+            soon = functools.partial(_next_uses, jobs)  # behind windows if lanes lie in them
+            is_uneven = any(map(_is_uneven, jobs))
+            in_ram = functools.partial(soon, self.has_lanes) if is_uneven else None
+            on_ssd = functools.partial(soon, True) if any(map(_is_weighed, jobs)) else None
+            margin = min((_margin(job, len(jobs)) for job in jobs), default=0.0)
+        else:
+            if jobs and not keeping.is_begun and self._placement.is_room_known:
+                ssd_bytes = self._ssd.room_bytes + self._files.total_bytes(stored())
+                keeping.begin(keep_bytes + ssd_bytes)
+            in_ram, on_ssd, margin = keeping.leaves, keeping.leaves, HELD_MARGIN
+        self.kept.choose_by(in_ram)
+        self._keep_at_most(keep_bytes)
+        is_packed = any(map(self._layout.is_packable, jobs))
+        self._placement.exchange.choose_by(None if is_packed else on_ssd, stored, margin)
 
     def sort_anew(self) -> None:
         """It is known now that files are used at other times."""
@@ -184,7 +206,7 @@ class Windows:
         """What windows want beyond what is usable, now that the kernel has taken some of it."""
         jobs = [job for job in self._live if job.window.size_bytes]
         while self._ram.room_bytes < 0 and jobs and not self.has_lanes:
-            large = max(jobs, key=_in_turn)
+            large = max(jobs, key=_Turns(jobs).place)
             least_bytes = self._ram.usable_bytes // UNEVEN_SHARE  # some of it may be kept
             if not self._shrink(large, max(-self._ram.room_bytes, least_bytes)):
                 jobs.remove(large)
@@ -240,18 +262,19 @@ class Windows:
             growing = [job for job in jobs if job.name not in blocked]
             if not growing:
                 break
-            small = min(growing, key=_in_turn)
+            in_turn = _Turns(jobs)
+            small = min(growing, key=in_turn.place)
             others = [job for job in jobs if job is not small]
             share = self._ram.usable_bytes
-            if others and not (nearest := min(others, key=_in_turn)).yields:
-                ahead_bytes = (_weighed_bytes(nearest) - _weighed_bytes(small)) // small.sharers
-                share = max(ahead_bytes, 0) + uneven_bytes
+            if others and not (nearest := min(others, key=in_turn.place)).yields:
+                share = max(in_turn.ahead_bytes(nearest, small), 0) + uneven_bytes
             taken = self._extend(small, share, min(work, CHUNK))
             work -= taken
             if taken:
                 continue
-            large = max(others, key=_in_turn, default=None)
-            excess = 0 if large is None else _excess_bytes(large, small)
+            spared = {job: in_turn.excess_bytes(job, small) for job in others}
+            large = max(others, key=lambda job: (job.yields, spared[job]), default=None)
+            excess = 0 if large is None else spared[large]
             if large is None or excess <= even_bytes or not self._shrink(large, excess // 2):
                 blocked.add(small.name)
 
@@ -431,21 +454,29 @@ def datasets(jobs: Iterable[Job], count: int) -> Mask:
     return found
 
 
-def _weighed_bytes(job: Job) -> int:
-    """What its owner would have, if the window of each of its owner's jobs were like this one."""
-    return job.window.size_bytes * job.sharers
+class _Turns:
+    """The order in which windows grow, and shrink in the opposite one: whose owner has least of RAM
+    in windows, then which is smallest.
+    """
 
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._held = Counter[int]()  # bytes by owner
+        for job in jobs:
+            self._held[job.owner] += 0 if job.yields else job.window.size_bytes
 
-def _in_turn(job: Job) -> tuple[bool, int]:
-    """Windows grow in this order, and shrink in the opposite one."""
-    return job.yields, _weighed_bytes(job)
+    def place(self, job: Job) -> tuple[bool, int, int]:
+        return job.yields, self._held[job.owner], job.window.size_bytes
 
+    def ahead_bytes(self, large: Job, small: Job) -> int:
+        """How much more the one has: its owner, or, of one owner's, the job itself."""
+        if large.owner == small.owner:
+            return large.window.size_bytes - small.window.size_bytes
+        return self._held[large.owner] - self._held[small.owner]
 
-def _excess_bytes(large: Job, small: Job) -> int:
-    """What the larger window may give to the smaller one, and as much again."""
-    if not small.can_grow or (large.yields < small.yields):
-        return 0
-    if large.yields and not small.yields:
-        return 2 * large.window.size_bytes
-    excess = _weighed_bytes(large) - _weighed_bytes(small)
-    return 2 * excess // (large.sharers + small.sharers)
+    def excess_bytes(self, large: Job, small: Job) -> int:
+        """What the larger window may give to the smaller one, and as much again."""
+        if not small.can_grow or (large.yields < small.yields):
+            return 0
+        if large.yields and not small.yields:
+            return 2 * large.window.size_bytes
+        return min(self.ahead_bytes(large, small), 2 * large.window.size_bytes)

@@ -18,6 +18,7 @@ from fusecache.base import mounts
 EVERYONE: Final = "all"
 NOBODY: Final = "none"
 _BACKLOG: Final = 128
+_GID_MOST: Final = (1 << 32) - 2  # the next one is chown's "leave it"
 
 
 class Others(NamedTuple):
@@ -34,32 +35,40 @@ def parse(text: str) -> Others | None:
     if text == NOBODY:
         return None
     try:
-        return Others(0o660, int(text) if text.isdecimal() else grp.getgrnam(text).gr_gid)
-    except (KeyError, OverflowError):
-        raise ValueError(f"{text!r} is neither all nor none, nor a group") from None
+        gid = int(text) if text.isascii() and text.isdecimal() else grp.getgrnam(text).gr_gid
+    except (KeyError, ValueError):
+        gid = -1
+    if not 0 <= gid <= _GID_MOST:
+        raise ValueError(f"{text!r} is neither all nor none, nor a group")
+    return Others(0o660, gid)
 
 
 def listen(socket_path: str, others: Others) -> socket.socket:
     """A listening socket for `others`, of the hintsd whose own is `socket_path`. OSError."""
-    path = mounts.public_socket(socket_path)
-    directory, name = os.path.split(path)
-    mounts.make_public_directory(directory)
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(17, "is no socket, and left as it is", path)
-    umask = os.umask(0o177)
-    try:
-        listener = mounts.listen(directory, name, _BACKLOG)
-    finally:
-        os.umask(umask)
-    os.chown(path, -1, others.gid)
-    os.chmod(path, others.mode)
+    directory, name = os.path.split(mounts.public_socket(socket_path))
+    with mounts.open_public_directory(directory) as held:
+        path = os.path.join(held, name)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                shown = os.path.join(directory, name)
+                raise FileExistsError(17, "is no socket, and left as it is", shown)
+        umask = os.umask(0o177)
+        try:
+            listener = mounts.listen(held, name, _BACKLOG)
+        finally:
+            os.umask(umask)
+        os.chown(path, -1, others.gid)
+        os.chmod(path, others.mode)
     return listener
 
 
 def close(socket_path: str) -> None:
     """Nobody but its own user is served any more by the hintsd of `socket_path`. OSError."""
-    path = mounts.public_socket(socket_path)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    directory, name = os.path.split(mounts.public_socket(socket_path))
+    with (
+        contextlib.suppress(FileNotFoundError),
+        mounts.open_public_directory(directory, make=False) as held,
+    ):
+        path = os.path.join(held, name)
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)

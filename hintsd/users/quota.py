@@ -16,9 +16,13 @@ JOBS_MOST: Final = 64
 """Of one user: sixteen ranks, with a validation each, twice."""
 JOBS_OF_ALL: Final = 192
 SAMPLES_MOST: Final = 1 << 27
-"""Of all jobs of one user: sixteen ranks on 8 M files."""
+"""Of all jobs of one user, with the orders that were told ahead: sixteen ranks on 8 M files."""
 BYTES_MOST: Final = 1 << 30
-"""Of paths and orders that one user's clients have sent, in hints or on the way."""
+"""Of paths and orders that one user's clients have sent: in hints; and as much on the way."""
+
+ENTRIES_MOST: Final = 1 << 24
+"""That are looked at for one job: links in a loop make more than there are files."""
+ENTRY_BYTES: Final = 64  # a path of so many counts as one more
 
 
 def excess(what: str, uid: int, uids: Iterable[int], most: int, most_of_all: int) -> str:

@@ -48,6 +48,15 @@ TRAIN = """if True:
         print(sum(int(batch.sum()) for batch in loader), flush=True)
 """
 
+HINT = """if True:
+    import sys
+    from tests.support.hintsd_support import JOB, Client
+    client, (where, *names) = Client(sys.argv[1]), sys.argv[2:]
+    files = {"rule": "paths", "paths": "\\0".join(names).encode()} if names else JOB["files"]
+    told = client.job(path=where.encode(), files=files, detached=True, spec=None)
+    print(told.get("message") or told["samples_per_epoch"])
+"""
+
 
 @pytest.fixture
 def base(ordinary_user: OrdinaryUser) -> Path:
@@ -69,7 +78,7 @@ def base(ordinary_user: OrdinaryUser) -> Path:
 @pytest.fixture
 def daemon(base: Path) -> Iterator[DaemonProcess]:
     (base / "hints").mkdir(mode=0o700)
-    daemon = DaemonProcess(base / "hints")
+    daemon = DaemonProcess(base / "hints", "--others", "all")
     daemon.start()
     yield daemon
     daemon.kill()
@@ -138,6 +147,58 @@ def test_another_user_hints(
     done = run(ordinary_user, "hintsd", "end", theirs, "--socket", where)
     assert done.returncode == 0, done
     assert daemon.jobs() == [own]
+
+
+@pytest.mark.claim("G1")
+def test_links_of_another_user_are_followed_as_they_could(
+    ordinary_user: OrdinaryUser, base: Path, daemon: DaemonProcess
+) -> None:
+    """Whoever makes a link must not learn from us what it leads to, nor have us look into it."""
+    secret = base / "closed to all but root"
+    (secret / "a").mkdir(parents=True)
+    (secret / "a/x.jpg").touch()
+    secret.chmod(0o700)
+    shared, named = base / "shared", base / "source/named"
+    (named / "a").mkdir(parents=True)
+    (named / "a/file.jpg").write_bytes(b"x")
+    (named / "a/same.jpg").symlink_to("file.jpg")
+    for name, target in (
+        ("inside", shared / "closed/a/x.jpg"), ("outside", secret / "a/x.jpg"), ("none", "none")
+    ):  # fmt: skip
+        (named / f"a/{name}.jpg").symlink_to(target)
+    for name, target in (("down", secret), ("out", base / "out"), ("within", shared / "open/a")):
+        (base / "source" / name).mkdir()
+        (base / "source" / name / "class").symlink_to(target)
+    (base / "out").mkdir()
+    (base / "out/x.jpg").touch()
+    (shared).mkdir()
+    flags = ("--ssd", "64M", "--ram", "16M", "--allow-other", "--hintsd", daemon.path)
+    with Mount(base / "source", shared, base / "cache", *flags, zero_open=True):
+
+        def hint(path: Path, *names: str) -> str:
+            done = ordinary_user.run(HINT, mounts.public_socket(daemon.path), path, *names)
+            assert done.returncode == 0, done
+            return done.stdout.strip()
+
+        for name in ("inside", "outside", "none"):
+            told = hint(shared / "named", f"a/{name}.jpg")
+            assert told == f"{shared}/named: sample 0, a/{name}.jpg, is not a file"
+        assert hint(shared / "named", "a/same.jpg") == "1"
+        assert hint(shared / "named") == "5"
+        assert hint(shared / "down") == f"{secret} is not there, or not yours to read"
+        assert hint(shared / "out") == f"{shared}/out: class leads out of the mount"
+        assert hint(shared / "within") == str(FILES // 2)
+        link = ordinary_user.home / "link"
+        link.symlink_to(shared / "within")
+        assert hint(link) == str(FILES // 2)
+        held = {job["path"] for job in daemon.status()["jobs"]}
+        assert str(link) in held
+        daemon.kill()
+        link.unlink()
+        link.symlink_to(shared / "closed")
+        daemon.start()  # and asks anew
+        left = held - {str(link)}
+        eventually(lambda: {job["path"] for job in daemon.status()["jobs"]} == left)
 
 
 @pytest.mark.claim("G5")

@@ -107,7 +107,8 @@ class NotedDirector:
             {"name": job, "state": "running", "uid": self.uids[job], "mountpoint": self.mountpoint}
             for job in self.requests
         ]
-        mounts = [{"mountpoint": place, "connected": True} for place in (self.mountpoint, "/more")]
+        places = (self.mountpoint, "/more") if jobs else ()
+        mounts = [{"mountpoint": place, "connected": True} for place in places]
         return {"mounts": mounts, "jobs": jobs}
 
     def next(self, kind: str) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 from fusecache.base.wire import Result
 from hintsd.follow.readers import ANOTHERS, OWN, STRANGER, UNKNOWN
 from hintsd.follow.sequence import Inos
+from hintsd.keeping.keeping import Keeping
 from hintsd.plan.commands import Command
 from hintsd.plan.planner import MountPlanner
 
@@ -322,9 +323,9 @@ class ModelMount:
             )
 
 
-def make_planner(mount: ModelMount, ram_bytes: int) -> MountPlanner:
+def make_planner(mount: ModelMount, ram_bytes: int, keeping: Keeping | None = None) -> MountPlanner:
     """One that knows the mount's files, and has `ram_bytes` for windows."""
-    planner = MountPlanner(ram_bytes * 10 // 9, mount.ssd_free_bytes)
+    planner = MountPlanner(ram_bytes * 10 // 9, mount.ssd_free_bytes, keeping)
     count = len(mount.sizes)
     inos = np.arange(1, count + 1, dtype=np.uint32)
     stored = np.array([ino in mount.ssd for ino in range(1, count + 1)], np.uint8)

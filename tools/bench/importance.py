@@ -1,4 +1,5 @@
-"""Row importance: what a cache of a part of the dataset is worth under importance sampling.
+"""Row importance: what a cache of a part of the dataset is worth under importance sampling. Row
+keep: the same reads, kept by the planner's rule and by those of papers.
 
 Each arm is a training through a mount of its own; what it read is replayed by the laboratory's LRU
 and MIN with as many bytes. Counted are files that the origin gave, so the machine's speed, and what
@@ -28,14 +29,19 @@ EPOCHS, EPOCHS_QUICK = 6, 3
 WARM_UP = 2  # epochs that count for nothing: of the second the scores are the first there are
 SHARES = (0.2, 0.4)
 BATCH, WORKERS = 64, 2
+STEP_S = 0.064  # of a batch: 1,000 samples a second
 ROUNDS = 3
 ARMS: dict[str, dict[str, Any] | None] = {
     "uniform": None,
     "shade": {"scheme": "shade"},
     "icache": {"scheme": "icache", "fraction": 0.7},
+    "icache, drawn ahead": {"scheme": "icache", "fraction": 0.7, "draw_ahead": 1},
     "loss": {"scheme": "loss"},
     "loss, drawn ahead": {"scheme": "loss", "draw_ahead": 1},
 }
+SHADE: dict[str, Any] = {"scheme": "shade"}
+KEEP_RULES = ("auto", "shade", "lru", "random", "none")
+KEEP_SHARES = (0.1, 0.2)
 TIMEOUT_S = 600.0
 
 
@@ -52,8 +58,9 @@ def importance(bench: Bench) -> None:
                     run = functools.partial(_run, bench, work, daemon, source, names)
                     _add(bench, f"{arm}, {share:.0%}", run(share, settings, seed))
     bench.results.note(
-        f"importance: {count:,} files of {FILE_BYTES // 1000} KB; SSD {SSD_BYTES_MIN >> 20} MiB of "
-        f"the share, RAM the rest; epochs behind the first {WARM_UP} count"
+        f"importance: {count:,} files of {FILE_BYTES // 1000} KB; half of the cache is RAM, half "
+        f"SSD; a batch of {BATCH} every {STEP_S * 1000:.0f} ms; epochs behind the first {WARM_UP} "
+        "count"
     )
 
 
@@ -80,7 +87,7 @@ def _run(
     """Hits: 1 - files that the origin gave / samples read."""
     epochs = EPOCHS_QUICK if bench.quick else EPOCHS
     budget = max(int(len(names) * FILE_BYTES * share), 2 * SSD_BYTES_MIN)
-    options = ("--ram", str(budget - SSD_BYTES_MIN), "--ssd", str(SSD_BYTES_MIN))
+    options = ("--ram", str(budget // 2), "--ssd", str(budget // 2))
     read: list[list[int]] = []
     files = []
     with hinted_mount(daemon, source, work, options) as mount:
@@ -91,6 +98,7 @@ def _run(
             "epochs": epochs,
             "batch": BATCH,
             "workers": WORKERS,
+            "step_s": STEP_S,
             "settings": settings,
         }
         for epoch in _epochs(told):
@@ -136,4 +144,22 @@ def _replayed(policy: Policy, read: Sequence[Sequence[int]]) -> float:
     return hits / samples
 
 
-ROWS: dict[str, Callable[[Bench], None]] = {"importance": importance}
+def keep(bench: Bench) -> None:
+    """Row keep: SHADE's reads, a tenth and a fifth of the dataset in a mount's RAM and SSD."""
+    count = FILES_QUICK if bench.quick else FILES
+    with bench.folder("keep") as work:
+        source = work / "source"
+        source.mkdir()
+        names = bench.readers.fill_files(source, count, FILE_BYTES, 8)
+        for seed in range(bench.rounds(ROUNDS)):
+            for share in KEEP_SHARES:
+                for rule in KEEP_RULES:
+                    with HintsdCommand(work, "--keep", rule) as daemon:
+                        found = _run(bench, work, daemon, source, names, share, SHADE, seed)
+                    bench.results.add(
+                        "keep", f"{rule}, {share:.0%}", "fusecache", "of reads", found["hits"]
+                    )
+                    bench.say(f"keep, {rule}, {share:.0%}: hits {found['hits']:.3f}")
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {"importance": importance, "keep": keep}

@@ -4,13 +4,15 @@ There is no network: the loss of a sample is how hard it is (log-normal, by the 
 each time that it was trained. So all arms of a seed have the same samples to learn.
 
 Run as a process with a line of JSON on standard input: root, paths (relative to the root), seed,
-epochs, batch, workers, settings (of the ImportanceSampler; null: a plain shuffle).
+epochs, batch, workers, step_s (seconds that a batch trains), settings (of the ImportanceSampler;
+null: a plain shuffle).
 After each epoch it prints a line of JSON, the indices as they were read, and waits for a line.
 """
 
 import json
 import os
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,7 @@ def main() -> None:
                     sampler.learn(losses[batch])
                 np.multiply.at(losses, batch, EASIER)
                 read += batch.tolist()
+                time.sleep(work["step_s"])
             print(json.dumps(read), flush=True)
             sys.stdin.readline()
 

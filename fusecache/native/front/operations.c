@@ -146,10 +146,12 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns)
 {
+	const struct node *n;
 	bool known;
 
 	pthread_rwlock_rdlock(&table.lock);
-	known = node_at(ino) && !(node_flags(node_at(ino)) & NODE_NOATTR) && !is_unchecked(ino) &&
+	n = node_at(ino);
+	known = n && !(node_flags(n) & NODE_NOATTR) && !is_unchecked(ino) &&
 		(is_watched((uint32_t)ino) || !node_live_name((uint32_t)ino));
 	if (known) {
 		fill_stat(node_primary((uint32_t)ino), st);

@@ -58,11 +58,13 @@ bool table_is_unchecked(uint64_t ino)
 
 bool table_has_unchecked(uint64_t dir)
 {
+	const struct node *n;
 	bool found = false;
 	uint32_t child;
 
 	pthread_rwlock_rdlock(&table.lock);
-	if (node_at(dir) && node_is_directory(node_at(dir)))
+	n = node_at(dir);
+	if (n && node_is_directory(n))
 		for (child = table_next_child((uint32_t)dir, 0); child && !found;
 		     child = table_next_child((uint32_t)dir, child))
 			found = node_is_unchecked(child);

@@ -336,6 +336,7 @@ static int scan_sweep(struct scan *scan, int fd)
 /* Do the time stamps show that a listing of an earlier mount is the directory's? Then it counts as listed. */
 static bool listing_holds(uint32_t ino)
 {
+	const struct node *n;
 	struct attributes a;
 	char *path = NULL;
 	bool holds = false;
@@ -343,7 +344,8 @@ static bool listing_holds(uint32_t ino)
 	int fd;
 
 	pthread_rwlock_rdlock(&table.lock);
-	if (node_at(ino) && (node_flags(node_at(ino)) & (NODE_EXACT | NODE_LISTED | NODE_DEAD)) == NODE_EXACT)
+	n = node_at(ino);
+	if (n && (node_flags(n) & (NODE_EXACT | NODE_LISTED | NODE_DEAD)) == NODE_EXACT)
 		path = table_path(ino, &len);
 	pthread_rwlock_unlock(&table.lock);
 	if (!path)
@@ -380,6 +382,7 @@ static bool is_exact(const struct scan *scan, const struct attributes *a)
 int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_result *out)
 {
 	struct scan scan = {.dir = (uint32_t)ino, .result = out};
+	const struct node *n;
 	struct attributes a;
 	int fd = -1, err;
 	size_t len;
@@ -391,11 +394,12 @@ int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_res
 	scan.begun_ns = wall_ns();
 	pthread_rwlock_wrlock(&table.lock);
 	scan.buried_before = table.buried;
-	err = !node_at(ino) ? -ENOENT : !node_is_directory(node_at(ino)) ? -ENOTDIR : 0;
+	n = node_at(ino);
+	err = !n ? -ENOENT : !node_is_directory(n) ? -ENOTDIR : 0;
 	if (!err) {
 		path = table_path((uint32_t)ino, &len);
 		scan.highest = table_count();
-		scan.was_listed = node_flags(node_at(ino)) & NODE_LISTED;
+		scan.was_listed = node_flags(n) & NODE_LISTED;
 		scan.seen = calloc(scan.highest / 8 + 1, 1);
 		err = path && scan.seen ? 0 : -ENOMEM;
 		scan.next = scans;

@@ -1111,3 +1111,7 @@ def test_a_hintsd_that_does_not_start_is_a_line(
     monkeypatch.setattr(sys, "executable", "/none")
     with pytest.raises(OSError, match="No such file"):
         mount_command.start_hintsd(str(tmp_path / "hintsd.sock"))
+
+
+def test_names_command_no_terminal() -> None:
+    assert command.printable("\x1b]0;x\x07 \udcff\x9b é\n") == "\\x1b]0;x\\x07 \\xff\\x9b é\n"

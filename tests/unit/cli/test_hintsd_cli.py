@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from rich.console import Console
@@ -122,7 +123,7 @@ Run = Callable[..., tuple[int, str, str]]
 def test_status_for_machines_and_for_people(
     daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.server, "status", lambda: FULL)
+    monkeypatch.setattr(daemon.server, "status", lambda guest: FULL)
     code, out, err = run("status", "--json", "--socket", daemon.path)
     assert (code, err) == (0, "")
     answer = json.loads(out)
@@ -458,6 +459,7 @@ def test_hint_goes_on_with_the_next_daemon(tmp_path: Path) -> None:
             2,
             "--rank must lie in 0 … 1",
         ),
+        (["serve", "--others", "no such group"], 2, "--others: 'no such group' is neither all nor"),
         (["serve", "--ram", "5x"], 2, "Invalid value for '--ram': '5x' is not a size"),
         (["hint", "/proc"], 3, "/proc is not on a fusecache mount\n"),
         (["hint", "."], 3, f"{os.getcwd()} is not on a fusecache mount\n"),
@@ -579,3 +581,28 @@ def test_numbers_that_are_none(
 ) -> None:
     code, _, complaint = run("hint", "/data", *flags)
     assert (code, message in complaint) == (2, True), complaint
+
+
+@pytest.mark.parametrize(
+    ("given", "socket_path", "mode"),
+    [
+        (None, None, 0o666),
+        (None, mounts.hintsd_socket(0), 0o666),
+        (None, "/somewhere/sock", None),
+        ("all", "/somewhere/sock", 0o666),
+        ("none", None, None),
+        ("0", None, 0o660),
+    ],
+)
+def test_whom_root_s_hintsd_serves(
+    given: str | None, socket_path: str | None, mode: int | None
+) -> None:
+    served = cli._others(given, socket_path)
+    assert (served and served.mode) == mode
+
+
+def test_a_user_s_hintsd_serves_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert cli._others(None, None) is cli._others("none", None) is None
+    with pytest.raises(click.UsageError, match="only root's hintsd can serve other users"):
+        cli._others("all", None)

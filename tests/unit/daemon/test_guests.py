@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fusecache.base import wire
-from hintsd.daemon import server
+from hintsd.daemon import jobs, server
 from hintsd.users import quota
 from hintsd.users.public import Others
 from tests.conftest import OrdinaryUser
@@ -96,7 +96,8 @@ def test_a_guest_resumes_no_job_of_another(ordinary_user: OrdinaryUser, daemon: 
 def test_a_guest_is_no_guest_at_the_own_socket(ordinary_user: OrdinaryUser, daemon: Daemon) -> None:
     os.chmod(Path(daemon.path).parent, 0o755)
     os.chmod(daemon.path, 0o666)
-    done = ordinary_user.run(ASK, daemon.path, "[]")
+    only_hears = ASK[: ASK.index("    for kind")] + "    print(client.receive().fields.raw())"
+    done = ordinary_user.run(only_hears, daemon.path)
     assert "permission denied: this hintsd serves another user" in done.stdout
 
 
@@ -167,6 +168,64 @@ def test_bytes_of_a_guest_are_counted(
 
 
 @pytest.mark.claim("G3")
+def test_arrays_of_one_connection_are_counted_together(
+    ordinary_user: OrdinaryUser, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "BYTES_MOST", 1000)
+    send = ASK.replace(
+        "print(json.dumps(client.ask(kind, **fields)), flush=True)",
+        "client.send(kind, **fields)\n    print(client.receive().fields.raw())\n"
+        "    print(client.receive().fields.raw())",
+    )
+    for second in ({"name": "b", "total": 600}, {"name": "a", "total": 599}):
+        told = [("array", {"name": "a", "total": 600, "offset": 0, "data": ""})]
+        told.append(("array", second | {"offset": 0, "data": ""}))
+        refused = ordinary_user.run(send, daemon.public, json.dumps(told)).stdout
+        assert "array: field total: more than 1000 bytes in all" in refused
+
+
+@pytest.mark.claim("G3")
+def test_orders_of_a_guest_that_are_told_later_are_counted(
+    ordinary_user: OrdinaryUser, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each epoch that is still to come: they are kept until it is read."""
+    monkeypatch.setattr(quota, "SAMPLES_MOST", 250)
+    monkeypatch.setattr(quota, "BYTES_MOST", 1000)
+
+    def order(epoch: int, **spec: Any) -> tuple[str, dict[str, Any]]:
+        return "order", {"epoch": epoch, "spec": {"sampler": "random", "length": 100, **spec}}
+
+    answers = ask(
+        ordinary_user, daemon.public, ("job", JOB), order(0, seed=1, num_samples=200),
+        order(0, seed=1), order(1, seed=1), order(2, seed=1), order(1, seed=2, num_samples=99),
+        order(1, seed=1, num_samples=251), ("status", {}),
+    )  # fmt: skip
+    much = {"message": "your jobs have more than 250 samples an epoch"}
+    planned = [{"epoch": epoch} for epoch in (0, 0, 1)]
+    assert answers[1:-1] == [*planned, much, {"epoch": 1}, much]
+    (name,) = (job["name"] for job in answers[-1]["jobs"])
+    daemon.call(daemon.director.on["on_position"], name, 2, 0)
+    assert daemon.call(lambda: daemon.server._jobs.get(name)).samples == 100
+    (refused,) = ask(
+        ordinary_user, daemon.public,
+        ("job", JOB | {"spec": {"sampler": "random", "seed": 1, "num_samples": 1 << 30}}),
+    )  # fmt: skip
+    assert refused == much
+    assert daemon.director.next("opening")[0] == name
+    assert daemon.director.told.queue[0][0] == "order"  # the second was not begun
+
+
+@pytest.mark.claim("G2")
+def test_a_guest_s_process_that_is_another_user_s_by_now(
+    ordinary_user: OrdinaryUser, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who connected has ended, and its number is given again."""
+    monkeypatch.setattr(jobs, "_owners", lambda pid: (0, 0))
+    (refused,) = ask(ordinary_user, daemon.public, ("job", JOB | {"detached": False}))
+    assert refused["message"].endswith(" is not yours")
+
+
+@pytest.mark.claim("G3")
 def test_connections_of_guests_are_counted(
     ordinary_user: OrdinaryUser, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +239,8 @@ def test_connections_of_guests_are_counted(
 
         def connect() -> str:
             client = stack.enter_context(contextlib.closing(Client(daemon.public, greet=False)))
-            client.send("hello", version=1)
+            with contextlib.suppress(BrokenPipeError):  # it is refused before it speaks
+                client.send("hello", version=1)
             return str(client.receive().fields.raw().get("message"))
 
         assert [connect() for _ in range(6)] == [
@@ -202,6 +262,9 @@ def test_a_job_of_the_journal_is_still_its_user_s(ordinary_user: OrdinaryUser) -
     try:
         assert daemon.director.next("opening")[0] == begun["job"]
         assert daemon.director.uids == {begun["job"]: ordinary_user.uid}
+        guest = daemon.director.guests[begun["job"]]  # who is asked for it anew
+        assert guest is not None
+        assert guest.identity == (ordinary_user.uid, ordinary_user.gid, ())
         (ended,) = ask(ordinary_user, daemon.public, ("end", {"job": begun["job"]}))
         assert ended == {}
     finally:

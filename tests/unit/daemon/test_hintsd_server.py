@@ -25,7 +25,7 @@ import trio
 
 from fusecache.base import mounts, wire, wire_trio
 from hintsd.daemon import jobs, server
-from hintsd.daemon.jobs import is_guests
+from hintsd.daemon.datasets import is_guests
 from hintsd.daemon.journal import Journal, JournalBusy
 from hintsd.daemon.messages import NotHere
 from hintsd.orders.spec import OrderSpec, to_message

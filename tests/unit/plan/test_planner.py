@@ -16,6 +16,8 @@ from fusecache.base.wire import Observed, Result
 from hintsd.follow import search
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
 from hintsd.follow.sequence import Inos
+from hintsd.keeping import AUTO
+from hintsd.keeping.keeping import Keeping
 from hintsd.plan.followers import AWAITED_S
 from hintsd.plan.planner import MountPlanner
 from tests.support.planner_model import ModelMount, loader_order, loader_reads, make_planner, pages
@@ -36,10 +38,12 @@ class Scene:
         ssd_bytes: int = 1 << 60,
         outside_bytes: int = 0,
         seed: int = 0,
+        keep: str = AUTO,
     ) -> None:
         self.rng = np.random.default_rng(seed)
         self.mount = ModelMount(sizes, ssd_bytes=ssd_bytes, outside_bytes=outside_bytes)
-        self.planner = make_planner(self.mount, ram_bytes)
+        keeping = None if keep == AUTO else Keeping(keep)
+        self.planner = make_planner(self.mount, ram_bytes, keeping)
         self.budget_bytes = ram_bytes
         self.orders: dict[str, Callable[[int], Inos | None]] = {}
         self.nobodys: set[str] = set()
@@ -348,6 +352,26 @@ def test_users_get_equal_shares_before_jobs_do(is_lone_first: bool) -> None:
     shares = [scene.planner.status(name)["window_bytes"] // FILE_BYTES for name in "abc"]
     assert 180 < shares.pop(owners.index(7)) < 300, shares
     assert all(80 < share < 160 for share in shares), shares
+
+
+def test_what_a_small_job_leaves_is_its_user_s() -> None:
+    """A validation of forty files beside a training, and another user's training."""
+    scene = Scene(same_sizes(8000), ram_bytes=480 * FILE_BYTES)
+    parts = scene.rng.permutation(8000).astype(np.uint32) + 1
+    for name, part, owner in (
+        ("large", parts[:3000], 1),
+        ("small", parts[3000:3040], 1),
+        ("other", parts[4000:7000], 7),
+    ):
+        scene.open(name, [part] * 8, samples=len(part), epochs=1, owner=owner)
+        scene.settle()
+    shares = {
+        name: scene.planner.status(name)["window_bytes"] // FILE_BYTES
+        for name in ("large", "small", "other")
+    }
+    assert shares["small"] == 40
+    assert 180 < shares["other"] < 300, shares
+    assert shares["large"] > 140, shares
 
 
 def test_jobs_get_equal_windows_and_a_closed_one_gives_its_back() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import grp
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -14,14 +15,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from fusecache.base import mounts
-from hintsd.users import looking, public, quota
+from hintsd.users import looking, public, quota, rights
 from hintsd.users.identity import Identity, identity_of
-from hintsd.users.rights import LIST, SEARCH, CannotLook, Rights
+from hintsd.users.rights import LIST, SEARCH, CannotLook, Eyes, Rights
 
 STRANGER = 4711
 FRIENDS = 4712  # a group
@@ -73,7 +75,7 @@ def test_what_a_user_may_list_and_search(base: Path) -> None:
 @pytest.mark.claim("G1")
 def test_who_looks_keeps_nothing_of_root_s(base: Path) -> None:
     """Neither may the user trace it: what it is, is asked while it waits for its paths."""
-    words = [sys.executable, "-I", "-S", looking.__file__, str(STRANGER), str(FRIENDS), "4", "7"]
+    words = [sys.executable, "-I", "-S", looking.__file__, str(STRANGER), str(FRIENDS), "7"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         status = Path(f"/proc/{process.pid}/status")
@@ -89,8 +91,48 @@ def test_who_looks_keeps_nothing_of_root_s(base: Path) -> None:
         assert {int(lines[name], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {0}
         owner = os.stat(f"/proc/{process.pid}/mem").st_uid  # root's: it is not dumpable
         assert owner == 0
-        out, _ = process.communicate(os.fsencode(base))
-        assert out == b"-1\n"
+        path = os.fsencode(base)
+        out, _ = process.communicate(b"4 %d\n%b" % (len(path), path))
+        assert out == b"2\n-1"
+
+
+@pytest.mark.claim("G1")
+def test_links_are_followed_as_the_user_could(base: Path) -> None:
+    closed, own = directory(base / "closed", 0o700), directory(base / "own", 0o755, uid=STRANGER)
+    for name in ("closed/secret", "own/file"):
+        (base / name).write_text("four")
+    for name, target in (("a", "file"), ("b", closed / "secret"), ("c", closed), ("d", "nothing")):
+        (own / name).symlink_to(target)
+    with contextlib.closing(Eyes(Identity(STRANGER, STRANGER, ()))) as eyes:
+        seen = os.stat(own / "file")
+        assert eyes.stat(os.fsencode(own / "a")) == (seen.st_mode, seen.st_dev, seen.st_ino, 4)
+        assert eyes.real(os.fsencode(own / "a")) == os.fsencode(own / "file")
+        assert eyes.real(os.fsencode(own / "c")) == os.fsencode(closed)  # its name is no secret
+        for name in "bd":
+            assert eyes.real(os.fsencode(own / name)) is None
+            with pytest.raises(FileNotFoundError):
+                eyes.stat(os.fsencode(own / name))
+        assert eyes.first_denied([os.fsencode(own / "c")], SEARCH) == os.fsencode(own / "c")
+
+
+@pytest.mark.claim("G1")
+def test_eyes_that_the_user_shuts_see_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may stop or end what is theirs."""
+    monkeypatch.setattr(rights, "TIMEOUT_S", 0.2)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        with contextlib.closing(Eyes(Identity(STRANGER, STRANGER, ()))) as eyes:
+            assert eyes.first_denied([os.fsencode(base)], LIST) is None
+            assert eyes._process is not None
+            os.kill(eyes._process.pid, number)
+            with pytest.raises(CannotLook, match="no answer"):
+                eyes.first_denied([os.fsencode(base)], LIST)
+
+
+def test_who_looks_long_is_waited_for_by_no_other() -> None:
+    looks = Rights()
+    one, two = Identity(STRANGER, 1, ()), Identity(STRANGER + 1, 1, ())
+    assert looks.limiter(one) is looks.limiter(one._replace(gid=2))
+    assert looks.limiter(one) is not looks.limiter(two)
 
 
 def test_a_user_that_cannot_be_become_has_no_rights(base: Path) -> None:
@@ -143,8 +185,9 @@ def test_public_socket(base: Path) -> None:
     assert not path.exists()
     public.close(own)
     assert public.parse("none") is None
-    with pytest.raises(ValueError, match="'nobody there' is neither all nor none, nor a group"):
-        public.parse("nobody there")
+    for text in ("nobody there", "", "-1", "\u0663", str(2**32 - 1), str(2**32), "9" * 5000):
+        with pytest.raises(ValueError, match="is neither all nor none, nor a group"):
+            public.parse(text)
 
 
 @pytest.mark.claim("G4")
@@ -161,6 +204,35 @@ def test_a_public_directory_that_is_not_ours_alone_is_refused(base: Path, what: 
     with pytest.raises(PermissionError, match="not a directory that only you can write to"):
         public.listen(own, public.Others(0o666))
     assert what in ("a link", "a file") or not list(there.iterdir())
+
+
+@pytest.mark.claim("G4")
+def test_a_public_directory_that_is_exchanged_meanwhile(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whom the directory above belongs to: nothing that they point at is touched."""
+    own, there = str(base / "run/sock"), base / "run-public"
+    precious = directory(base / "elsewhere", 0o700) / "sock"
+    precious.write_text("precious")
+    precious.chmod(0o600)
+    real = mounts.listen
+
+    def exchange(*arguments: Any) -> socket.socket:
+        there.rename(base / "away")
+        there.symlink_to(precious.parent)
+        return real(*arguments)
+
+    monkeypatch.setattr(mounts, "listen", exchange)
+    public.listen(own, public.Others(0o666)).close()
+    assert stat.S_IMODE((base / "away/sock").stat().st_mode) == 0o666
+    assert stat.S_IMODE(precious.stat().st_mode) == 0o600
+    assert stat.S_IMODE(precious.parent.stat().st_mode) == 0o700
+    precious.unlink()
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(str(precious))
+        with pytest.raises(PermissionError):
+            public.close(own)
+        assert precious.is_socket()
 
 
 def test_what_is_no_socket_is_left(base: Path) -> None:
