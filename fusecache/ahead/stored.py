@@ -8,6 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Container, Iterator
 
+import numpy as np
 import trio
 
 from fusecache import _native
@@ -19,6 +20,7 @@ from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Location, Version
 from fusecache.table import namespace
 from fusecache.table.locations import use
+from fusecache.table.pins import UserPins
 
 PRELOAD_BATCH = 256
 
@@ -87,28 +89,44 @@ class Stored:
 class Evictions:
     """Of files of one mount. All is blocking."""
 
-    def __init__(self, store: Store, packer: Packer, dataset: bytes, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        packer: Packer,
+        dataset: bytes,
+        metrics: Metrics,
+        user_pins: UserPins,
+    ) -> None:
         self._store = store
         self._packer = packer
         self._dataset = dataset
         self._metrics = metrics
+        self._user_pins = user_pins
 
     def are_possible(self) -> bool:
         return self._store.can_evict()
 
-    def evict(self, inos: list[int]) -> dict[int, Places | None]:
-        """Have them on SSD no more. Of each where its blocks were; None: it stays. Those that are
-        no inodes are missing. `forget` has to follow.
+    def evict(self, inos: list[int], by_user: bool = False) -> dict[int, Places | None]:
+        """Have them on SSD no more, but for what a user has pinned. Of each where its blocks were;
+        None: it stays. Those that are no inodes are missing. `forget` has to follow.
         """
         names: dict[int, tuple[bytes, Version]] = {}
-        for ino in inos:
+        pinned: dict[int, Places | None] = {}
+        are_pinned = self._user_pins.holds(np.array(inos, np.uint32)).tolist()
+        for ino, is_pinned in zip(inos, are_pinned, strict=True):
             with contextlib.suppress(UnknownInode):
-                names[ino] = _native.path(ino), namespace.version(ino)
+                if is_pinned:
+                    pinned[ino] = None
+                else:
+                    names[ino] = _native.path(ino), namespace.version(ino)
         if self._packer.has_logs:  # where a file lies the index does not know
-            return {ino: None if namespace.is_located(ino) else [] for ino in names}
-        found, freed_bytes = self._store.evict(self._dataset, list(names.values()))
+            return {
+                **pinned,
+                **{ino: None if namespace.is_located(ino) else [] for ino in names},
+            }
+        found, freed_bytes = self._store.evict(self._dataset, list(names.values()), by_user)
         self._metrics.add(EVICTED_BYTES, freed_bytes)
-        return dict(zip(names, found, strict=True))
+        return {**pinned, **dict(zip(names, found, strict=True))}
 
     def forget(self, found: dict[int, Places | None]) -> dict[int, bool]:
         """Clear locations in what was evicted, while nothing is published. Of each inode, whether

@@ -11,20 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
 
 from fusecache import __version__
 from fusecache.base import command, mounts
@@ -39,8 +28,17 @@ from fusecache.base.errors import (
     ConfigError,
     UserError,
 )
-from fusecache.base.units import format_bytes, format_count
-from fusecache.cli import gc_command, mount_command, probe_command, status_command, trace_command
+from fusecache.base.units import format_bytes
+from fusecache.cli import (
+    evict_command,
+    gc_command,
+    mount_command,
+    probe_command,
+    status_command,
+    trace_command,
+    warm_command,
+)
+from fusecache.cli.files import progress
 from fusecache.config.building import build
 from fusecache.config.options import parse_setting, read_options
 from fusecache.config.places import check_places
@@ -52,7 +50,7 @@ HELPER_DIRECTORY = "/sbin"
 EXIT_CODES = f"""\b
 Exit codes:
   {EXIT_OK}    done
-  {EXIT_FAILED}    failed; verify: bad blocks were found; warm: not all is in the cache
+  {EXIT_FAILED}    failed; verify: bad blocks were found; warm, evict, pin: not all that was named
   {EXIT_USAGE}    a flag or a setting cannot be used
   {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
   {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
@@ -71,131 +69,15 @@ def cli() -> None:
     fusecache mount /mnt/nfs/imagenet /data/imagenet --cache-dir /ssd/cache --ssd 500G
     fusecache status /data/imagenet
     fusecache warm /data/imagenet 'train/n01*'         fetch before it is needed
+    fusecache evict /data/imagenet 'train/n02*'        give their room back
+    fusecache pin /data/imagenet 'val/**'              what is cached of these stays
     fusecache umount /data/imagenet
 
     Sizes are like 500G, 64GiB or 1048576. Each command has its own --help.
     """
 
 
-# ---- warm, verify --------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        yield bar, bar.add_task(what, total=None, note="")
-
-
-@click.command()
-@click.argument("path")
-@click.argument("globs", nargs=-1, metavar="[GLOB]...")
-def warm(path: str, globs: tuple[str, ...]) -> None:
-    """Fetch files into the cache before they are needed: all of them, or those a GLOB names.
-
-    PATH is the mount point, or what lies below it: then only that is fetched. A GLOB is relative to
-    PATH; `**` crosses directories; a directory means all below it.
-    Interrupt it any time: running it again goes on where it was.
-
-    What was used longest ago makes room (not with mount --policy keep). What does not fit into
-    --ssd even so is left out: then, and where a file could not be read or stored, the exit code is
-    1.
-
-    \b
-    fusecache warm /data/imagenet
-    fusecache warm /data/imagenet/train
-    fusecache warm /data/imagenet train 'val/**/*.JPEG'
-    """
-    if "" in globs:
-        raise UserError("'' is no glob", EXIT_USAGE)
-    target = control_client.find(path)
-    request = _warm_request(target.mountpoint, path, globs)
-    done: dict[str, Any] = {}
-    result: dict[str, Any] = {}
-    try:
-        with _progress("warming") as (bar, task):
-            for message in control_client.converse(target, request):
-                if "progress" in message:
-                    done = message["progress"]
-                    bar.update(
-                        task,
-                        completed=done["bytes_done"],
-                        total=done["bytes_total"],
-                        note=f"{done['files_done']:,} of {done['files_total']:,} files",
-                    )
-                else:
-                    result = message["result"]
-    except KeyboardInterrupt:
-        command.complain(
-            "fusecache",
-            f"interrupted after {done.get('files_done', 0):,} files "
-            f"({format_bytes(done.get('bytes_done', 0))}); run it again to go on",
-        )
-        sys.exit(EXIT_INTERRUPTED)
-    errors = list(result.get("errors") or [])
-    for line in errors[:20]:
-        command.complain("fusecache", line)
-    if len(errors) > 20:
-        command.complain("fusecache", f"… and {len(errors) - 20:,} more")
-    already, skipped = result.get("already", 0), result.get("skipped", 0)
-    extra = f"; {skipped:,} skipped" if skipped else ""
-    command.say(
-        f"{result['files']:,} files, {format_bytes(result['bytes'])} in the cache; "
-        f"{already:,} were there before{extra}"
-    )
-    unmatched = result.get("unmatched") or []
-    if unmatched:
-        command.complain("fusecache", f"warning: no file matches {' '.join(unmatched)}")
-    unfitting = result.get("unfitting", 0)
-    if unfitting:
-        limit = format_bytes(result["limit_bytes"])
-        line = f"{format_count(unfitting, 'file')} do not fit in --ssd {limit}"
-        if "needed_bytes" in result:  # not of an older server, before `fusecache restart`
-            left = format_bytes(result["unfitting_bytes"])
-            line = (
-                f"{format_count(unfitting, 'file')} ({left}) do not fit in --ssd {limit}; "
-                f"--ssd {-(-result['needed_bytes'] >> 20)}M would hold all that was asked for"
-            )
-        command.complain("fusecache", line)
-    if skipped > unfitting:
-        left = format_bytes(result.get("skipped_bytes", 0) - result.get("unfitting_bytes", 0))
-        command.complain(
-            "fusecache",
-            f"{format_count(skipped - unfitting, 'file')} ({left}) could not be stored: the SSD "
-            "tier is full, has failed, or its room is a log's; "
-            f"fusecache status {target.mountpoint} says which",
-        )
-    if errors or unmatched or skipped:
-        sys.exit(EXIT_FAILED)
-
-
-def _warm_request(mountpoint: str, path: str, globs: tuple[str, ...]) -> dict[str, Any]:
-    """The part of the mount that `path` names, and the globs relative to it."""
-    place = os.path.abspath(path)
-    if not mounts.is_below(place, mountpoint):
-        place = mounts.resolve(place)  # by a link
-    relative = []
-    for glob in globs:
-        base = next((p for p in (os.path.abspath(path), place) if mounts.is_below(glob, p)), None)
-        if base is not None:
-            glob = glob[len(base) :].strip("/") or "**"
-        elif mounts.is_below(glob, mountpoint):
-            raise ConfigError(f"{glob} is not below {path}")
-        relative.append(glob)
-    request: dict[str, Any] = {"op": "warm", "globs": relative}
-    prefix = place[len(mountpoint) :].strip("/") if mounts.is_below(place, mountpoint) else ""
-    if prefix:
-        request["prefix"] = prefix
-    return request
+# ---- verify --------------------------------------------------------------------------------
 
 
 @click.command()
@@ -208,7 +90,7 @@ def verify(path: str) -> None:
     """
     target = control_client.find(path)
     result: dict[str, Any] = {}
-    with _progress("verifying") as (bar, task):
+    with progress("verifying") as (bar, task):
         for message in control_client.converse(target, {"op": "verify"}):
             if "progress" in message:
                 done = message["progress"]
@@ -313,7 +195,9 @@ for _one in (
     status_command.status,
     status_command.list_mounts,
     probe_command.probe_device,
-    warm,
+    warm_command.warm,
+    evict_command.evict,
+    evict_command.pin,
     verify,
     gc_command.gc,
     trace_command.trace,

@@ -27,6 +27,7 @@ _WITHOUT: Final = "mounted without hints (--hintsd none)"
 _NO_HINTSD: Final = "no hintsd is connected (hintsd serve starts one)"
 # What is reserved on SSD and not written is shown from this share of --ssd on.
 _RESERVED_SHOWN: Final = 0.01
+_PINS_SHOWN: Final = 8
 
 
 @click.command()
@@ -44,9 +45,10 @@ def status(path: str, as_json: bool) -> None:
               may have let go of some
     SSD tier  what is stored, of --ssd; reserved: with room on the disk for segments that are being
               written, which --ssd counts, and which is given back at their end; blocks: of 4 MiB at
-              most, a small file is one; evicted: files that hints have put others in place of,
+              most, a small file is one; evicted: files that went one by one, for hints or `evict`,
               since the server began; a line for each of several cache directories, or one that is
               out of service
+    pins      globs of `fusecache pin`, and the files known so far that they name, cached or not
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
@@ -92,7 +94,7 @@ def _ssd(answer: dict[str, Any]) -> str:
     if reserved - part["bytes"] > limit * _RESERVED_SHOWN:
         used += f", {format_bytes(reserved)} reserved"
     if evicted := part.get("evicted_files", 0):
-        used += f", {format_count(evicted, 'file')} evicted for hints"
+        used += f", {format_count(evicted, 'file')} evicted file by file"
     if not packed:
         return f"{used}, {part['blocks']:,} blocks"
     return (
@@ -152,6 +154,17 @@ def _layout(answer: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def _pins(part: dict[str, Any]) -> list[tuple[str, str]]:
+    """Their row, if there are any."""
+    globs, count = part.get("globs") or [], part.get("files", 0)
+    if not globs and not count:
+        return []
+    more = "" if part.get("known") else ", looking for more"
+    shown = [*globs[:_PINS_SHOWN], "…"] if len(globs) > _PINS_SHOWN else globs
+    files = f"{format_count(count, 'file')}, {format_bytes(part.get('bytes', 0))}{more}"
+    return [("pins", f"{files}: {' '.join(shown)}" if shown else files)]
+
+
 def _directories(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """A line for each of several cache directories, or one that is not used."""
     if len(parts) < 2 and not any(part["why_out"] for part in parts):
@@ -201,6 +214,7 @@ def _status_table(answer: dict[str, Any]) -> Table:
         ("RAM tier", _of(answer["ram"]) + " at most"),
         ("SSD tier", _ssd(answer)),
         *_directories(answer["ssd"].get("directories") or []),
+        *_pins(answer.get("pins") or {}),
         (
             "reads",
             f"{reads['requests']:,} requests, {reads['from_ssd']:,} from SSD, "

@@ -27,6 +27,7 @@ SECRET: Final = (
     ("cache_dir",),
     ("ssd", "directories"),
     ("origin", "last_error"),
+    ("pins", "globs"),
     ("layout", "job"),
 )
 """They show names that others need not know."""

@@ -1,4 +1,5 @@
-"""Which files the globs of `fusecache warm` name: in time linear in the path, whatever the globs.
+"""Which files globs name (`fusecache warm`, `evict`, `pin`): in time linear in the path, whatever
+the globs.
 
 `*` and `?` do not cross `/`, `**` does (`**/` is any number of directories, also none), `[...]` is
 a set of characters, `[!...]` all others but `/`. A glob names a path, and all that lies below it.
@@ -186,6 +187,11 @@ class Globs:
         node.steps[character] = following
         self._steps += 1
         return following
+
+
+def quoted(path: str) -> str:
+    """A glob that names this path alone, and what lies below it."""
+    return "".join(f"[{one}]" if one in _WILD else one for one in path)
 
 
 def _end_of_set(text: str, begin: int) -> int:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
-import stat
-import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import trio
 
@@ -17,18 +14,25 @@ from fusecache.base.errors import OriginError
 from fusecache.control.control import PROGRESS_INTERVAL_S, Message, RequestError, Send
 from fusecache.read.operations import Operations
 from fusecache.read.reader import Reader
-from fusecache.server.globs import Globs
+from fusecache.server.selecting import (
+    ERRORS_SHOWN,
+    Asked,
+    Failures,
+    find,
+    select,
+    strings,
+    telling,
+)
 from fusecache.store import Store
 from fusecache.store.index import growth_bytes
 from fusecache.store.segment.format import header_length, record_length, segment_bytes
 from fusecache.store.types import BLOCK_BYTES, Location, RecordFault
 from fusecache.table import namespace
+from fusecache.table.pins import UserPins
 
-ERRORS_SHOWN = 10
 VERIFY_BATCH = 64
 LOCATIONS_BATCH = 1 << 14
-LISTING_BATCH = 1024  # names that are asked for at once
-SLICE_S = 0.002  # of work, after which readers get as much
+MISSING_SHOWN = 5
 WARM_SHARE = 0.9  # of the limit: for so much other datasets go; beyond it nothing does
 LANDED_LOOK_S = 0.01
 FIXED_BYTES = 1 << 19  # of a cache: headers of segments, pages of the index
@@ -53,8 +57,7 @@ class WarmProgress:
     skipped_bytes: int = 0
     unfitting: int = 0
     unfitting_bytes: int = 0
-    errors: int = 0
-    messages: list[str] = field(default_factory=list)
+    failures: Failures = field(default_factory=Failures)
 
     def select(self, size: int, taken: int) -> None:
         """One more, that takes so much on SSD."""
@@ -81,11 +84,10 @@ class WarmProgress:
         self.bytes_stored += size
         self.already += already
 
-    def fail(self, ino: int, error: OriginError) -> None:
-        self.errors += 1
-        if len(self.messages) < ERRORS_SHOWN:
-            path = _native.path(ino).decode(errors="backslashreplace")
-            self.messages.append(f"{path or '.'}: {error}")
+    def fields(self) -> Message:
+        """Of a message of progress."""
+        found = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        return {**found, "errors": self.failures.count}
 
 
 class _Room:
@@ -123,6 +125,7 @@ class Maintenance:
         store: Store,
         concurrency: int,
         note_bad: Callable[[RecordFault, int, int, str], str],
+        pins: UserPins,
     ) -> None:
         """`note_bad(fault, segno, offset, when)` counts, logs, quarantines; the line."""
         self._operations = operations
@@ -130,6 +133,7 @@ class Maintenance:
         self._store = store
         self._concurrency = concurrency
         self._note_bad = note_bad
+        self._pins = pins
 
     async def warm(self, request: Message, send: Send) -> Message:
         """Fetch every file below the request's "prefix" that matches its "globs", relative to the
@@ -139,40 +143,37 @@ class Maintenance:
         would only replace what it has just fetched. "needed_bytes": the limit of the store with
         which all would fit.
         """
-        globs = request.get("globs") or []
-        if not all(isinstance(glob, str) for glob in globs):
-            raise RequestError("globs must be a list of strings")
-        prefix = request.get("prefix") or ""
-        if not isinstance(prefix, str):
-            raise RequestError("prefix must be a string")
         progress = WarmProgress()
-        unmatched = dict.fromkeys(globs)
-        files = await self._select(os.fsencode(prefix), unmatched, progress)
-        if (globs or prefix) and not files:
-            below = f" below {prefix}" if prefix else ""
-            raise RequestError(f"no file matches {' '.join(globs) or '**'}{below}")
+        return await telling(lambda: self._warm(request, progress), progress.fields, send)
+
+    async def warm_paths(self, request: Message, send: Send) -> Message:
+        """The same of the files at "paths" of the mount: a part of a list. "carried" of the result
+        goes into the request for the next part.
+        """
+        progress = WarmProgress()
+        return await telling(lambda: self._warm(request, progress), progress.fields, send)
+
+    async def _warm(self, request: Message, progress: WarmProgress) -> Message:
+        def chosen(ino: int, path: bytes) -> None:
+            size = namespace.version(ino).size
+            progress.select(size, taken_bytes(size, path))
+
+        stored, taken, largest = _carried(request)
+        unmatched, missing, failures = list[str](), list[str](), progress.failures
+        if request["op"] == "warm_paths":
+            paths = strings(request, "paths")
+            files, missing = await find(paths, self._operations, chosen, failures)
+        else:
+            asked, list_checked = Asked.of(request), self._operations.list_checked
+            files, unmatched = await select(asked, list_checked, chosen, failures)
+            if (asked.globs or asked.prefix) and not files:
+                raise asked.none_found()
         limit = self._store.usage().limit_bytes
         budget = int(limit * WARM_SHARE) - segment_bytes(limit)  # one may be begun or evicted
-        room = _Room(self._room_bytes)
-        send_file, receive_file = trio.open_memory_channel[tuple[int, bool]](0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_report, progress, send)
-            async with trio.open_nursery() as workers:
-                for _ in range(self._concurrency):
-                    workers.start_soon(self._warm_some, receive_file.clone(), progress, room)
-                receive_file.close()
-                async with send_file:
-                    stored = tried_bytes = 0
-                    for index, ino in enumerate(files):
-                        size = namespace.version(ino).size
-                        stored += _taken_bytes(size, _native.path(ino))
-                        if stored > budget and not await self._fits(ino, size, room):
-                            progress.leave(len(files) - index, progress.bytes_total - tried_bytes)
-                            break
-                        tried_bytes += size
-                        room.send()
-                        await send_file.send((ino, stored <= budget))
-            nursery.cancel_scope.cancel()
+        budget -= await trio.to_thread.run_sync(self._store.pinned_bytes)
+        stored = await self._fetch(files, stored, budget, progress)
+        taken += progress.room_bytes
+        largest = max(largest, progress.largest_bytes)
         return {
             "result": {
                 "files": progress.files_done,
@@ -183,56 +184,47 @@ class Maintenance:
                 "unfitting": progress.unfitting,
                 "unfitting_bytes": progress.unfitting_bytes,
                 "limit_bytes": limit,
-                "needed_bytes": _limit_for(progress.room_bytes, progress.largest_bytes),
-                "unmatched": list(unmatched),
-                "errors": progress.messages,
-                "error_count": progress.errors,
+                "needed_bytes": limit_for(taken, largest),
+                "unmatched": unmatched,
+                "missing": len(missing),
+                "missing_names": missing[:MISSING_SHOWN],
+                "carried": [stored, taken, largest],
+                **failures.fields(),
             }
         }
 
-    async def _select(
-        self, below: bytes, unmatched: dict[str, None], progress: WarmProgress
-    ) -> array[int]:
-        """The files, and in `unmatched` only the globs that named none."""
-        globs = Globs(unmatched)
-        names_all = not unmatched
-        give_way_at = time.monotonic() + SLICE_S
-        files, directories = array("Q"), [1]
-        while directories:
-            directory = directories.pop()
-            try:
-                await self._operations.list_checked(directory)
-            except OriginError as error:
-                progress.fail(directory, error)
-                continue
-            prefix = _native.path(directory)
-            for name, ino in _entries(directory):
-                if time.monotonic() >= give_way_at:
-                    await trio.sleep(SLICE_S)  # at 0 no other thread gets the interpreter's lock
-                    give_way_at = time.monotonic() + SLICE_S
-                mode = _native.attributes(ino)[0]
-                path = prefix + b"/" + name if prefix else name
-                if stat.S_ISDIR(mode):
-                    if _is_below(path, below) or _is_below(below, path):
-                        directories.append(ino)
-                    continue
-                if not stat.S_ISREG(mode) or not _is_below(path, below):
-                    continue
-                naming = globs.naming(path[len(below) :].lstrip(b"/"))
-                if naming or names_all:
-                    for glob in naming:
-                        unmatched.pop(glob, None)
-                    files.append(ino)
+    async def _fetch(
+        self, files: array[int], stored: int, budget: int, progress: WarmProgress
+    ) -> int:
+        """Those that are not cached. `stored`: bytes that were asked for before, of which the
+        result is; `budget`: for so many others go. What is pinned and cached counts in neither.
+        """
+        room, tried_bytes = _Room(self._room_bytes), 0
+        send_file, receive_file = trio.open_memory_channel[tuple[int, bool]](0)
+        async with trio.open_nursery() as workers:
+            for _ in range(self._concurrency):
+                workers.start_soon(self._warm_some, receive_file.clone(), progress, room)
+            receive_file.close()
+            async with send_file:
+                for index, ino in enumerate(files):
                     size = namespace.version(ino).size
-                    progress.select(size, _taken_bytes(size, path))
-        return files
+                    if not (self._pins.holds_one(ino) and await self._is_cached(ino, size)):
+                        stored += taken_bytes(size, _native.path(ino))
+                    if stored > budget and not await self._fits(ino, size, room):
+                        progress.leave(len(files) - index, progress.bytes_total - tried_bytes)
+                        break
+                    tried_bytes += size
+                    room.send()
+                    await send_file.send((ino, stored <= budget))
+        return stored
 
     async def _fits(self, ino: int, size: int, room: _Room) -> bool:
         """Whether the file is stored, or can be without an eviction."""
+        return await self._is_cached(ino, size) or await room.take(size)
+
+    async def _is_cached(self, ino: int, size: int) -> bool:
         blocks = range(namespace.block_count(size))
-        if all([await self._reader.is_cached(ino, block) for block in blocks]):
-            return True
-        return await room.take(size)
+        return all([await self._reader.is_cached(ino, block) for block in blocks])
 
     def _room_bytes(self) -> int:
         self._store.settle()
@@ -258,7 +250,7 @@ class Maintenance:
                 else:
                     progress.finish(size, already)
             except OriginError as error:
-                progress.fail(ino, error)
+                progress.failures.add(_native.path(ino), error)
             finally:
                 room.land()
 
@@ -295,14 +287,6 @@ class Maintenance:
         }
 
 
-async def _report(progress: WarmProgress, send: Send) -> None:
-    while True:
-        await trio.sleep(PROGRESS_INTERVAL_S)
-        fields = asdict(progress)
-        del fields["messages"]
-        await send({"progress": fields})
-
-
 def _stored_bytes(size: int, path: bytes) -> int:
     """What a file of this size takes on SSD."""
 
@@ -313,27 +297,26 @@ def _stored_bytes(size: int, path: bytes) -> int:
     return blocks * record_bytes(BLOCK_BYTES) + (record_bytes(rest) if rest else 0)
 
 
-def _taken_bytes(size: int, path: bytes) -> int:
+def taken_bytes(size: int, path: bytes) -> int:
     """The same, with the rows of the index."""
     return _stored_bytes(size, path) + namespace.block_count(size) * growth_bytes(path)
 
 
-def _limit_for(taken_bytes: int, largest_bytes: int) -> int:
+def _carried(request: Message) -> tuple[int, int, int]:
+    """Of a list so far, in bytes: what is to be stored, what all takes, the largest record.
+    RequestError.
+    """
+    found = request.get("carried") or [0, 0, 0]
+    if not isinstance(found, list) or [type(one) for one in found] != [int] * 3 or min(found) < 0:
+        raise RequestError("carried must be what the last answer said")
+    return found[0], found[1], found[2]
+
+
+def limit_for(taken_bytes: int, largest_bytes: int) -> int:
     """A limit, little more than the least, with which `warm` stores so much: SQLite's log may take
     1/256 of it, and the last record needs a segment of its own.
     """
     return int((taken_bytes + 2 * largest_bytes + FIXED_BYTES) * 1.01)
-
-
-def _is_below(path: bytes, directory: bytes) -> bool:
-    return not directory or path == directory or path.startswith(directory + b"/")
-
-
-def _entries(directory: int) -> Iterator[tuple[bytes, int]]:
-    cookie = 0
-    while batch := _native.children(directory, cookie, LISTING_BATCH):
-        for name, ino, cookie in batch:  # noqa: B007 (the last cookie is where to go on)
-            yield name, ino
 
 
 def _take(

@@ -23,13 +23,13 @@ from fusecache import __version__, _native
 from fusecache.ahead.depth import threads_most
 from fusecache.ahead.plan import Plan
 from fusecache.ahead.prefetcher import Prefetcher
-from fusecache.ahead.stored import Evictions, Preloading
+from fusecache.ahead.stored import Evictions, Preloading, Stored
 from fusecache.base import metrics, mounts, processes, wire
 from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metric, Metrics
 from fusecache.base.probe import Device
 from fusecache.config.settings import Config
-from fusecache.control.control import ControlServer, Message, Send
+from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
 from fusecache.read.directories import Revalidation
 from fusecache.read.fetcher import Fetcher, read_so_far
@@ -44,15 +44,17 @@ from fusecache.read.stager import Stager
 from fusecache.recording.passings import Passings
 from fusecache.recording.recording import Recording
 from fusecache.reorder.packer import Packer
+from fusecache.server.evicting import Evicting
 from fusecache.server.launch import Launch
 from fusecache.server.maintenance import Maintenance
+from fusecache.server.pinning import Pinning
 from fusecache.server.remount import Remount
 from fusecache.server.saved import SavedTable
 from fusecache.store import Store
 from fusecache.store.reuse import Reuse
 from fusecache.store.types import RecordFault, StoreSettings
 from fusecache.table import namespace
-from fusecache.table.pins import Pins
+from fusecache.table.pins import Pins, UserPins
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class Server:
             open_store = Store.reopen
         knows_reuse = config.policy == "reuse"
         reuse = Reuse(config.ssd_bytes, _native.segment_reads) if knows_reuse else None
+        self.user_pins = UserPins()
         self.store = open_store(
             Path(config.cache_dir),
             StoreSettings(
@@ -98,6 +101,7 @@ class Server:
             ),
             further=[Path(path) for path in config.further_cache_dirs],
             reuse=reuse,
+            pinned=self.user_pins.segments,
             on_fault=self._report_fault,
             on_segment_gone=self._lose_segment,
         )
@@ -115,8 +119,10 @@ class Server:
         )
         pins = Pins()
         self.packer = Packer(self.store, self.dataset, self._releasing, pins)
-        evictions = Evictions(self.store, self.packer, self.dataset, self.metrics)
-        segments = Segments(self.store, self.dataset)
+        self.evictions = evictions = Evictions(
+            self.store, self.packer, self.dataset, self.metrics, self.user_pins
+        )
+        self.segments = segments = Segments(self.store, self.dataset)
         sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
@@ -132,7 +138,7 @@ class Server:
         )
         self.pool = FetchPool(self.origin)
         self.misses = Misses(self.fetcher, self.origin, sources, self.pool)
-        self._preloading = Preloading(self.store, self.dataset)
+        self.preloading = Preloading(self.store, self.dataset)
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
             reader=self.reader,
@@ -141,7 +147,7 @@ class Server:
             pool=self.pool,
             segments=segments,
             packer=self.packer,
-            preloaded=self._preloading,
+            preloaded=self.preloading,
             evictions=evictions,
             kernel=self.kernel,
             metrics=self.metrics,
@@ -158,7 +164,7 @@ class Server:
             await trio.to_thread.run_sync(self.store.attach, abandon_on_cancel=True)
         is_over = False
         async with trio.open_nursery() as nursery:
-            preload = self._preloading.preload
+            preload = self.preloading.preload
             operations = Operations(
                 origin=self.origin,
                 reader=self.reader,
@@ -171,13 +177,7 @@ class Server:
             _native.configure_answers(self._hintsd_socket(), self.config.allow_other)
             self._open_session(operations)
             await self.remount.look()  # the keeper knows the source as it was first mounted
-            maintenance = Maintenance(
-                operations,
-                self.reader,
-                self.store,
-                self.config.origin_threads,
-                self._quarantine,
-            )
+            self.pinning = _pinning(self, operations)
             passings = Passings()
             recording = Recording(
                 operations, self.launch.fuse_fd, passings, lambda: self.plan.is_connected
@@ -204,12 +204,7 @@ class Server:
             )
             control = ControlServer(
                 self.launch.control_fd,
-                {
-                    "status": self._status,
-                    "warm": maintenance.warm,
-                    "verify": maintenance.verify,
-                    "sweep": self._sweep,
-                },
+                _commands(self, operations),
                 {
                     "plan": self.plan.serve,
                     "trace": recording.serve,
@@ -217,7 +212,7 @@ class Server:
             )
             public = None
             if self.config.allow_other and os.geteuid() == 0 and self.launch.device:
-                public = PublicStatus(self.launch.device, partial(self._status, {}, _send_nothing))
+                public = PublicStatus(self.launch.device, partial(self.status, {}, _send_nothing))
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             self.pool.start(threads_most(self.config.prefetch_depth))
             for task in (
@@ -233,6 +228,7 @@ class Server:
                 self.misses.run_forever,
                 self.prefetcher.run_forever,
                 self.packer.run_forever,
+                self.pinning.keep_forever,
                 self._keep_house,
                 self._take_events,
             ):
@@ -242,6 +238,7 @@ class Server:
             nursery.start_soon(self._announce, operations.initialized)
             await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
             log.info("unmounted")
+            await self.pinning.finish()
             nursery.cancel_scope.cancel()
             is_over = True
         self.packer.end()
@@ -351,9 +348,9 @@ class Server:
                     else:
                         path = _native.path(third).decode(errors="backslashreplace")
                         fault: RecordFault = "read" if kind == _native.EVENT_UNREAD else "checksum"
-                        self._quarantine(fault, first, second, f"read for {path}")
+                        self.quarantine(fault, first, second, f"read for {path}")
 
-    def _quarantine(self, fault: RecordFault, segno: int, offset: int, when: str) -> str:
+    def quarantine(self, fault: RecordFault, segno: int, offset: int, when: str) -> str:
         """Count, log and forget a record; returns the line of the log."""
         line = f"record at byte {offset} of segment {segno} "
         if fault == "read":
@@ -367,14 +364,14 @@ class Server:
 
     # ---- what the command line asks --------------------------------------------------------------
 
-    async def _sweep(self, request: Message, send: Send) -> Message:
+    async def sweep(self, request: Message, send: Send) -> Message:
         """Look at the origin now instead of at the next sweep; returns when the kernel was told."""
         del request, send
         await self.revalidation.sweep()
         await trio.to_thread.run_sync(self.kernel.drain)
         return {}
 
-    async def _status(self, request: Message, send: Send) -> Message:
+    async def status(self, request: Message, send: Send) -> Message:
         del request, send
         usage = await trio.to_thread.run_sync(self.store.usage)
         directories = await trio.to_thread.run_sync(self.store.directories)
@@ -414,6 +411,7 @@ class Server:
                     "keep_free_bytes": self.store.settings.keep_free_bytes,
                     "directories": [asdict(directory) for directory in directories],
                 },
+                "pins": self.pinning.status(),
                 "layout": {
                     "setting": config.layout,
                     "probe_fault": self.plan.device.fault,
@@ -463,6 +461,47 @@ class Server:
                 },
             }
         }
+
+
+def _pinning(server: Server, operations: Operations) -> Pinning:
+    return Pinning(
+        operations=operations,
+        store=server.store,
+        dataset=server.dataset,
+        pins=server.user_pins,
+        metrics=server.metrics,
+        locate_all=Stored(server.segments, server.packer, server.preloading).locate_all,
+    )
+
+
+def _commands(server: Server, operations: Operations) -> dict[str, Operation]:
+    """What the command line may ask, but for what takes the connection over."""
+    maintenance = Maintenance(
+        operations,
+        server.reader,
+        server.store,
+        server.config.origin_threads,
+        server.quarantine,
+        server.user_pins,
+    )
+    evicting = Evicting(
+        operations=operations,
+        prefetcher=server.prefetcher,
+        fetcher=server.fetcher,
+        evictions=server.evictions,
+        store=server.store,
+        packer=server.packer,
+        user_pins=server.user_pins,
+    )
+    return {
+        "status": server.status,
+        "warm": maintenance.warm,
+        "warm_paths": maintenance.warm_paths,
+        "evict": evicting.evict,
+        "pin": server.pinning.pin,
+        "verify": maintenance.verify,
+        "sweep": server.sweep,
+    }
 
 
 async def _send_nothing(message: Message) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, TypeGuard
 
@@ -205,8 +205,9 @@ class Attachment:
         faults: Faults,
         hooks: Hooks,
         reuse: Reuse | None,
+        pinned: Callable[[], Collection[int] | None],
     ) -> None:
-        """Attached to nothing yet."""
+        """Attached to nothing yet. `pinned`: see Place."""
         self.lock = threading.RLock()
         self.given = given
         self.faults = faults
@@ -214,6 +215,7 @@ class Attachment:
         self.current = CurrentIndex(given, faults, settings.limit_bytes, self._followed)
         self.settings = settings
         self.reuse = reuse
+        self._pinned = pinned
         self.highest_segno = 0
         self.is_closed = False
         self._own_limit_bytes = settings.limit_bytes
@@ -306,7 +308,10 @@ class Attachment:
         return None if directory is None or index is None else self._place(directory, index)
 
     def _place(self, directory: Directory, index: idx.Index) -> Place:
-        return Place(directory, index, self.settings, self.hooks.gone, self.faults.tell, self.reuse)
+        return Place(
+            directory, index, self.settings, self.hooks.gone, self.faults.tell, self.reuse,
+            self._pinned,
+        )  # fmt: skip
 
     def sound_place(self) -> Place | None:
         """The same, as far as is known not damaged."""

@@ -58,6 +58,16 @@ class Place:
     gone: Callable[[int], None]
     fault: Callable[[str, str], None]
     reuse: Reuse | None = None
+    pinned: Callable[[], Collection[int] | None] = frozenset
+    """In which segments our user's pinned files lie; None: that is not known yet."""
+
+    def unpinned(self, rows: Iterable[idx.SegmentRow]) -> list[idx.SegmentRow]:
+        """Those of these segments in which no user has pinned a file, as far as is known."""
+        ours = self.pinned()
+        if ours is None:
+            return []
+        stay = self.directory.pins.segments().union(ours)
+        return [row for row in rows if row.segno not in stay]
 
     def count_error(self, member: Member, error: OSError) -> None:
         """The disk of that directory failed; it may be put out of service."""
@@ -82,7 +92,12 @@ def pressure(place: Place, rows: Iterable[idx.SegmentRow], more: int = 0) -> tup
 
 def _kept_bytes(place: Place) -> int:
     """What the cache takes apart from its segments."""
-    return place.index.database.size_bytes() + place.directory.tables.size_bytes()
+    directory = place.directory
+    return (
+        place.index.database.size_bytes()
+        + directory.tables.size_bytes()
+        + directory.pins.size_bytes()
+    )
 
 
 def _fitting_bytes(place: Place, rows: Iterable[idx.SegmentRow], most: int) -> tuple[int, int]:
@@ -265,7 +280,9 @@ def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.
 
 
 def may_go(place: Place, rows: Iterable[idx.SegmentRow], asked: bool) -> idx.SegmentRow | None:
-    """What goes for a block that was missed, or that was `asked` to be stored."""
+    """What goes for a block that was missed, or that was `asked` to be stored, of these segments:
+    those that are pinned are not among them.
+    """
     unused = place.index.segments.unused()
     if place.reuse is None or asked or unused:
         return oldest(rows, unused)
@@ -311,6 +328,7 @@ def evict_least(place: Place) -> None:
     victims = list[int]()
     with place.index.database.transaction():
         rows = [row for row in place.index.segments.all() if row.sealed and row.holes]
+        rows = place.unpinned(rows) if len(rows) > HOLED_MOST else []
         for row in sorted(rows, key=lambda row: row.reserved)[: max(0, len(rows) - HOLED_MOST)]:
             evict(place, row.segno)
             victims.append(row.segno)
@@ -328,7 +346,8 @@ def create(
     kept: Callable[[], Container[int]] | None,
 ) -> tuple[SegmentWriter | None, OSError | None]:
     """A new segment for a record of that length, after evicting what must go for it, but for those
-    that are `kept`. Where there is less room than for one of `segment_bytes`, it gets what is left.
+    that are `kept`, or pinned by a user. Where there is less room than for one of `segment_bytes`,
+    it gets what is left.
 
     (None, None): full under `keep`, full of what is in use or is being written, or another would
     have to go and must not. (None, error): the disk is full or failed.
@@ -337,7 +356,7 @@ def create(
     least = fmt.SEGMENT_HEADER_BYTES + record_len
     wanted = max(least, min(segment_bytes, limit // _LEAST_PART))
     victims: list[int] = []
-    stays: Container[int] | None = None  # asked for once, and only if something has to go
+    free: dict[int, idx.SegmentRow] | None = None  # asked for once, if something has to go
     writer: SegmentWriter | None = None
     failed: OSError | None = None
     make_room(place, segment_bytes)
@@ -354,14 +373,16 @@ def create(
                     writer, failed = _written(place, highest_segno, rows, size)
                     if failed is None or failed.errno not in _NO_SPACE:
                         break
-                if may_evict and kept is not None and stays is None:
-                    stays = kept()
-                free = [row for row in rows.values() if stays is None or row.segno not in stays]
-                victim = may_go(place, free, asked)
-                is_all_in_use = stays is not None or (place.reuse is not None and not asked)
-                if victim is not None and may_evict and place.settings.policy != "keep":
+                if may_evict and free is None:
+                    stays: Container[int] = kept() if kept is not None else ()
+                    unpinned = place.unpinned(rows.values())
+                    free = {row.segno: row for row in unpinned if row.segno not in stays}
+                victim = may_go(place, (rows if free is None else free).values(), asked)
+                is_kept = free is not None and (kept is not None or len(free) < len(rows))
+                is_all_in_use = is_kept or (place.reuse is not None and not asked)
+                if victim is not None and free is not None and place.settings.policy != "keep":
                     evict(place, victim.segno)
-                    del rows[victim.segno]
+                    del rows[victim.segno], free[victim.segno]
                     victims.append(victim.segno)
                     continue
                 if least <= size < wanted:
@@ -418,16 +439,24 @@ def keep_limits(place: Place) -> bool:
     if max(pressure(place, index.segments.read())) <= 0:
         return True
     index.flush()
-    return _evict_for(place, 0, may_evict=True)
+    return _evict_for(place, 0, may_evict=True, spares_pinned=False)
 
 
-def _evict_for(place: Place, more_bytes: int, *, may_evict: bool) -> bool:
-    """Evict, if that may be, until limit and keep-free hold with so much more. False: in vain."""
+def _evict_for(
+    place: Place, more_bytes: int, *, may_evict: bool, spares_pinned: bool = True
+) -> bool:
+    """Evict, if that may be, until limit and keep-free hold with so much more. False: in vain. What
+    is pinned by a user goes last, or not at all.
+    """
     index, victims = place.index, list[int]()
     with index.database.transaction():
         rows = {row.segno: row for row in index.segments.all()}
         while not (is_within := max(pressure(place, rows.values(), more_bytes)) <= 0):
-            victim = oldest(pressing(place, rows.values(), more_bytes), index.segments.unused())
+            helping = pressing(place, rows.values(), more_bytes)
+            unused = index.segments.unused()
+            victim = oldest(place.unpinned(helping), unused)
+            if victim is None and not spares_pinned:
+                victim = oldest(helping, unused)
             if victim is None or not may_evict:
                 break
             evict(place, victim.segno)

@@ -357,36 +357,41 @@ class _Put:
 
 
 class Evictions:
-    """Of files, one by one, for a plan (docs/FORMAT.md, *Eviction of files*). Any thread."""
+    """Of files, one by one: docs/FORMAT.md, *Eviction of files*. Any thread."""
 
     def __init__(self, attachment: Attachment, segment: OpenSegment) -> None:
         self._attachment = attachment
         self._segment = segment
-        self._can_punch: dict[Path, bool] = {}
+        self._punches: dict[Path, bool] = {}
         self._evicted_bytes = 0
 
     def can_evict(self) -> bool:
-        """Whether there is more to `evict` than a refusal: the disks can give a part of a file
-        back (tried once), and the policy is not `keep`.
+        """Whether there is more to `evict` for a plan than a refusal: the disks can give a part of
+        a file back, and the policy is not `keep`.
         """
+        return self._attachment.settings.policy != "keep" and self.can_punch()
+
+    def can_punch(self) -> bool:
+        """The disks can. Tried once."""
         place = self._attachment.place()
-        if place is None or self._attachment.settings.policy == "keep":
+        if place is None:
             return False
         folders = [member.segments for member in place.directory.in_service()]
         for folder in folders:
-            if folder not in self._can_punch:
-                self._can_punch[folder] = can_punch(folder)
-        return all(self._can_punch[folder] for folder in folders)
+            if folder not in self._punches:
+                self._punches[folder] = can_punch(folder)
+        return all(self._punches[folder] for folder in folders)
 
     def evicted_bytes(self) -> int:
         """What was given back so far, at no cost."""
         return self._evicted_bytes
 
     def evict(
-        self, dataset: bytes, files: Sequence[tuple[bytes, Version]]
+        self, dataset: bytes, files: Sequence[tuple[bytes, Version]], by_user: bool = False
     ) -> tuple[list[list[tuple[int, Location]] | None], int]:
         """Have these (path, version) on SSD no more. Of each its blocks (number, where it was),
-        which may be read no more; None: it stays. And the bytes that were given back.
+        which may be read no more; None: it stays. And the bytes that were given back. `by_user`:
+        under `keep`, too.
 
         Takes the lock for as many rows at a time as a transaction may change.
         """
@@ -400,7 +405,8 @@ class Evictions:
         with self._attachment.contained():
             found, sealed = _find(place.index, dataset, files)
             with place.index.database.reader() as connection:
-                kept = evicting.staying(connection, found, sealed if self.can_evict() else ())
+                can_go = self.can_punch() if by_user else self.can_evict()
+                kept = evicting.staying(connection, found, sealed if can_go else ())
             blocks = [b for n, each in enumerate(found) if n not in kept for b in each]
             freed = self._evict(place, sorted(blocks, key=lambda block: block.at))
             self._evicted_bytes += freed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from fusecache.base.errors import UserError
 from fusecache.store.attachment import Attachment, Hooks
 from fusecache.store.capacity import Place, begin_table
 from fusecache.store.directory.given import Faults, Given
+from fusecache.store.directory.pin_files import Pinned
 from fusecache.store.housekeeping import Housekeeping, Reconciler, reindex_own
 from fusecache.store.log import Logs
 from fusecache.store.puts import Evictions, Puts
@@ -39,13 +40,14 @@ class Store:
         on_segment_gone: Callable[[int], None],
         further: Sequence[Path] = (),
         reuse: Reuse | None = None,
+        pinned: Callable[[], Collection[int] | None] = frozenset,
     ) -> None:
         """Use `Store.open` or `Store.reopen`. Has no directory yet: every look-up is a miss."""
         self._on_segment_gone = on_segment_gone
         faults = Faults(on_fault)
         self._given = Given((path, *further), settings.digest, faults)
         hooks = Hooks(self._followed, self._gone, self._let_go, self._lost)
-        self._attachment = Attachment(self._given, settings, faults, hooks, reuse)
+        self._attachment = Attachment(self._given, settings, faults, hooks, reuse, pinned)
         self._quarantine = Quarantine()
         self._reads = Reads(self._attachment, self._quarantine)
         self._segment = OpenSegment(self._attachment)
@@ -70,6 +72,7 @@ class Store:
         evictions = Evictions(self._attachment, self._segment)
         self.evict = evictions.evict
         self.can_evict = evictions.can_evict
+        self.can_punch = evictions.can_punch
         self.evicted_bytes = evictions.evicted_bytes
         self.sharing = self._attachment.sharing
         self.begin_log = self.logs.begin
@@ -81,6 +84,7 @@ class Store:
         self.written_bytes = accounts.written_bytes
         self.directories = accounts.directories
         self.room_bytes = accounts.room_bytes
+        self.pinned_bytes = accounts.pinned_bytes
         self.full_disk_bytes = accounts.full_disk_bytes
         self.stored_bytes = accounts.stored_bytes
         self.taken_bytes = accounts.taken_bytes
@@ -95,13 +99,15 @@ class Store:
         further: Sequence[Path] = (),
         create: bool = True,
         reuse: Reuse | None = None,
+        pinned: Callable[[], Collection[int] | None] = frozenset,
         on_fault: Callable[[str, str], None],
         on_segment_gone: Callable[[int], None],
     ) -> Store:
         """Open or `create` a cache directory, or several (`further`) across which segments are
         striped, and adopt what dead writers left. Their parents must exist. Without `create` only
         directories are opened that have a cache already: the disk of others may not be mounted.
-        `reuse` knows what may go; None: what was fetched longest ago.
+        `reuse` knows what may go; None: what was fetched longest ago. `pinned`: segments in which
+        a user's files lie that stay; None: that is not known yet, and nothing goes. Any thread.
 
         `on_fault(kind, message)`: kind is one of checksum, io, disk-full, index, missing, and
         directory: one of several is not used, or lost what it held.
@@ -110,7 +116,7 @@ class Store:
 
         UserError: not writable, newer format, another digest algorithm, in exclusive use.
         """
-        store = cls(directory, settings, on_fault, on_segment_gone, further, reuse)
+        store = cls(directory, settings, on_fault, on_segment_gone, further, reuse, pinned)
         try:
             if create:
                 store._given.make()
@@ -135,6 +141,7 @@ class Store:
         *,
         further: Sequence[Path] = (),
         reuse: Reuse | None = None,
+        pinned: Callable[[], Collection[int] | None] = frozenset,
         on_fault: Callable[[str, str], None],
         on_segment_gone: Callable[[int], None],
     ) -> Store:
@@ -143,7 +150,7 @@ class Store:
         cache in it: where it is not, its disk may not be mounted. Opens nothing yet, so it cannot
         block.
         """
-        return cls(directory, settings, on_fault, on_segment_gone, further, reuse)
+        return cls(directory, settings, on_fault, on_segment_gone, further, reuse, pinned)
 
     def attach(self) -> None:
         """After `reopen`: have look-ups find something. Writes nothing, so it does not wait for a
@@ -177,6 +184,35 @@ class Store:
             index.flush()
         return index is not None
 
+    def seal(self) -> None:
+        """End the segment that is written: what is in it can be evicted then."""
+        with self._attachment.lock, self._attachment.contained():
+            self._seal()
+
+    def _seal(self) -> None:
+        if self._commit():
+            self._segment.seal()
+
+    # ---- beside the blocks -----------------------------------------------------------------------
+    def pins_of(self, dataset: bytes) -> Pinned | None:
+        """What a user has pinned of the source; None: there is no directory now. ValueError,
+        UserError, OSError: there is something, and it cannot be used.
+        """
+        place = self._attachment.place()
+        return None if place is None else place.directory.pins.read(dataset)
+
+    def keep_pins(self, dataset: bytes, pinned: Pinned) -> None:
+        """Replaces what was pinned of the source. UserError, OSError: nothing was changed."""
+        place = self._attachment.place()
+        if place is None:
+            raise UserError(f"{self._given} cannot be used now")
+        place.directory.pins.write(dataset, pinned)
+
+    def living(self, segnos: frozenset[int]) -> frozenset[int]:
+        """Those of these segments that were not deleted. sqlite3.Error."""
+        place = self._attachment.place()
+        return segnos if place is None else segnos & {r.segno for r in place.index.segments.read()}
+
     @contextlib.contextmanager
     def saved_table(self, dataset: bytes) -> Iterator[int | None]:
         """A descriptor of what `save_table` left; None: there is none that may be used."""
@@ -197,8 +233,7 @@ class Store:
         """
         attachment, unfinished = self._attachment, None
         with attachment.lock, attachment.contained():
-            if self._commit():
-                self._segment.seal()
+            self._seal()
             place = attachment.usable_place()
             if place is not None and place.directory.is_present():
                 unfinished = begin_table(place, dataset, most_bytes)
@@ -218,8 +253,7 @@ class Store:
             if self._attachment.is_closed:
                 return
             with self._attachment.contained():
-                if self._commit():
-                    self._segment.seal()
+                self._seal()
             self.logs.end_finished()
             self._attachment.close()
 

@@ -45,7 +45,8 @@ class Accounts:
             return Usage(0, 0, limit, 0, 0)
         own, reserved = index.database.size_bytes(), sum(row.reserved for row in rows)
         directory = self._attachment.given.opened
-        own += directory.tables.size_bytes() if directory is not None else 0
+        if directory is not None:
+            own += directory.tables.size_bytes() + directory.pins.size_bytes()
         return Usage(written + own, reserved + own, limit, count, len(rows))
 
     def written_bytes(self, index: idx.Index, row: idx.SegmentRow) -> int:
@@ -74,7 +75,8 @@ class Accounts:
 
     def room_bytes(self, kept: Callable[[], Collection[int]] | None = None) -> int:
         """How many payload bytes can probably still be stored without an eviction; 0: full. With
-        `kept`: when all segments but those have been evicted (not under `keep`).
+        `kept`: when all segments but those, and what a user has pinned, have been evicted (not
+        under `keep`).
 
         On the low side: what headers, the alignment of records, and the index will take is
         estimated from the records that this process has written.
@@ -92,14 +94,25 @@ class Accounts:
         return count * seen.payload_bytes
 
     def _evictable_bytes(self, kept: Callable[[], Collection[int]]) -> int:
-        index = self._attachment.current.index
-        if index is None or self._attachment.settings.policy == "keep":
+        place = self._attachment.place()
+        if place is None or self._attachment.settings.policy == "keep":
             return 0
         try:
-            rows, stays = index.segments.read(), kept()
+            rows, stays = place.unpinned(place.index.segments.read()), kept()
         except idx.ERRORS:
             return 0
         return sum(row.reserved for row in rows if row.sealed and row.segno not in stays)
+
+    def pinned_bytes(self) -> int:
+        """What is reserved for segments in which users have pinned files."""
+        place = self._attachment.place()
+        if place is None:
+            return 0
+        try:
+            rows = place.index.segments.read()
+        except idx.ERRORS:
+            return 0
+        return sum(row.reserved for row in {*rows}.difference(place.unpinned(rows)))
 
     def full_disk_bytes(self) -> int | None:
         """What is free on the disk, if that is why the cache gets no larger: its limit would allow

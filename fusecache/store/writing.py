@@ -144,7 +144,7 @@ class OpenSegment:
             return True
         if reuse.has_refused() or place is None:
             return False
-        return may_go(place, place.index.segments.all(), asked=False) is not None
+        return may_go(place, place.unpinned(place.index.segments.all()), asked=False) is not None
 
     def bytes_of_next(self, place: Place) -> int:
         """Across several directories even a little is spread: segments begin small there. Any

@@ -1,7 +1,8 @@
-"""What a plan wants to stay on SSD (docs/WIRE.md, *Pins*).
+"""What is to stay on SSD: what a plan wants (docs/WIRE.md, *Pins*), and what a user does
+(docs/FORMAT.md, "Pins").
 
-INVARIANT: a list takes the place of the one before as a whole: what is in both is pinned all the
-time.
+INVARIANT: a list of a plan takes the place of the one before as a whole: what is in both is pinned
+all the time. So do a user's pins.
 """
 
 from __future__ import annotations
@@ -43,10 +44,7 @@ class Pins:
         inos = inos[(inos > 0) & (inos <= _native.count())]
         if self._coming is None:
             self._coming = np.zeros(0, np.uint8)
-        most = int(inos.max(initial=0))
-        if most >= len(self._coming):
-            self._coming = np.append(self._coming, np.zeros(most + 1 - len(self._coming), np.uint8))
-        self._coming[inos] = 1
+        self._coming = _marked(self._coming, inos)
         if not last:
             return np.zeros(0, np.uint32)
         self._marks, self._others, self._coming = self._coming, others, None
@@ -61,6 +59,80 @@ class Pins:
     def segments(self) -> frozenset[int]:
         """In which a pinned file has a block, now. Costs a pass over all marks."""
         marks = self._marks
-        if marks is None:
-            return frozenset()
-        return frozenset(np.frombuffer(_native.segments_of(marks)[0], np.uint32).tolist())
+        return frozenset() if marks is None else _segments(marks)
+
+    def holds(self, inos: Inos) -> NDArray[np.bool_]:
+        """Which of these are pinned. All, while something is planned and no list was told."""
+        if self._marks is None:
+            return np.full(len(inos), self.is_planned)
+        return _are_marked(self._marks, inos)
+
+
+class UserPins:
+    """Of one mount: the files that a user has pinned. One thread changes it, any may ask."""
+
+    def __init__(self) -> None:
+        self._marks: Marks = np.zeros(0, np.uint8)
+        self._is_known = False
+
+    def begin(self) -> None:
+        """Other globs: of what they name nothing is marked."""
+        self._marks, self._is_known = np.zeros(0, np.uint8), False
+
+    def mark(self, inos: Inos) -> None:
+        self._marks = _marked(self._marks, inos)
+
+    def replace(self, inos: Inos) -> None:
+        """These are all that are pinned."""
+        self._marks, self._is_known = _marked(np.zeros(0, np.uint8), inos), True
+
+    def note_known(self) -> None:
+        """All names that are known were looked at."""
+        self._is_known = True
+
+    @property
+    def is_known(self) -> bool:
+        return self._is_known
+
+    def forget_dead(self) -> None:
+        """What has lost its name at the origin."""
+        marks = self._marks.copy()
+        for ino in np.flatnonzero(marks).tolist():
+            marks[ino] = not _native.is_dead(ino)
+        self._marks = marks
+
+    def holds(self, inos: Inos) -> NDArray[np.bool_]:
+        """Which of these are pinned."""
+        return _are_marked(self._marks, inos)
+
+    def holds_one(self, ino: int) -> bool:
+        return ino < len(self._marks) and self._marks[ino] != 0
+
+    def segments(self) -> frozenset[int] | None:
+        """In which a pinned file has a block; None: that is not known yet. Costs a pass over all
+        marks.
+        """
+        marks = self._marks
+        if not self._is_known:
+            return None
+        return _segments(marks) if len(marks) else frozenset()
+
+
+def _marked(marks: Marks, inos: Inos) -> Marks:
+    """With these."""
+    most = int(inos.max(initial=0))
+    if most >= len(marks):
+        marks = np.append(marks, np.zeros(most + 1 - len(marks), np.uint8))
+    marks[inos] = 1
+    return marks
+
+
+def _are_marked(marks: Marks, inos: Inos) -> NDArray[np.bool_]:
+    found = np.zeros(len(inos), np.bool_)
+    is_within = inos < len(marks)
+    found[is_within] = marks[inos[is_within]] != 0
+    return found
+
+
+def _segments(marks: Marks) -> frozenset[int]:
+    return frozenset(np.frombuffer(_native.segments_of(marks)[0], np.uint32).tolist())

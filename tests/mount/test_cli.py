@@ -204,6 +204,70 @@ def test_warm_and_verify(place: Place, mounting: Mounting) -> None:
     assert "123" in done.stdout
 
 
+def warm_list(
+    mount: Mount, tmp_path: Path, lines: list[bytes], path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    file = tmp_path / "list"
+    file.write_bytes(b"\n".join(lines))
+    return mount.run("warm", path or mount.path, "--list", file)
+
+
+@in_one_mode
+def test_warm_of_a_list(place: Place, mounting: Mounting, tmp_path: Path) -> None:
+    """Of more files than a request has, and of lines that name none."""
+    make_files(place.source, 5000, lambda index: 500 + index)
+    place.write("not named", b"x")
+    names = sorted(str(path.relative_to(place.source)) for path in place.source.glob("class*/*"))
+    mount = mounting()
+    lines = [os.fsencode(name) for name in names]
+    lines[0] = os.fsencode(mount.path / names[0])
+    lines[1] = os.fsencode(place.source / names[1])
+    lines[2] = b"class000/.././/" + lines[2]
+    done = warm_list(mount, tmp_path, lines)
+    assert (done.returncode, done.stderr) == (OK, ""), done.stderr
+    assert done.stdout.startswith("5,000 files, ")
+    assert mount.value("ssd", "blocks") == 5000
+    bad = [b"../../etc/passwd", b"/etc/passwd", b"\xff", b"class000", b"no/such", b"", b"a" * 9000]
+    done = warm_list(mount, tmp_path, [*bad, b"not named", b"class000/../.."])
+    assert done.returncode == FAILED
+    assert mount.value("ssd", "blocks") == 5001
+    assert done.stdout.startswith("1 files, ")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("fusecache: 7 lines of the list left out: ../../etc/passwd (not below")
+    assert line.endswith(", …")
+    name = names[-1].encode().rpartition(b"/")
+    done = warm_list(mount, tmp_path, [name[2]], mount.path / os.fsdecode(name[0]))
+    assert done.stdout.endswith("; 1 were there before\n")
+    assert (
+        refused("warm", mount.path, "--list", "/no/such", says="--list /no/such: No such") == USAGE
+    )
+    assert refused("warm", mount.path, "x", "--list", "-", says="not both") == USAGE
+
+
+@in_one_mode
+def test_a_list_that_does_not_fit_keeps_its_beginning(
+    place: Place, mounting: Mounting, tmp_path: Path
+) -> None:
+    """Though its requests come one after the other."""
+    make_files(place.source, 9000, lambda index: 4000)
+    names = sorted(str(path.relative_to(place.source)) for path in place.source.glob("class*/*"))
+    mount = mounting("--ssd", "24M")
+    done = warm_list(mount, tmp_path, [os.fsencode(name) for name in names])
+    assert done.returncode == FAILED
+    said = re.search(
+        r"([\d,]+) files \(.* MiB\) do not fit in --ssd 24 MiB; --ssd (\d+)M", done.stderr
+    )
+    assert said is not None, done.stderr
+    fitting = 9000 - int(said[1].replace(",", ""))
+    assert mount.value("ssd", "blocks") == fitting > 4200
+    before = mount.value("origin", "files")
+    for name in names[:4200]:
+        assert (mount.path / name).read_bytes() == (place.source / name).read_bytes()
+    assert mount.value("origin", "files") == before
+    assert mount.run("restart", mount.path, "--ssd", f"{said[2]}M").returncode == OK
+    assert warm_list(mount, tmp_path, [os.fsencode(name) for name in names]).returncode == OK
+
+
 @in_one_mode
 def test_a_glob_of_many_stars_stops_nobody(place: Place, mounting: Mounting) -> None:
     """One that a regular expression tries in more ways than there is time for."""
@@ -535,7 +599,17 @@ def test_list_shows_all_mounts(place: Place, mounting: Mounting) -> None:
 
 
 def test_help_teaches() -> None:
-    for arguments in ([], ["mount"], ["umount"], ["status"], ["warm"], ["verify"], ["restart"]):
+    for arguments in (
+        [],
+        ["mount"],
+        ["umount"],
+        ["status"],
+        ["warm"],
+        ["evict"],
+        ["pin"],
+        ["verify"],
+        ["restart"],
+    ):
         done = command(*arguments, "--help")
         assert done.returncode == OK
         assert "fusecache" in done.stdout

@@ -212,11 +212,12 @@ def test_another_user_sees_the_status(
     def status(*flags: str) -> subprocess.CompletedProcess[str]:
         return run(ordinary_user, "fusecache.cli.main", "status", str(base / "shared"), *flags)
 
+    assert mount.run("pin", mount.path, "open/a/*").returncode == 0
     mine = mount.status()
     told = json.loads(status("--json").stdout)
     assert told["origin"]["files"] == mine["origin"]["files"] == FILES // 2
     assert told["mountpoint"] == str(base / "shared")
-    for key in ("cache_dir", "last_error", "directories", str(base / "cache")):
+    for key in ("cache_dir", "last_error", "directories", str(base / "cache"), "open/a/*"):
         assert key in json.dumps(mine)
         assert key not in json.dumps(told), key
     assert "reads" in status().stdout

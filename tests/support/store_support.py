@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fusecache import _native
@@ -29,6 +29,7 @@ class Opened:
         policy: str = "lrf",
         digest: str = "xxh3-128",
         further: Sequence[Path] = (),
+        pinned: Callable[[], Collection[int] | None] = frozenset,
     ) -> None:
         self.faults: list[tuple[str, str]] = []
         self.gone: list[int] = []
@@ -38,6 +39,7 @@ class Opened:
             directory,
             self.settings,
             further=further,
+            pinned=pinned,
             on_fault=lambda kind, message: self.faults.append((kind, message)),
             on_segment_gone=self.gone.append,
         )

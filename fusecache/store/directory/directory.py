@@ -22,6 +22,7 @@ from fusecache.base.errors import UserError
 from fusecache.store.directory.generations import Generations
 from fusecache.store.directory.joining import UNKNOWN_HIGH_STEP, Joining
 from fusecache.store.directory.member import Member
+from fusecache.store.directory.pin_files import PinFiles
 from fusecache.store.directory.tables import Tables
 from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import discard
@@ -76,6 +77,7 @@ class Directory:
             self._where: dict[int, Member] = {}  # segment -> where its file is; of several members
             self.generations = Generations(self.path / "index")
             self.tables = Tables(self.path)
+            self.pins = PinFiles(self.path)
             opened.callback(self.generations.close)
             with self.generations.lock():
                 self.uuid, name = self._load_format(algorithm_name)

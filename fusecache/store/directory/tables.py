@@ -51,21 +51,21 @@ class Tables:
 
     def size_bytes(self) -> int:
         """What all of them take on the disk, unfinished ones too; 0: it does not say."""
-        return sum(status.st_blocks * 512 for _, status in self._all())
+        return sum(status.st_blocks * 512 for _, status in files_in(self._path))
 
     def open(self, dataset: bytes) -> int:
         """A descriptor of that dataset's. FileNotFoundError; Untrusted: not ours; OSError."""
-        self._check_folder()
+        check_folder(self._path)
         path = self._path / dataset.hex()
-        return _checked(os.open(path, _READ), path)
+        return checked(os.open(path, _READ), path)
 
     def begin(self, dataset: bytes, size_bytes: int) -> Unfinished | None:
         """With room for so many bytes. None: another process writes it. Untrusted, OSError."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._path, 0o700)
-        self._check_folder()
+        check_folder(self._path)
         path = self._path / dataset.hex()
-        fd = _checked(os.open(_temporary(path), _WRITE, 0o600), _temporary(path))
+        fd = checked(os.open(_temporary(path), _WRITE, 0o600), _temporary(path))
         unfinished = Unfinished(fd, path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,9 @@ class Tables:
         """Delete those saved longest ago, all but the dataset's `kept`, until the others take no
         more than that. OSError.
         """
-        others = [found for found in self._all() if kept is None or found[0][:32] != kept.hex()]
+        others = [
+            found for found in files_in(self._path) if kept is None or found[0][:32] != kept.hex()
+        ]
         others.sort(key=lambda found: found[1].st_mtime_ns)
         taken = sum(status.st_blocks * 512 for _, status in others)
         for name, status in others:
@@ -97,27 +99,31 @@ class Tables:
                 os.unlink(self._path / name)
             taken -= status.st_blocks * 512
 
-    def _all(self) -> list[tuple[str, os.stat_result]]:
-        found = []
-        with contextlib.suppress(OSError), os.scandir(self._path) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    found.append((entry.name, entry.stat(follow_symlinks=False)))
-        return found
 
-    def _check_folder(self) -> None:
-        fd = trust.open_directory(str(self._path))
-        try:
-            trust.check_private(os.fstat(fd), str(self._path))
-        finally:
-            os.close(fd)
+def files_in(folder: Path) -> list[tuple[str, os.stat_result]]:
+    """Names and what is known of them; none, where it cannot be said."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found.append((entry.name, entry.stat(follow_symlinks=False)))
+    return found
+
+
+def check_folder(path: Path) -> None:
+    """Untrusted: not ours, or others may write to it; OSError."""
+    fd = trust.open_directory(str(path))
+    try:
+        trust.check_private(os.fstat(fd), str(path))
+    finally:
+        os.close(fd)
 
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
-def _checked(fd: int, path: Path) -> int:
+def checked(fd: int, path: Path) -> int:
     """The same descriptor, of a file that is ours; else closed. Untrusted."""
     try:
         status = os.fstat(fd)

@@ -6,7 +6,7 @@ INVARIANT: what is said to be dead is led to by no row of files or blocks.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from fusecache.store.index.rows import FileKey, file_key, parse_file
@@ -44,28 +44,33 @@ def staying(
     """Numbers of those files that cannot go: a block lies in no `sealed` segment, or is used by a
     file that is not among these, or cannot go.
     """
-    numbers = {block.key: number for number, blocks in enumerate(files) for block in blocks}
-    users: dict[int, set[int]] = {}  # of a file's blocks, itself too
-    stay: set[int] = set()
+    keys = {block.key for blocks in files for block in blocks}
+    users: dict[tuple[int, int], list[int]] = {}  # of a record, among these files
     for number, blocks in enumerate(files):
         for _, at in blocks:
-            if at.segno not in sealed:
+            users.setdefault(at[:2], []).append(number)
+    staying_records = [
+        record
+        for record in users
+        if record[0] not in sealed or _has_others(connection, record, keys)
+    ]
+    stay: set[int] = set()
+    while staying_records:
+        for number in users.pop(staying_records.pop(), ()):
+            if number not in stay:
                 stay.add(number)
-                break
-            for key in connection.execute(
-                "SELECT dir, name, block FROM files WHERE segno=? AND offset=?", at[:2]
-            ):
-                if key not in numbers:
-                    stay.add(number)
-                elif numbers[key] != number:
-                    users.setdefault(number, set()).add(numbers[key])
-    return _closure(stay, users)
-
-
-def _closure(stay: set[int], users: Mapping[int, set[int]]) -> set[int]:
-    while more := {n for n, others in users.items() if n not in stay and others & stay}:
-        stay |= more
+                staying_records += [at[:2] for _, at in files[number]]
     return stay
+
+
+def _has_others(
+    connection: sqlite3.Connection, record: tuple[int, int], keys: Collection[FileKey]
+) -> bool:
+    """Whether a row of a file that is not among these leads to the record."""
+    rows = connection.execute(
+        "SELECT dir, name, block FROM files WHERE segno=? AND offset=?", record
+    )
+    return any(key not in keys for key in rows)
 
 
 def delete(connection: sqlite3.Connection, blocks: Iterable[BlockAt]) -> list[Location]:

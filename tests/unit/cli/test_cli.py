@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -18,11 +19,11 @@ import pytest
 from fusecache.base import command, errors, mounts, probe, wire
 from fusecache.base.errors import UserError
 from fusecache.base.wire import peer_of
+from fusecache.cli import files, mount_command
 from fusecache.cli import main as cli
-from fusecache.cli import mount_command
 from fusecache.config.building import build
 from fusecache.config.settings import Config
-from fusecache.control import control_client
+from fusecache.control import control, control_client
 from fusecache.keeper import mounting
 
 Message = dict[str, Any]
@@ -677,6 +678,190 @@ def test_warm_interrupted_says_how_to_go_on(
     monkeypatch.setattr(control_client, "converse", converse)
     assert run("warm", "/data/a") == errors.EXIT_INTERRUPTED
     assert "after 3 files (3 MiB); run it again to go on" in capfd.readouterr().err
+
+
+def batches_of(data: bytes, path: str = "/data/a") -> tuple[list[list[str]], str]:
+    """What is asked for, and what is said of the rest."""
+    paths = files.PathList("/data/a", "/mnt/nfs", path)
+    batches = list(paths.batches(io.BytesIO(data)))
+    return batches, paths.refused.line() if paths.refused.count else ""
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "named"),
+    [
+        ("/data/a", b"x/y", "x/y"),
+        ("/data/a/sub", b"x", "sub/x"),
+        ("/data/a/sub", b"../x", "x"),
+        ("/data/a/sub", b"/data/a/x", "x"),
+        ("/data/a", b"//mnt/nfs//x/./y/", "x/y"),
+        ("/data/a", "ü \t語".encode(), "ü \t語"),
+        ("/data/a", b" x", " x"),
+        ("/data/a", b"..x", "..x"),
+        ("/data/a", b"a" * 4096, "a" * 4096),
+    ],
+)
+def test_a_line_of_a_list_names_a_file(path: str, line: bytes, named: str) -> None:
+    assert batches_of(line, path) == ([[named]], "")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"../x", "../x (not below the mount)"),
+        (b"a/../../a/x", "a/../../a/x (not below the mount)"),
+        (b"/data/ab", "/data/ab (not below the mount)"),
+        (b"/data/a/../x", "/data/a/../x (not below the mount)"),
+        (b"/data/a", "/data/a (no file)"),
+        (b"\xffx", r"\xffx (not UTF-8)"),
+        (b"a\0b", r"'a\x00b' (no path)"),
+        (b"a" * 4097, f"'{'a' * 40}' (no path)"),
+        (b"a" * 100_000, f"'{'a' * 40}' (no path)"),
+    ],
+)
+def test_a_line_of_a_list_that_names_none_is_told(line: bytes, said: str) -> None:
+    assert batches_of(b"x\n" + line + b"\n\ny") == (
+        [["x", "y"]],
+        f"1 line of the list left out: {said}",
+    )
+
+
+def test_the_first_of_many_lines_are_told() -> None:
+    batches, said = batches_of(b"/x\n" * 3000)
+    assert batches == []
+    shown = ", ".join(["/x (not below the mount)"] * 5)
+    assert said == f"3,000 lines of the list left out: {shown}, …"
+
+
+@pytest.mark.parametrize("name", [b"x", b"\x01" * 255, "語".encode() * 80, b"a/" * 2000])
+def test_each_request_of_a_list_is_a_line_that_the_server_takes(name: bytes) -> None:
+    lines = [b"%s%d" % (name, number) for number in range(20_000)]
+    batches, said = batches_of(b"\n".join(lines))
+    assert said == ""
+    assert [path.encode() for batch in batches for path in batch] == lines
+    for batch in batches:
+        request = {"op": "warm_paths", "paths": batch, "carried": [1 << 62] * 3}
+        assert len(json.dumps(request)) < control.LINE_BYTES_MOST
+        assert len(batch) <= 4096
+
+
+def test_warm_of_a_list_adds_up_its_requests(
+    play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "list"
+    file.write_bytes(b"".join(b"%d\n" % number for number in range(5000)) + b"../x\n")
+    common = {"limit_bytes": 300 << 20, "missing_names": ["7"], "errors": ["5: EIO"]}
+    first = {**common, "files": 4000, "bytes": 1 << 20, "already": 3, "missing": 95,
+             "carried": [1, 2, 3], "error_count": 30}  # fmt: skip
+    second = {**common, "files": 900, "bytes": 1 << 20, "already": 4, "missing": 1,
+              "skipped": 2, "unfitting": 2, "unfitting_bytes": 9, "skipped_bytes": 9,
+              "needed_bytes": 360 << 20, "error_count": 1}  # fmt: skip
+    peer = play(
+        mounts.CONTROL_SOCKET,
+        [progress(1), {"ok": True, "result": first}],
+        [progress(2), {"ok": True, "result": second}],
+    )
+    assert run("warm", "/data/a", "--list", str(file)) == errors.EXIT_FAILED
+    names = [str(number) for number in range(5000)]
+    assert peer.requests == [
+        {"op": "warm_paths", "paths": names[:4096]},
+        {"op": "warm_paths", "paths": names[4096:], "carried": [1, 2, 3]},
+    ]
+    said = capfd.readouterr()
+    assert said.out == "4,900 files, 2 MiB in the cache; 7 were there before; 2 skipped\n"
+    assert said.err.splitlines() == [
+        "fusecache: 97 lines of the list left out: ../x (not below the mount), 7 (no such file), "
+        "7 (no such file), …",
+        "fusecache: 5: EIO",
+        "fusecache: 5: EIO",
+        "fusecache: … and 29 more",
+        "fusecache: 2 files (9 B) do not fit in --ssd 300 MiB; --ssd 360M would hold all that was "
+        "asked for",
+    ]
+
+
+def test_an_empty_list_asks_for_nothing(
+    play: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list").touch()
+    assert run("warm", "/data/a", "--list", str(tmp_path / "list")) == errors.EXIT_OK
+    assert capfd.readouterr().out.startswith("0 files, 0 B in the cache")
+    assert run("warm", "/data/a", "--list", str(tmp_path)) == errors.EXIT_USAGE
+    assert "Is a directory" in capfd.readouterr().err
+
+
+# ---- evict, pin ----------------------------------------------------------------------------------
+
+EVICTED = {"files": 2, "bytes": 2 << 20, "evicted_bytes": 1 << 20, "absent": 1, "of_jobs": 0,
+           "pinned": 0, "staying": 0, "has_logs": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"of_jobs": 3}, "3 files left in the cache, pinned by hinted jobs: end them first (hin"),
+        (
+            {"pinned": 1},
+            "1 file left in the cache, pinned by a user: fusecache pin /data/a --remove GLOB first",
+        ),
+        (
+            {"staying": 4},
+            "4 files left in the cache: they share blocks with files that were not named, or",
+        ),
+        (
+            {"staying": 4, "has_logs": True},
+            "4 files left in the cache: they lie in a log of hinted jobs",
+        ),
+        ({"unmatched": ["no*"]}, "warning: no file matches no*"),
+        ({"errors": ["b: EIO"], "error_count": 1}, "b: EIO"),
+    ],
+)
+def test_evict_says_what_stays(
+    play: Script, capfd: pytest.CaptureFixture[str], changes: Message, line: str
+) -> None:
+    ok = {"ok": True, "result": EVICTED}
+    peer = play(mounts.CONTROL_SOCKET, [progress(1), {**ok, "result": EVICTED | changes}], [ok])
+    assert run("evict", "/data/a/sub", "x", "/data/a/sub/y*") == errors.EXIT_FAILED
+    said = capfd.readouterr()
+    assert said.out == "2 files, 2 MiB evicted, 1 MiB given back on SSD; 1 were not there\n"
+    assert said.err.startswith(f"fusecache: {line}")
+    assert said.err.count("\n") == 1
+    assert run("evict", "/data/a", "**") == errors.EXIT_OK
+    assert peer.requests == [
+        {"op": "evict", "globs": ["x", "y*"], "prefix": "sub"},
+        {"op": "evict", "globs": ["**"]},
+    ]
+
+
+def test_pin_says_what_is_pinned_then(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    pinned = {"globs": ["a", "sub/x"], "files": 3, "bytes": 5}
+    none = {"globs": [], "files": 0, "bytes": 0}
+    failed = {**pinned, "errors": ["b: EIO"]}
+    script = [[{"ok": True, "result": result}] for result in (pinned, none, failed)]
+    peer = play(mounts.CONTROL_SOCKET, *script)
+    assert run("pin", "/data/a/sub", "x") == errors.EXIT_OK
+    assert capfd.readouterr().out == "pinned: a sub/x (3 files, 5 B)\n"
+    assert run("pin", "/data/a", "--remove") == errors.EXIT_OK
+    assert capfd.readouterr().out == "no pins\n"
+    assert run("pin", "/data/a", "b") == errors.EXIT_FAILED
+    assert capfd.readouterr().err == "fusecache: b: EIO\n"
+    assert peer.requests == [
+        {"op": "pin", "globs": ["x"], "prefix": "sub", "remove": False},
+        {"op": "pin", "globs": [], "remove": True},
+        {"op": "pin", "globs": ["b"], "remove": False},
+    ]
+
+
+def test_status_shows_pins(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    pins = {"globs": ["a/**", *"0123456789"], "files": 1204, "bytes": 3 << 30, "known": False}
+    script = [[{"ok": True, "status": {**STATUS, "pins": {**pins, "globs": globs}}}]
+              for globs in (pins["globs"], [])]  # fmt: skip
+    play(mounts.CONTROL_SOCKET, *script)
+    assert run("status", "/data/a") == errors.EXIT_OK
+    said = capfd.readouterr().out
+    assert "1,204 files, 3 GiB, looking for more: a/** 0 1 2 3 4 5 6 …\n" in said
+    assert run("status", "/data/a") == errors.EXIT_OK
+    assert "1,204 files, 3 GiB, looking for more\n" in capfd.readouterr().out, "as others see it"
 
 
 @pytest.mark.parametrize(("bad", "code"), [(0, errors.EXIT_OK), (2, errors.EXIT_FAILED)])

@@ -15,7 +15,8 @@ import pytest
 import trio
 
 from fusecache import _native
-from fusecache.server.maintenance import Maintenance, WarmProgress, _check_records, _stored_bytes
+from fusecache.server.maintenance import _check_records, _stored_bytes
+from fusecache.server.selecting import Asked, Failures, select
 from fusecache.store.types import BLOCK_BYTES, Location, RecordFault
 from tests.support.store_support import DATASET, MIB, content, opened, version_of
 
@@ -158,19 +159,22 @@ class LongestStep(trio.abc.Instrument):
         self.seconds = max(self.seconds, time.thread_time() - self._begun)
 
 
+async def select_files(operations: Any, glob: str) -> Any:
+    asked = Asked([glob], b"")
+    return (await select(asked, operations.list_checked, lambda ino, path: None, Failures()))[0]
+
+
 @pytest.mark.parametrize("glob", ["*", "nothing*"])
 def test_warm_gives_way_while_it_looks_at_the_names_of_a_directory(
     monkeypatch: pytest.MonkeyPatch, glob: str
 ) -> None:
     operations: Any = Directory(monkeypatch, 200_000)
-    nothing: Any = None
-    maintenance = Maintenance(operations, nothing, nothing, 1, nothing)
-    step, progress = LongestStep(), WarmProgress()
+    step = LongestStep()
 
-    async def select() -> int:
-        return len(await maintenance._select(b"", {glob: None}, progress))
+    async def select_all() -> int:
+        return len(await select_files(operations, glob))
 
-    assert trio.run(select, instruments=[step]) == (200_000 if glob == "*" else 0)
+    assert trio.run(select_all, instruments=[step]) == (200_000 if glob == "*" else 0)
     assert step.seconds < 0.05  # all at once they take ten times as long
 
 
@@ -180,8 +184,6 @@ def test_other_threads_get_the_interpreter_while_warm_looks_at_names(
     """A read needs some fifty turns of worker threads: where each waited for a forced switch, as
     behind sleep(0), it took 0.25 s."""
     operations: Any = Directory(monkeypatch, 200_000)
-    nothing: Any = None
-    maintenance = Maintenance(operations, nothing, nothing, 1, nothing)
     turns, is_over = 0, threading.Event()
 
     def take_turns() -> None:
@@ -193,7 +195,7 @@ def test_other_threads_get_the_interpreter_while_warm_looks_at_names(
     thread = threading.Thread(target=take_turns)
     thread.start()
     try:
-        trio.run(maintenance._select, b"", {"*": None}, WarmProgress())
+        trio.run(select_files, operations, "*")
     finally:
         is_over.set()
         thread.join()
