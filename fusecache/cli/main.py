@@ -11,20 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
 
 from fusecache import __version__
 from fusecache.base import command, mounts
@@ -40,7 +29,15 @@ from fusecache.base.errors import (
     UserError,
 )
 from fusecache.base.units import format_bytes, format_count
-from fusecache.cli import gc_command, mount_command, probe_command, status_command, trace_command
+from fusecache.cli import (
+    digest_command,
+    gc_command,
+    mount_command,
+    probe_command,
+    status_command,
+    trace_command,
+)
+from fusecache.cli.progress import progress
 from fusecache.config.building import build
 from fusecache.config.options import parse_setting, read_options
 from fusecache.config.places import check_places
@@ -52,7 +49,8 @@ HELPER_DIRECTORY = "/sbin"
 EXIT_CODES = f"""\b
 Exit codes:
   {EXIT_OK}    done
-  {EXIT_FAILED}    failed; verify: bad blocks were found; warm: not all is in the cache
+  {EXIT_FAILED}    failed; verify: bad blocks were found; warm: not all is in the cache;
+       digest: not all could be read
   {EXIT_USAGE}    a flag or a setting cannot be used
   {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
   {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
@@ -78,22 +76,6 @@ def cli() -> None:
 
 
 # ---- warm, verify --------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        yield bar, bar.add_task(what, total=None, note="")
 
 
 @click.command()
@@ -122,7 +104,7 @@ def warm(path: str, globs: tuple[str, ...]) -> None:
     done: dict[str, Any] = {}
     result: dict[str, Any] = {}
     try:
-        with _progress("warming") as (bar, task):
+        with progress("warming") as (bar, task):
             for message in control_client.converse(target, request):
                 if "progress" in message:
                     done = message["progress"]
@@ -208,7 +190,7 @@ def verify(path: str) -> None:
     """
     target = control_client.find(path)
     result: dict[str, Any] = {}
-    with _progress("verifying") as (bar, task):
+    with progress("verifying") as (bar, task):
         for message in control_client.converse(target, {"op": "verify"}):
             if "progress" in message:
                 done = message["progress"]
@@ -315,6 +297,7 @@ for _one in (
     probe_command.probe_device,
     warm,
     verify,
+    digest_command.digest,
     gc_command.gc,
     trace_command.trace,
     mount_command.restart,

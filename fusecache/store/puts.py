@@ -156,6 +156,31 @@ class Puts:
             return [at if at and at.segno not in self._evicted else None for at in found]
         return found
 
+    def link(
+        self, dataset: bytes, path: bytes, version: Version, block: int, name: bytes, length: int
+    ) -> Location | None:
+        """Where the block with digest `name`, of so many bytes, lies, which the file is known to
+        have; None: it is not stored, or a fault. From now on the index leads there; no record says
+        so. Any thread; takes the lock.
+        """
+        attachment = self._attachment
+        with attachment.lock, attachment.contained():
+            place = attachment.usable_place()
+            if place is None:
+                return None
+            self._quarantine.drain(attachment)
+            at = place.index.lookup_blocks([name]).get(name)
+            if at is None or not self._blocks.hold(at, name, length):
+                return None
+            pending = place.index.pending
+            pending.touch(at.segno, time.time_ns())
+            if len(path) <= fmt.PATH_BYTES_MAX and self._segment.has_room_for_rows():
+                is_time = pending.add([idx.file_row(dataset, path, version, block, at)], [])
+                if is_time and not attachment.faults.is_paused():
+                    place.index.flush()
+            return at
+        return None
+
     def gone(self, segno: int) -> None:
         """This segment's file is about to go."""
         self._evicted.add(segno)

@@ -76,6 +76,17 @@ class Reads:
             return None
         return self._quarantine.unless_bad(location)
 
+    def lookup_block(self, name: bytes) -> Location | None:
+        """Where the block with this digest lies; None: it is not cached."""
+        index = self._attachment.current.index
+        if index is None:
+            return None
+        try:
+            return self._quarantine.unless_bad(index.lookup_blocks([name]).get(name))
+        except idx.ERRORS as error:
+            self._attachment.current.error(index, error)
+        return None
+
     def lookup_directory(
         self, dataset: bytes, directory: bytes
     ) -> Iterator[tuple[bytes, Version, Location]]:
