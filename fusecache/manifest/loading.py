@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import Final
 
 from fusecache.base import trust
@@ -49,7 +50,7 @@ def why(path: str, error: OSError | ManifestError) -> str:
 
 
 class Manifest:
-    """That of one mount. Empty until `load` has ended."""
+    """That of one mount. Empty until it was read."""
 
     def __init__(self, setting: str, source: str, source_fd: int, digest: str) -> None:
         """`setting`: `auto`, `none`, or the path of the file."""
@@ -58,11 +59,24 @@ class Manifest:
         self._source_fd = source_fd
         self._algorithm = ALGORITHMS[digest]
         self._listed = Listed()
+        self._why_not = ""
+        self._thread = threading.Thread(target=self._load, name="manifest", daemon=True)
 
-    def load(self) -> str:
-        """Read it; a line, if it is not used. Blocking: it may lie at the origin, or below the
+    def begin(self) -> None:
+        """Read it, in a thread of its own: it may lie at the origin, which hangs, or below the
         mount itself.
         """
+        self._thread.start()
+
+    def wait(self, seconds: float) -> str:
+        """Until it is read, so long at most; a line, if it is not used. Blocking."""
+        self._thread.join(seconds)
+        return self._why_not
+
+    def _load(self) -> None:
+        self._why_not = self._read()
+
+    def _read(self) -> str:
         if self._setting == NONE:
             return ""
         try:

@@ -105,12 +105,13 @@ class Segments:
         """The same of what came there under another path: the manifest knows its digest."""
         path = _native.path(ino)
         name = self._manifest.find(path, *version[1:], block)
-        if name is None or self._store.lookup_block(name) is None:
+        if name is None:
             return False
         _, length = block_span(version.size, block)
-        at = self._store.link(self._dataset, path, version, block, name, length)
+        at = self._store.lookup_block(name, length)
         if at is None or not use(self._store, ino, block, at, version):
             return False
+        self._store.link(self._dataset, path, version, block, at)
         self._metrics.add(LINKED_FILES, int(block == 0))
         self._metrics.add(LINKED_BYTES, length)
         return True

@@ -313,10 +313,12 @@ class Server:
         warnings = []
         if self.why_ordinary and self.config.zero_open:
             warnings.append(f"ordinary open mode, reads are slower: {self.why_ordinary}")
-        with trio.move_on_after(MANIFEST_WAIT_S):  # it goes on, then
-            load = self.manifest.load
-            if line := await trio.to_thread.run_sync(load, abandon_on_cancel=True):
-                self._said.append(line)
+        self.manifest.begin()
+        if not self.launch.resume or self.launch.planned:
+            line = await trio.to_thread.run_sync(
+                self.manifest.wait, MANIFEST_WAIT_S, abandon_on_cancel=True
+            )
+            self._said += [line] if line else []
         self._is_announced = True
         self.launch.report(
             ready=True, zero_open=not self.why_ordinary, warnings=warnings, logged=self._said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,15 @@ XXH3 = ALGORITHMS["xxh3-128"]
 
 
 def link(store: Opened, path: bytes, payload: bytes, length: int | None = None) -> Location | None:
-    how = (path, version_of(payload), 0, digest(XXH3, payload), length or len(payload))
-    return store.store.link(OTHER, *how)
+    """As a mount's source does."""
+    at = store.store.lookup_block(digest(XXH3, payload), length or len(payload))
+    if at is not None:
+        store.store.link(OTHER, path, version_of(payload), 0, at)
+    return at
+
+
+def has(store: Opened, payload: bytes) -> bool:
+    return store.store.lookup_block(digest(XXH3, payload), len(payload)) is not None
 
 
 def found(store: Opened, path: bytes, payload: bytes) -> Location | None:
@@ -29,7 +37,7 @@ def test_it_is_found_by_its_digest_and_known_from_then_on(tmp_path: Path) -> Non
     payload = content(1, 100_000)
     with opened(tmp_path / "cache") as store:
         at = store.put(b"first", payload)
-        assert store.store.lookup_block(digest(XXH3, payload)) == at
+        assert store.store.lookup_block(digest(XXH3, payload), len(payload)) == at
         assert found(store, b"second", payload) is None
         assert link(store, b"second", payload) == at
         assert found(store, b"second", payload) == at
@@ -46,7 +54,7 @@ def test_what_is_not_stored_or_has_another_length_is_not_linked(tmp_path: Path) 
     with opened(tmp_path / "cache") as store:
         store.put(b"first", payload)
         assert link(store, b"second", other) is None
-        assert store.store.lookup_block(digest(XXH3, other)) is None
+        assert not has(store, other)
         assert link(store, b"second", payload, 99_999) is None
         assert found(store, b"second", payload) is None
         assert not store.faults
@@ -71,8 +79,8 @@ def test_a_block_that_is_bad_or_gone_is_not_linked(tmp_path: Path, how: str) -> 
         assert link(store, b"second", payload) is None
         assert found(store, b"second", payload) is None
         if how == "header":
-            assert store.kinds == {"checksum"}
-            assert store.store.lookup_block(digest(XXH3, payload)) is None
+            assert store.put(b"second", payload) != at
+            assert link(store, b"third", payload) is not None
 
 
 def test_a_bad_payload_is_quarantined_for_both(tmp_path: Path) -> None:
@@ -86,10 +94,36 @@ def test_a_bad_payload_is_quarantined_for_both(tmp_path: Path) -> None:
             file.write(b"xxx")
         assert link(store, b"second", payload) == at
         assert store.read(at) is None
-        assert store.store.lookup_block(digest(XXH3, payload)) is None
+        assert not has(store, payload)
         assert link(store, b"third", payload) is None
         store.store.housekeeping()
         assert found(store, b"second", payload) is None
+
+
+def test_a_row_waits_for_no_lock(tmp_path: Path) -> None:
+    """Whoever holds it, commits it."""
+    payload = content(1, 100_000)
+    with opened(tmp_path / "cache") as store:
+        at = store.put(b"first", payload)
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with store.store._attachment.lock:
+                held.set()
+                over.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            assert held.wait(60)
+            for number in range(600):
+                assert link(store, b"%d" % number, payload) == at
+                assert found(store, b"%d" % number, payload) == at
+        finally:
+            over.set()
+            thread.join()
+    with opened(tmp_path / "cache") as store:
+        assert found(store, b"599", payload) == at
 
 
 def test_a_linked_block_counts_as_fetched_now(tmp_path: Path) -> None:
@@ -144,8 +178,8 @@ def test_without_a_directory_nothing_is_linked(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "cache")
         store.suspect()
         store.store.housekeeping()
-        assert store.store.lookup_block(digest(XXH3, payload)) is None
+        assert not has(store, payload)
         assert link(store, b"second", payload) is None
-    assert store.store.lookup_block(digest(XXH3, payload)) is None
+    assert not has(store, payload)
     assert link(store, b"second", payload) is None
     assert DATASET != OTHER
