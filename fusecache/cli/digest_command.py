@@ -53,7 +53,8 @@ def digest(directory: str, output: str | None, algorithm: str, copy_of: str | No
     `fusecache restart`) on, if it is yours or root's, and only you can write to it. An entry holds
     for the file as it was, down to its ctime. A copy has other ctimes (cp -a, rsync -a), so a
     manifest that was copied as well says nothing there. --copy-of makes one without reading: you
-    say that files which agree in size and mtime are the same. It reads the others.
+    say that files which agree in size and mtime are the same. It reads the others, and those that
+    are neither yours nor root's.
 
     The exit code is 1 where a file could not be read: the manifest lists the others.
     """

@@ -106,17 +106,21 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
     assert os.fsencode(files[1].relative_to(tmp_path)) not in found
 
 
+@pytest.mark.claim("S9")
 def test_a_copy_is_believed_by_size_and_mtime_at_a_word(tmp_path: Path) -> None:
-    """And has the same digest of the whole."""
+    """And has the same digest of the whole. Not of files of others: they may give one the size and
+    the mtime of what they may not read.
+    """
     first, copy = tmp_path / "first", tmp_path / "copy"
     files = make_files(first, 20, lambda index: 1000 + index)
     run(first)
     subprocess.run(["cp", "-a", first, copy], check=True)
     other = copy / files[3].relative_to(first)
     os.utime(other, ns=(0, 5))
+    os.chown(copy / files[4].relative_to(first), STRANGER, STRANGER)
     believed = copied(str(copy / NAME), XXH3)
     progress = run(copy, believed=believed)
-    assert (progress.files, progress.read_files) == (20, 1)
+    assert (progress.files, progress.read_files) == (20, 2)
     assert entries(copy / NAME) == {
         os.fsencode(path.relative_to(first)): expected(copy, os.fsencode(path.relative_to(first)))
         for path in files
@@ -169,6 +173,7 @@ def test_a_file_is_not_read_before_its_time_stamps_have_settled(
     assert read_at[0] > file.stat().st_ctime_ns + 400_000_000
 
 
+@pytest.mark.claim("S9")
 def test_a_directory_that_became_a_link_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.base.digest import ALGORITHMS, digest
+from fusecache.store import index as idx
 from fusecache.store.types import Location
 from tests.support.store_support import DATASET, MIB, Opened, content, opened, version_of
 
@@ -58,6 +59,18 @@ def test_what_is_not_stored_or_has_another_length_is_not_linked(tmp_path: Path) 
         assert link(store, b"second", payload, 99_999) is None
         assert found(store, b"second", payload) is None
         assert not store.faults
+
+
+def test_what_a_row_says_is_compared_with_the_record(tmp_path: Path) -> None:
+    """A row from before a power cut may lead to what was written there since."""
+    payload, other = content(1, 100_000), content(2, 100_000)
+    with opened(tmp_path / "cache") as store:
+        at = store.put(b"first", payload)
+        assert at is not None
+        assert store.index is not None
+        store.index.insert([], [idx.block_row(digest(XXH3, other), at)])
+        assert not has(store, other)
+        assert has(store, payload)
 
 
 @pytest.mark.parametrize("how", ["header", "gone", "cut"])
