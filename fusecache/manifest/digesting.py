@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from fusecache.base import trust
+from fusecache.base import mounts, trust
 from fusecache.base.digest import digest
 from fusecache.base.units import BLOCK_BYTES
 from fusecache.manifest.format import Entry
@@ -51,6 +51,9 @@ class Progress:
         self.bad += 1
         if len(self.messages) < ERRORS_SHOWN:
             self.messages.append(f"{os.fsdecode(path) or '.'}: {error.strerror or error}")
+
+
+Stamp = tuple[int, int, int, int]  # inode number, size, mtime and ctime in ns
 
 
 class _File(NamedTuple):
@@ -94,6 +97,7 @@ class Digesting:
         self._copied = copied
         self._left_out = left_out
         self._is_over = False
+        self._fuse = _fuse_devices()
         self._buffer = _Buffer()
 
     def run(self, show: Callable[[Progress], None]) -> None:
@@ -200,7 +204,8 @@ class Digesting:
         """OSError."""
         for _ in range(CHANGES_MOST):
             before = self._settled(file)
-            version = before.st_size, before.st_mtime_ns, before.st_ctime_ns
+            ino = 0 if before.st_dev in self._fuse else before.st_ino
+            version = ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns
             names = self._known_digests(file.path, version, before.st_uid)
             if names is not None:
                 return _Found(Entry(file.path, *version, names), was_read=False)
@@ -211,7 +216,7 @@ class Digesting:
                 return _Found(entry, was_read=True)
         raise OSError(0, "it changes while it is read")
 
-    def _known_digests(self, path: bytes, version: tuple[int, int, int], uid: int) -> bytes | None:
+    def _known_digests(self, path: bytes, version: Stamp, uid: int) -> bytes | None:
         for listed in self._known:
             names = listed.find(path, *version)
             if names is not None:
@@ -255,6 +260,16 @@ class Digesting:
                     raise OSError(0, "it ends before its size")
                 got += count
             yield digest(self._algorithm, block)
+
+
+def _fuse_devices() -> set[int]:
+    """File systems whose inode numbers are of their own making: a mount of ours, sshfs."""
+    found = set()
+    for mount in mounts.mounts():
+        if mount.filesystem.partition(".")[0] in ("fuse", "fuseblk"):
+            major, minor = map(int, mount.device.split(":"))
+            found.add(os.makedev(major, minor))
+    return found
 
 
 def _version(found: os.stat_result) -> tuple[int, ...]:

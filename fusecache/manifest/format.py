@@ -12,7 +12,7 @@ from fusecache.base.units import BLOCK_BYTES
 NAME: Final = ".fusecache-manifest"
 MAGIC: Final = b"FCMANIF\1"
 _HEADER: Final = struct.Struct("<8sB3xI")
-_ENTRY: Final = struct.Struct("<H6xQqq")
+_ENTRY: Final = struct.Struct("<H6xQQqq")
 _END: Final = struct.Struct("<8xQQ")
 _SUM: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = _HEADER.size + _SUM.size
@@ -23,9 +23,12 @@ class ManifestError(Exception):
 
 
 class Entry(NamedTuple):
-    """A file in one version. `digests`: of its blocks, one behind the other."""
+    """A file in one version. `ino` 0: inode numbers mean nothing there. `digests`: of its blocks,
+    one behind the other.
+    """
 
     path: bytes
+    ino: int
     size: int
     mtime_ns: int
     ctime_ns: int
@@ -41,8 +44,8 @@ def header(algorithm: int) -> bytes:
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    path, size, mtime_ns, ctime_ns, digests = entry
-    return _summed(_ENTRY.pack(len(path), size, mtime_ns, ctime_ns) + path + digests)
+    path, *version, digests = entry
+    return _summed(_ENTRY.pack(len(path), *version) + path + digests)
 
 
 def _summed(data: bytes) -> bytes:
@@ -109,13 +112,14 @@ class Reader:
                 raise ManifestError("its end is damaged")
             return None
         head = self._read(_ENTRY.size - len(head), head)
-        path_len, size, mtime_ns, ctime_ns = _ENTRY.unpack(head)
+        path_len, ino, size, mtime_ns, ctime_ns = _ENTRY.unpack(head)
         blocks_len = block_count(size) * digest_bytes(self.algorithm)
         data = self._read(path_len + blocks_len + _SUM.size, head)
         body, end_of_path = data[: -_SUM.size], _ENTRY.size + path_len
         if not path_len or _SUM.unpack(data[-_SUM.size :])[0] != checksum(body):
             raise ManifestError("an entry is damaged")
-        entry = Entry(body[_ENTRY.size : end_of_path], size, mtime_ns, ctime_ns, body[end_of_path:])
+        path, digests = body[_ENTRY.size : end_of_path], body[end_of_path:]
+        entry = Entry(path, ino, size, mtime_ns, ctime_ns, digests)
         self._whole.add(entry)
         self.sound_bytes += len(data)
         return entry

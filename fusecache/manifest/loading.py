@@ -23,14 +23,14 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 
 
-def read(fd: int, algorithm: int, *, knows_ctime: bool = True) -> Listed:
+def read(fd: int, algorithm: int, *, of_copies: bool = False) -> Listed:
     """All of the manifest. ManifestError, also where it has digests of another algorithm; OSError.
     Takes the descriptor.
     """
     with open(fd, "rb") as file:
         reader = Reader(file, os.fstat(fd).st_size)
         check_algorithm(reader, algorithm)
-        return Listed(reader.entries(), knows_ctime=knows_ctime)
+        return Listed(reader.entries(), of_copies=of_copies)
 
 
 def check_algorithm(reader: Reader, algorithm: int) -> None:
@@ -102,11 +102,11 @@ class Manifest:
         """How many it lists."""
         return len(self._listed)
 
-    def find(
-        self, path: bytes, size: int, mtime_ns: int, ctime_ns: int, block: int
-    ) -> bytes | None:
-        """The digest of this block of a file; None: it does not say. Any thread."""
-        names = self._listed.find(path, size, mtime_ns, ctime_ns)
+    def find(self, path: bytes, version: tuple[int, int, int, int], block: int) -> bytes | None:
+        """The digest of this block of a file (inode number 0, size, mtime, ctime in ns); None: it
+        does not say. Any thread.
+        """
+        names = self._listed.find(path, *version)
         if names is None:
             return None
         length = digest_bytes(self._algorithm)

@@ -162,7 +162,7 @@ def copied(path: str, algorithm: int) -> Listed:
     UserError: it cannot be used.
     """
     try:
-        return loading.read(trust.open_file(path), algorithm, knows_ctime=False)
+        return loading.read(trust.open_file(path), algorithm, of_copies=True)
     except (OSError, ManifestError) as error:
         raise UserError(loading.why(path, error)) from None
 

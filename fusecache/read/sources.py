@@ -104,7 +104,7 @@ class Segments:
     def link(self, ino: int, version: Version, block: int) -> bool:
         """The same of what came there under another path: the manifest knows its digest."""
         path = _native.path(ino)
-        name = self._manifest.find(path, *version[1:], block)
+        name = self._manifest.find(path, version, block)
         if name is None:
             return False
         _, length = block_span(version.size, block)

@@ -237,8 +237,8 @@ def test_one_of_ours_is_believed(place: Place, mounting: Mounting) -> None:
 def lie(path: Path, file: Path, content: bytes) -> None:
     """A sound manifest: the file has this content, of the same length."""
     found = file.stat()
-    times = found.st_mtime_ns, found.st_ctime_ns
-    entry = Entry(os.fsencode(file.name), found.st_size, *times, digest(XXH3, content))
+    version = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    entry = Entry(os.fsencode(file.name), *version, digest(XXH3, content))
     whole = Whole(XXH3)
     whole.add(entry)
     path.write_bytes(header(XXH3) + entry_bytes(entry) + whole.end())
@@ -340,6 +340,13 @@ def test_a_manifest_below_the_mount_itself_hangs_nothing(place: Place, mounting:
     assert "; read 3 files" in digested(place.source, "-o", place.base / "out")
     assert_read(place.source, mount, files)
     assert mount.value("origin", "bytes") == before + 3 * 3000
+    # What was read through a mount is of the origin, whose inode numbers it does not show.
+    eventually(lambda: mount.value("ssd", "blocks") == 4)  # and the manifest
+    mount.umount()
+    moved = place.source.rename(place.base / "moved")
+    mount = mounting("--manifest", str(place.base / "out"), source=moved)
+    assert_read(moved, mount, [moved / path.relative_to(place.source) for path in files])
+    assert counts(mount) == (0, 0, 3, 9000)
 
 
 @in_one_mode

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.base import mounts
 from fusecache.base.digest import ALGORITHMS, digest
 from fusecache.base.units import BLOCK_BYTES
 from fusecache.manifest import digesting
@@ -60,7 +61,8 @@ def expected(root: Path, name: bytes) -> Entry:
     data = Path(os.fsdecode(path)).read_bytes()
     blocks = [data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)]
     names = b"".join(digest(XXH3, block) for block in blocks)
-    return Entry(name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, names)
+    version = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return Entry(name, *version, names)
 
 
 def test_plain_files_are_listed_with_their_blocks(tmp_path: Path) -> None:
@@ -128,6 +130,19 @@ def test_a_copy_is_believed_by_size_and_mtime_at_a_word(tmp_path: Path) -> None:
     ends = [(path / NAME).read_bytes()[-24:] for path in (first, copy)]
     assert ends[0] == ends[1]
     assert run(copy).read_files == 0
+
+
+def test_inode_numbers_that_are_made_up_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = os.stat(tmp_path).st_dev  # as if it were sshfs
+    name = f"{os.major(device)}:{os.minor(device)}"
+    table = [mounts.Mount(1, name, "/", "fuse.sshfs", "s", {"user_id": "0"})]
+    monkeypatch.setattr(mounts, "mounts", lambda: table)
+    (tmp_path / "file").write_bytes(b"bytes")
+    run(tmp_path)
+    found = entries(tmp_path / NAME)
+    assert found == {b"file": expected(tmp_path, b"file")._replace(ino=0)}
 
 
 def test_a_file_that_changes_or_ends_early_is_bad(

@@ -32,7 +32,9 @@ XXH3 = ALGORITHMS["xxh3-128"]
 def entry(number: int, algorithm: int = XXH3) -> Entry:
     size = number * (BLOCK_BYTES // 2)
     names = [digest(algorithm, b"%d %d" % (number, block)) for block in range(block_count(size))]
-    return Entry(b"dir/\xff%d" % number, size, -number, 10**18 + number, b"".join(names))
+    return Entry(
+        b"dir/\xff%d" % number, 70 + number, size, -number, 10**18 + number, b"".join(names)
+    )
 
 
 def manifest(entries: list[Entry], algorithm: int = XXH3) -> bytes:
@@ -52,16 +54,21 @@ def test_what_is_written_is_found_by_path_and_version(tmp_path: Path, algorithm:
     entries = [entry(number, algorithm) for number in range(7)]
     listed = read(tmp_path / "m", manifest(entries, algorithm), algorithm)
     assert len(listed) == 7
-    for path, size, mtime_ns, ctime_ns, digests in entries:
-        assert listed.find(path, size, mtime_ns, ctime_ns) == digests
+    for path, ino, size, mtime_ns, ctime_ns, digests in entries:
+        assert listed.find(path, ino, size, mtime_ns, ctime_ns) == digests
         assert len(digests) == block_count(size) * digest_bytes(algorithm)
-        assert listed.find(path + b"x", size, mtime_ns, ctime_ns) is None
-        assert listed.find(path, size + 1, mtime_ns, ctime_ns) is None
-        assert listed.find(path, size, mtime_ns + 1, ctime_ns) is None
-        assert listed.find(path, size, mtime_ns, ctime_ns + 1) is None
-    copies = Listed(entries, knows_ctime=False)
-    assert copies.find(*entries[3][:3], 5) == entries[3].digests
-    assert copies.find(entries[3].path, entries[3].size, 1, 5) is None
+        assert listed.find(path + b"x", ino, size, mtime_ns, ctime_ns) is None
+        assert listed.find(path, ino + 1, size, mtime_ns, ctime_ns) is None
+        assert listed.find(path, ino, size + 1, mtime_ns, ctime_ns) is None
+        assert listed.find(path, ino, size, mtime_ns + 1, ctime_ns) is None
+        assert listed.find(path, ino, size, mtime_ns, ctime_ns + 1) is None
+        assert listed.find(path, 0, size, mtime_ns, ctime_ns) == digests  # it does not count
+    unnumbered = Listed(one._replace(ino=0) for one in entries)
+    assert unnumbered.find(*entries[3][:5]) == entries[3].digests
+    copies = Listed(entries, of_copies=True)
+    path, _, size, mtime_ns, _, digests = entries[3]
+    assert copies.find(path, 5, size, mtime_ns, 5) == digests
+    assert copies.find(path, 5, size, 1, 5) is None
 
 
 def test_what_is_alike_in_the_first_half_of_its_hash_is_told_apart(
@@ -73,11 +80,13 @@ def test_what_is_alike_in_the_first_half_of_its_hash_is_told_apart(
         return b"the same" + (path + bytes(8))[:8]
 
     monkeypatch.setattr(Listed, "_key", key)
-    listed = Listed(Entry(b"%d" % n, 1, 2, 3, b"%016d" % n) for n in (5, 1, 3))
-    assert [listed.find(b"%d" % n, 1, 2, 3) for n in (5, 1, 3)] == [b"%016d" % n for n in (5, 1, 3)]
-    assert listed.find(b"2", 1, 2, 3) is None
-    listed = Listed([Entry(b"a", 1, 2, 3, b"old"), Entry(b"a", 1, 2, 3, b"new")])
-    assert listed.find(b"a", 1, 2, 3) == b"new"
+    listed = Listed(Entry(b"%d" % n, 9, 1, 2, 3, b"%016d" % n) for n in (5, 1, 3))
+    assert [listed.find(b"%d" % n, 9, 1, 2, 3) for n in (5, 1, 3)] == [
+        b"%016d" % n for n in (5, 1, 3)
+    ]
+    assert listed.find(b"2", 9, 1, 2, 3) is None
+    listed = Listed([Entry(b"a", 9, 1, 2, 3, b"old"), Entry(b"a", 9, 1, 2, 3, b"new")])
+    assert listed.find(b"a", 9, 1, 2, 3) == b"new"
 
 
 def test_the_digest_of_the_whole_knows_content_and_names_and_no_times() -> None:
