@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from typing import Final
 
 from fusecache.base import trust
 from fusecache.base.digest import ALGORITHMS, digest_bytes
+from fusecache.base.errors import AWAY_ERRNOS
 from fusecache.base.units import format_count
 from fusecache.manifest.format import NAME, ManifestError, Reader
 from fusecache.manifest.listed import Listed
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 AUTO: Final = "auto"
 NONE: Final = "none"
+AGAIN_S: Final = 10.0
 
 
 def read(fd: int, algorithm: int, *, of_copies: bool = False) -> Listed:
@@ -50,7 +53,7 @@ def why(path: str, error: OSError | ManifestError) -> str:
 
 
 class Manifest:
-    """That of one mount. Empty until it was read."""
+    """That of one mount. Empty until it was read: then what is looked up goes to the origin."""
 
     def __init__(self, setting: str, source: str, source_fd: int, digest: str) -> None:
         """`setting`: `auto`, `none`, or the path of the file."""
@@ -60,42 +63,50 @@ class Manifest:
         self._algorithm = ALGORITHMS[digest]
         self._listed = Listed()
         self._why_not = ""
+        self._tried = threading.Event()
         self._thread = threading.Thread(target=self._load, name="manifest", daemon=True)
 
     def begin(self) -> None:
         """Read it, in a thread of its own: it may lie at the origin, which hangs, or below the
-        mount itself.
+        mount itself. While the origin is away it is tried again.
         """
         self._thread.start()
 
     def wait(self, seconds: float) -> str:
-        """Until it is read, so long at most; a line, if it is not used. Blocking."""
-        self._thread.join(seconds)
+        """Until that was tried, so long at most; a line, if it is not used. Blocking."""
+        self._tried.wait(seconds)
         return self._why_not
 
     def _load(self) -> None:
-        self._why_not = self._read()
+        try:
+            while not self._is_over():
+                self._tried.set()
+                time.sleep(AGAIN_S)
+        finally:
+            self._tried.set()
 
-    def _read(self) -> str:
+    def _is_over(self) -> bool:
+        """False: try again."""
         if self._setting == NONE:
-            return ""
+            return True
         try:
             if self._setting == AUTO:  # by its path it may lie below the mount
                 fd = trust.open_in(self._source_fd, NAME, self._path)
             else:
                 fd = trust.open_file(self._path)
             self._listed = read(fd, self._algorithm)
-        except FileNotFoundError as error:
-            return "" if self._setting == AUTO else self._refuse(error)
         except (OSError, ManifestError) as error:
-            return self._refuse(error)
-        log.info("manifest %s: %s listed", self._path, format_count(self.files, "file"))
-        return ""
+            if isinstance(error, OSError) and error.errno in AWAY_ERRNOS:
+                return False
+            if not (isinstance(error, FileNotFoundError) and self._setting == AUTO):
+                self._refuse(error)
+        else:
+            log.info("manifest %s: %s listed", self._path, format_count(self.files, "file"))
+        return True
 
-    def _refuse(self, error: OSError | ManifestError) -> str:
-        line = f"the manifest is not used: {why(self._path, error)}"
-        log.warning("%s", line)
-        return line
+    def _refuse(self, error: OSError | ManifestError) -> None:
+        self._why_not = f"the manifest is not used: {why(self._path, error)}"
+        log.warning("%s", self._why_not)
 
     @property
     def files(self) -> int:
