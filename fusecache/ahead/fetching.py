@@ -20,12 +20,12 @@ from fusecache.ahead.marks import Answers, Inos, flags, flags_of, mark, refusal
 from fusecache.ahead.pages import Pages, Pushes
 from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.stored import Stored
-from fusecache.base.errors import OriginChanged, OriginError, OriginTimeout
+from fusecache.base.errors import AWAY_ERRNOS, OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
 from fusecache.base.wire import Result, Standing, Wish
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.misses import Misses
-from fusecache.read.origin import AWAY_ERRNOS, Origin
+from fusecache.read.origin import Origin
 from fusecache.read.pool import Fetched
 from fusecache.store.types import BLOCK_BYTES
 from fusecache.table import namespace

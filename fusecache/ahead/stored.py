@@ -67,7 +67,8 @@ class Stored:
                 return True
             is_known = _native.get_location(ino, 0) is not None
             if not is_known and _native.parent(ino) in self._preloaded:
-                return False  # the index was asked for the whole directory
+                # The index was asked for the whole directory.
+                return self._segments.link(ino, version, 0)
             return self._segments.has(ino, version, 0)
         except UnknownInode:
             return False

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 LOG_AGAIN_AFTER_S = 60.0
 
+# Of an origin that is away, and may come back.
+AWAY_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT})
+
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2

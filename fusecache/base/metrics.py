@@ -55,6 +55,8 @@ RANGES_DROPPED: Final = Counter("ranges_dropped", "ranges", "Dropped to hold --r
 
 ORIGIN_FILES: Final = Counter("origin_files", "files", "Read from the origin by Python's threads")
 BYTES_FROM_ORIGIN: Final = Counter("bytes_from_origin", "bytes", "Read there by Python's threads")
+LINKED_FILES: Final = Counter("linked_files", "files", "Found on SSD by a manifest's digest")
+LINKED_BYTES: Final = Counter("linked_bytes", "bytes", "Of blocks that were found so")
 ORIGIN_ERRORS: Final = Counter("origin_errors", "errors", "Calls that the origin failed")
 CHANGES_SEEN: Final = Counter("changes_seen", "names", "Added, removed or changed at the origin")
 SWEEPS: Final = Counter("sweeps", "sweeps", "Passes over all listed directories")

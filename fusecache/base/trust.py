@@ -105,6 +105,44 @@ def open_log(path: str, rotate_bytes: int = LOG_BYTES_MAX) -> int:
     return fd
 
 
+def open_file(path: str) -> int:
+    """A descriptor to read a plain file of ours, which no other user may write. The way may lead
+    through other users' directories, not through their links.
+
+    Untrusted; OSError.
+    """
+    with _way(path, is_strict=False) as (at, done, rest):
+        if len(rest) > 1:
+            _refuse_rest(at, done, rest)
+        if not rest:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return open_in(at, rest[0], path)
+
+
+def open_in(directory: int, name: str, path: str, flags: int = os.O_RDONLY) -> int:
+    """The same of file `name` in a directory: no link is followed. `path` is what is shown.
+
+    Untrusted; OSError.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        fd = os.open(name, flags, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Untrusted(f"{path} is a link") from None
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Untrusted(f"{path} is no plain file")
+        check_private(status, path)
+        _check_file_system(status.st_dev, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def check_owner(status: os.stat_result, path: str) -> None:
     """Untrusted: neither ours nor root's."""
     if not is_ours(status.st_uid):
@@ -222,8 +260,12 @@ def _check_way(at: int, path: str) -> None:
 def _check_mount(above: int, at: int, path: str) -> None:
     """Untrusted: a FUSE file system of another user, who says what owners they like."""
     device = os.fstat(at).st_dev
-    if device == os.fstat(above).st_dev:
-        return
+    if device != os.fstat(above).st_dev:
+        _check_file_system(device, path)
+
+
+def _check_file_system(device: int, path: str) -> None:
+    """Untrusted: that of another user, in FUSE."""
     name = f"{os.major(device)}:{os.minor(device)}"
     for mount in mounts.mounts():
         is_fuse = mount.filesystem.partition(".")[0] in ("fuse", "fuseblk")

@@ -30,6 +30,7 @@ from fusecache.base.errors import (
 )
 from fusecache.base.units import format_bytes
 from fusecache.cli import (
+    digest_command,
     evict_command,
     gc_command,
     mount_command,
@@ -50,7 +51,8 @@ HELPER_DIRECTORY = "/sbin"
 EXIT_CODES = f"""\b
 Exit codes:
   {EXIT_OK}    done
-  {EXIT_FAILED}    failed; verify: bad blocks were found; warm, evict, pin: not all that was named
+  {EXIT_FAILED}    failed; verify: bad blocks were found; warm, evict, pin: not all that was named;
+       digest: not all could be read
   {EXIT_USAGE}    a flag or a setting cannot be used
   {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
   {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
@@ -199,6 +201,7 @@ for _one in (
     evict_command.evict,
     evict_command.pin,
     verify,
+    digest_command.digest,
     gc_command.gc,
     trace_command.trace,
     mount_command.restart,

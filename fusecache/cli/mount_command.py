@@ -63,6 +63,12 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
         flag("--policy", "What may go when it is full.", "reuse", metavar="|".join(POLICIES)),
         flag("--digest", "blake3 where users share.", metavar="|".join(DIGESTS)),
         flag(
+            "--manifest",
+            "What `fusecache digest` wrote; auto: SOURCE/.fusecache-manifest.",
+            "auto",
+            metavar="auto|none|FILE",
+        ),
+        flag(
             "--layout",
             "reorder: hinted samples lie on SSD as the next epoch reads them.",
             "static",

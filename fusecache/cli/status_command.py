@@ -51,6 +51,8 @@ def status(path: str, as_json: bool) -> None:
     pins      globs of `fusecache pin`, and the files known so far that they name, cached or not
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
+    manifest  what `fusecache digest` wrote, if one is used; and what was on SSD under another path,
+              so that it was not read at the origin
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
               what they brought. Reads overtook it: they came for a file that was on its way into
               RAM, or that the kernel had let go of, since the server began. What `hintsd status`
@@ -183,6 +185,15 @@ def _directories(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+def _manifest(part: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line, where there is one."""
+    if not part.get("files"):
+        return []
+    linked = f"{format_count(part['linked_files'], 'file')}, {format_bytes(part['linked_bytes'])}"
+    listed = format_count(part["files"], "file")
+    return [("manifest", f"{listed} listed; found on SSD by digest, not read there: {linked}")]
+
+
 def _full_disk(part: dict[str, Any]) -> str | None:
     """That others have taken the room on the disk, if they have."""
     free_bytes = part.get("full_disk_bytes")
@@ -225,6 +236,7 @@ def _status_table(answer: dict[str, Any]) -> Table:
             f"{origin['files']:,} files, {format_bytes(origin['bytes'])}, "
             f"{origin['errors']:,} errors",
         ),
+        *_manifest(answer.get("manifest") or {}),
         (
             "prefetch",
             _prefetch(

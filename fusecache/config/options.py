@@ -133,7 +133,7 @@ def _bandwidth(value: Any) -> int | None:
     return size or None
 
 
-def _hintsd(value: Any) -> str:
+def _path_or_word(value: Any) -> str:
     if value in ("auto", "none"):
         return str(value)
     if not isinstance(value, str) or "/" not in value:
@@ -187,6 +187,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "keep_free": _keep_free,
     "policy": _choice(*POLICIES),
     "digest": _choice(*DIGESTS),
+    "manifest": _path_or_word,
     "layout": _choice(*LAYOUTS),
     "allow_other": _truth,
     "noexec": _truth,
@@ -196,7 +197,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "origin_threads": _count(THREADS_MAX),
     "prefetch_bandwidth": _bandwidth,
     "prefetch_depth": _count(PREFETCH_DEPTH_MAX),
-    "hintsd": _hintsd,
+    "hintsd": _path_or_word,
     "log_file": _path,
     "foreground": _truth,
 }

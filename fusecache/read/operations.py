@@ -25,11 +25,11 @@ import pyfuse3
 import trio
 
 from fusecache import _native
-from fusecache.base.errors import OriginError, UnknownInode
+from fusecache.base.errors import AWAY_ERRNOS, OriginError, UnknownInode
 from fusecache.base.wire import Observed, Standing
 from fusecache.read.access_lists import AccessLists
 from fusecache.read.directories import ListingAhead, Revalidation
-from fusecache.read.origin import AWAY_ERRNOS, Origin
+from fusecache.read.origin import Origin
 from fusecache.read.reader import Reader
 
 log = logging.getLogger(__name__)

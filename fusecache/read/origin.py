@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 import trio
 
 from fusecache import _native
-from fusecache.base.errors import OriginChanged, OriginError, OriginTimeout
+from fusecache.base.errors import AWAY_ERRNOS, OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import ORIGIN_ERRORS, Metrics
 from fusecache.store.types import Version
 
@@ -55,7 +55,6 @@ PROBE_AGAIN_S = 1.0
 BACKGROUND_THREADS = 4
 
 PIECE_BYTES = 1 << 20  # progress is noticed after each piece
-AWAY_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT})
 
 
 class Hang(NamedTuple):

@@ -18,11 +18,20 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import FaultLog
-from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES, Counter
+from fusecache.base.metrics import (
+    BYTES_FROM_ORIGIN,
+    LINKED_BYTES,
+    LINKED_FILES,
+    ORIGIN_FILES,
+    Counter,
+    Metrics,
+)
+from fusecache.manifest.loading import Manifest
 from fusecache.read.origin import Tick, read_range
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
 from fusecache.table.locations import open_segment, use
+from fusecache.table.namespace import block_span
 
 T = TypeVar("T")
 
@@ -76,9 +85,11 @@ class Segments:
 
     counts = None
 
-    def __init__(self, store: Store, dataset: bytes) -> None:
+    def __init__(self, store: Store, dataset: bytes, manifest: Manifest, metrics: Metrics) -> None:
         self._store = store
         self._dataset = dataset
+        self._manifest = manifest
+        self._metrics = metrics
 
     def has(self, ino: int, version: Version, block: int) -> bool:
         """If so, the front knows from now on where the block lies."""
@@ -86,7 +97,24 @@ class Segments:
         if known is not None and open_segment(self._store, known[0]):
             return True
         at = self._store.lookup(self._dataset, _native.path(ino), version, block)
-        return at is not None and use(self._store, ino, block, at, version)
+        if at is not None and use(self._store, ino, block, at, version):
+            return True
+        return self.link(ino, version, block)
+
+    def link(self, ino: int, version: Version, block: int) -> bool:
+        """The same of what came there under another path: the manifest knows its digest."""
+        path = _native.path(ino)
+        name = self._manifest.find(path, version, block)
+        if name is None:
+            return False
+        _, length = block_span(version.size, block)
+        at = self._store.lookup_block(name, length)
+        if at is None or not use(self._store, ino, block, at, version):
+            return False
+        self._store.link(self._dataset, path, version, block, at)
+        self._metrics.add(LINKED_FILES, int(block == 0))
+        self._metrics.add(LINKED_BYTES, length)
+        return True
 
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick

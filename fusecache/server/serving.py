@@ -31,6 +31,7 @@ from fusecache.base.probe import Device
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
+from fusecache.manifest.loading import Manifest
 from fusecache.read.directories import Revalidation
 from fusecache.read.fetcher import Fetcher, read_so_far
 from fusecache.read.kernel import Kernel
@@ -64,6 +65,7 @@ SWEEP_ROUNDS = 30  # of housekeeping, from one sweep for dead segments to the ne
 RETRY_TASK_S = 1.0
 DRAINERS = 4  # each may be held up by one inode whose page is being fetched
 RESUME_STORE_WAIT_S = 0.5
+MANIFEST_WAIT_S = 10.0  # of `fusecache mount`, so that the first read knows it
 FRONT_THREADS = 8
 SLOW_REQUESTS_MOST = 10_000  # waiting for the origin; the kernel sends no more than its own limit
 
@@ -122,7 +124,8 @@ class Server:
         self.evictions = evictions = Evictions(
             self.store, self.packer, self.dataset, self.metrics, self.user_pins
         )
-        self.segments = segments = Segments(self.store, self.dataset)
+        self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
+        self.segments = segments = Segments(self.store, self.dataset, self.manifest, self.metrics)
         sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
@@ -307,6 +310,12 @@ class Server:
         warnings = []
         if self.why_ordinary and self.config.zero_open:
             warnings.append(f"ordinary open mode, reads are slower: {self.why_ordinary}")
+        self.manifest.begin()
+        if not self.launch.resume or self.launch.planned:
+            line = await trio.to_thread.run_sync(
+                self.manifest.wait, MANIFEST_WAIT_S, abandon_on_cancel=True
+            )
+            self._said += [line] if line else []
         self._is_announced = True
         self.launch.report(
             ready=True, zero_open=not self.why_ordinary, warnings=warnings, logged=self._said
@@ -436,19 +445,12 @@ class Server:
                     "available": self.origin.available,
                     "last_error": self.origin.last_error,
                 },
-                "prefetch": {
-                    "connected": self.plan.is_connected,
-                    "depth": now[metrics.DEPTH],
-                    "queued_stage": now[metrics.QUEUED_STAGE],
-                    "queued_fetch": now[metrics.QUEUED_FETCH],
-                    "in_flight": now[metrics.IN_FLIGHT],
-                    "files": now[metrics.PREFETCHED_FILES],
-                    "bytes": now[metrics.PREFETCHED_BYTES],
-                    "overtaking_reads": now[metrics.OVERTAKING_READS],
-                    "looks": now[metrics.WINDOW_LOOKS],
-                    "restored_files": now[metrics.RESTORED_FILES],
-                    "reclaimed_files": now[metrics.RECLAIMED_FILES],
+                "manifest": {
+                    "files": self.manifest.files,
+                    "linked_files": now[metrics.LINKED_FILES],
+                    "linked_bytes": now[metrics.LINKED_BYTES],
                 },
+                "prefetch": {"connected": self.plan.is_connected, **_prefetch_figures(now)},
                 "integrity": {
                     "mismatches": now[metrics.MISMATCHES],
                     "faults": self.faults.counts(),
@@ -515,6 +517,21 @@ def _metrics() -> Metrics:
     found.watch(metrics.TABLE_BYTES, _native.memory_bytes)
     found.watch(metrics.RAM_BYTES, _native.ram_bytes)
     return found
+
+
+def _prefetch_figures(now: Mapping[Metric, int]) -> dict[str, int]:
+    return {
+        "depth": now[metrics.DEPTH],
+        "queued_stage": now[metrics.QUEUED_STAGE],
+        "queued_fetch": now[metrics.QUEUED_FETCH],
+        "in_flight": now[metrics.IN_FLIGHT],
+        "files": now[metrics.PREFETCHED_FILES],
+        "bytes": now[metrics.PREFETCHED_BYTES],
+        "overtaking_reads": now[metrics.OVERTAKING_READS],
+        "looks": now[metrics.WINDOW_LOOKS],
+        "restored_files": now[metrics.RESTORED_FILES],
+        "reclaimed_files": now[metrics.RECLAIMED_FILES],
+    }
 
 
 def _so_far(now: Mapping[Metric, int]) -> tuple[int, int]:

@@ -20,9 +20,9 @@ from fusecache.store.attachment import Attachment
 from fusecache.store.capacity import Place, evict_blocks, evict_least
 from fusecache.store.index import evicting
 from fusecache.store.index.evicting import BlockAt
-from fusecache.store.reading import Quarantine
+from fusecache.store.reading import Quarantine, is_block
 from fusecache.store.segment import format as fmt
-from fusecache.store.segment.files import SegmentWriter, read_header
+from fusecache.store.segment.files import SegmentWriter
 from fusecache.store.segment.holes import can_punch, is_punched
 from fusecache.store.types import BLOCK_BYTES, Item, Location, Version
 from fusecache.store.writing import OpenSegment
@@ -53,15 +53,10 @@ class StoredBlocks:
             self.gone(location.segno)
             self._attachment.suspect()
             return False
-        record = read_header(fd, location.segno, location.offset, directory.uuid)
+        is_there = is_block(fd, location, name, directory.uuid)
         if is_punched(fd, location):  # evicted by another process, which is no fault
             return False
-        if (
-            record is not None
-            and record.type == fmt.TYPE_BLOCK
-            and record.digest == name
-            and (record.header_len, record.payload_len) == location[2:]
-        ):
+        if is_there:
             return True
         # Cut to nothing: the same.
         if status.st_size > location.offset:
@@ -155,6 +150,28 @@ class Puts:
         if self._evicted:
             return [at if at and at.segno not in self._evicted else None for at in found]
         return found
+
+    def link(self, dataset: bytes, path: bytes, version: Version, block: int, at: Location) -> None:
+        """Have the index lead from a file's block to what `lookup_block` has found, while there is
+        room for a row; no record says so. Any thread, and waits for no lock: the next commit may be
+        another's.
+        """
+        attachment = self._attachment
+        with attachment.contained():
+            place = attachment.sound_place()
+            if place is None or len(path) > fmt.PATH_BYTES_MAX:
+                return
+            if not self._segment.has_room_for_rows():
+                return
+            pending = place.index.pending
+            pending.touch(at.segno, time.time_ns())
+            is_time = pending.add([idx.file_row(dataset, path, version, block, at)], [])
+            if is_time and attachment.lock.acquire(blocking=False):
+                try:
+                    if attachment.is_current(place) and not attachment.faults.is_paused():
+                        place.index.flush()
+                finally:
+                    attachment.lock.release()
 
     def gone(self, segno: int) -> None:
         """This segment's file is about to go."""

@@ -16,7 +16,8 @@ from fusecache.base.errors import CacheFault
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
 from fusecache.store.directory import Directory
-from fusecache.store.segment.files import RecordReader, is_segment, try_direct
+from fusecache.store.segment import format as fmt
+from fusecache.store.segment.files import RecordReader, is_segment, read_header, try_direct
 from fusecache.store.segment.holes import is_punched
 from fusecache.store.types import Location, RecordFault, Version
 
@@ -75,6 +76,30 @@ class Reads:
             self._attachment.current.error(index, error)
             return None
         return self._quarantine.unless_bad(location)
+
+    def lookup_block(self, name: bytes, length: int) -> Location | None:
+        """Where the block with this digest lies, of so many bytes, as its header says, too; None:
+        it is not cached.
+        """
+        place = self._attachment.place()
+        if place is None:
+            return None
+        try:
+            found = place.index.lookup_blocks([name]).get(name)
+        except idx.ERRORS as error:
+            self._attachment.current.error(place.index, error)
+            return None
+        location = self._quarantine.unless_bad(found)
+        if location is None or location.payload_len != length:
+            return None
+        fd = self.open_segment(location.segno)
+        if fd is None:
+            return None
+        try:
+            is_there = is_block(fd, location, name, place.directory.uuid)
+            return location if is_there and not is_punched(fd, location) else None
+        finally:
+            os.close(fd)
 
     def lookup_directory(
         self, dataset: bytes, directory: bytes
@@ -171,6 +196,17 @@ class Reads:
             return -1
         try_direct(fd)  # what the disk has, not what the page cache remembers
         return fd
+
+
+def is_block(fd: int, location: Location, name: bytes, uuid: bytes) -> bool:
+    """Whether a valid header says that the block with this digest lies there."""
+    record = read_header(fd, location.segno, location.offset, uuid)
+    return (
+        record is not None
+        and record.type == fmt.TYPE_BLOCK
+        and record.digest == name
+        and (record.header_len, record.payload_len) == location[2:]
+    )
 
 
 def _fault(

@@ -60,6 +60,7 @@ class Store:
         accounts = Accounts(self._attachment, self._segment)
         # What a part does alone: its docstring is there.
         self.lookup = self._reads.lookup
+        self.lookup_block = self._reads.lookup_block
         self.lookup_directory = self._reads.lookup_directory
         self.open_segment = self._reads.open_segment
         self.log_segments = self._reads.log_segments
@@ -69,6 +70,7 @@ class Store:
         self.segment_path = self._given.segment_path
         self.put = self._puts.put
         self.put_many = self._puts.put_many
+        self.link = self._puts.link
         evictions = Evictions(self._attachment, self._segment)
         self.evict = evictions.evict
         self.can_evict = evictions.can_evict

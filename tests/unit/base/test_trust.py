@@ -162,6 +162,28 @@ def test_a_file_system_of_another_user_says_what_owners_it_likes(
     assert trust.real_path("/proc/sys") == "/proc/sys"
 
 
+@pytest.mark.claim("S8")
+def test_a_file_of_ours_on_a_file_system_of_another_user_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"bytes")
+    file.chmod(0o600)
+    os.close(trust.open_file(str(file)))
+    device = os.stat(file).st_dev  # as if it were theirs
+    name = f"{os.major(device)}:{os.minor(device)}"
+    table = [mounts.Mount(1, name, "/", "fuse.x", "s", {"user_id": str(STRANGER)})]
+    monkeypatch.setattr(mounts, "mounts", lambda: table)
+    with pytest.raises(trust.Untrusted, match="is on a FUSE file system of uid 1234"):
+        trust.open_file(str(file))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(trust.Untrusted, match="shown is on a FUSE file system of uid 1234"):
+            trust.open_in(directory, "file", "shown")
+    finally:
+        os.close(directory)
+
+
 @pytest.mark.claim("S2")
 def test_owners_that_a_user_namespace_does_not_know(
     scratch: Path, monkeypatch: pytest.MonkeyPatch

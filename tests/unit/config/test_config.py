@@ -214,10 +214,12 @@ def test_mistakes_in_options_are_named(text: str, part: str) -> None:
         ("prefetch-bandwidth", "none", "prefetch_bytes_per_s", None),
         ("prefetch-depth", "256", "prefetch_depth", 256),
         ("hintsd", "none", "hintsd", "none"),
+        ("manifest", "none", "manifest", "none"),
+        ("manifest", "/a/manifest", "manifest", "/a/manifest"),
         ("hintsd", "/run/a.sock", "hintsd", "/run/a.sock"),
     ],
 )
-def test_settings_of_hints(
+def test_settings_of_hints_and_the_manifest(
     places: dict[str, Any], name: str, value: Any, field: str, expected: Any
 ) -> None:
     canonical, parsed = options.parse_setting(name, value, name)
@@ -282,6 +284,7 @@ def test_little_or_nothing_may_be_kept_free(value: Any, kept: str) -> None:
         ("prefetch-bandwidth", "-1"),
         ("hintsd", ""),
         ("hintsd", "yes"),
+        ("manifest", "yes"),
         ("hintsd", False),
         ("cache-dir", ""),
         ("cache-dir", "/a\0b"),
