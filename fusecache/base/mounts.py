@@ -430,6 +430,21 @@ def listen(directory: str, name: str, backlog: int) -> socket.socket:
     return listener
 
 
+def listen_privately(
+    directory: str, name: str, backlog: int, shown: str | None = None
+) -> socket.socket:
+    """As `listen`, mode 0600. FileExistsError: what is there is no socket; `shown`: its path."""
+    path = os.path.join(directory, name)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "is no socket, and left as it is", shown or path)
+    umask = os.umask(0o177)
+    try:
+        return listen(directory, name, backlog)
+    finally:
+        os.umask(umask)
+
+
 def peer_uid(connection: socket.socket) -> int:
     """The user at the other end of a connected Unix socket (as of its connect or listen)."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

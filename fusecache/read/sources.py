@@ -103,6 +103,8 @@ class Segments:
 
     def link(self, ino: int, version: Version, block: int) -> bool:
         """The same of what came there under another path: the manifest knows its digest."""
+        if not self._manifest.files:  # the usual case: a path is not computed for nothing
+            return False
         path = _native.path(ino)
         name = self._manifest.find(path, version, block)
         if name is None:

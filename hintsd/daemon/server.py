@@ -8,14 +8,12 @@ INVARIANT: whatever a client sends or fails to send, it loses at most its own co
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
 import os
 import resource
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable
@@ -163,14 +161,7 @@ def listen(socket_path: str) -> socket.socket:
 
     The caller holds the journal's lock, so no hintsd that listens there lives. OSError.
     """
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.lstat(socket_path).st_mode):
-            raise FileExistsError(errno.EEXIST, "is no socket, and left as it is", socket_path)
-    umask = os.umask(0o177)
-    try:
-        return mounts.listen(*os.path.split(socket_path), _BACKLOG)
-    finally:
-        os.umask(umask)
+    return mounts.listen_privately(*os.path.split(socket_path), _BACKLOG)
 
 
 class Server:

@@ -47,16 +47,8 @@ def listen(socket_path: str, others: Others) -> socket.socket:
     """A listening socket for `others`, of the hintsd whose own is `socket_path`. OSError."""
     directory, name = os.path.split(mounts.public_socket(socket_path))
     with mounts.open_public_directory(directory) as held:
-        path = os.path.join(held, name)
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                shown = os.path.join(directory, name)
-                raise FileExistsError(17, "is no socket, and left as it is", shown)
-        umask = os.umask(0o177)
-        try:
-            listener = mounts.listen(held, name, _BACKLOG)
-        finally:
-            os.umask(umask)
+        path, shown = os.path.join(held, name), os.path.join(directory, name)
+        listener = mounts.listen_privately(held, name, _BACKLOG, shown)
         os.chown(path, -1, others.gid)
         os.chmod(path, others.mode)
     return listener
