@@ -23,13 +23,14 @@ INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hintsd.follow.sequence import CHUNK, Inos, Uses
+from hintsd.follow.sequence import CHUNK, EpochOrder, Inos, Uses
 from hintsd.plan.files import GONE, READ, STORED, Files, Ssd, takes
 from hintsd.plan.job import Job, owner_count
 from hintsd.plan.lanes import LOOK_MOST, Lanes
@@ -52,6 +53,7 @@ AHEAD_S, AHEAD_SHARE, NEED_SHARE = 1.0, 8, 2
 LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a half
 EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 MARGIN_SHARE = 8  # an eighth of an epoch
+OVERLAP_SAMPLES, OVERLAP_SHARE = 64, 0.1  # jobs share files: of so many samples, so much
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 HELD_MARGIN: Final = 0.5  # of `Keeping.leaves`
@@ -82,6 +84,7 @@ class Windows:
         """What stays of that for good."""
         self.has_lanes = False
         """Whether those of all jobs that are planned for are lanes; else none is."""
+        self._shared = _Shared()
 
     @property
     def _live(self) -> list[Job]:
@@ -170,9 +173,11 @@ class Windows:
         on_ssd: Callable[[Inos], Uses] | None
         if keeping is None:
             soon = functools.partial(_next_uses, jobs)  # behind windows if lanes lie in them
-            is_uneven = any(map(_is_uneven, jobs))
+            is_shared = self._shared.by(jobs)
+            is_uneven = is_shared or any(map(_is_uneven, jobs))
             in_ram = functools.partial(soon, self.has_lanes) if is_uneven else None
-            on_ssd = functools.partial(soon, True) if any(map(_is_weighed, jobs)) else None
+            is_weighed = is_shared or any(map(_is_weighed, jobs))
+            on_ssd = functools.partial(soon, True) if is_weighed else None
             margin = min((_margin(job, len(jobs)) for job in jobs), default=0.0)
         else:
             if jobs and not keeping.is_begun and self._placement.is_room_known:
@@ -467,8 +472,10 @@ def _is_weighed(job: Job) -> bool:
 
 
 def _margin(job: Job, jobs: int) -> float:
-    """So much later is a file used that makes way for another one: `_next_uses` has the unit."""
-    samples = job.sequence.samples_per_epoch / MARGIN_SHARE
+    """So much later is a file used that makes way for another one: `_next_uses` has the unit. The
+    more jobs there are, the sooner is a file used again.
+    """
+    samples = job.sequence.samples_per_epoch / MARGIN_SHARE / jobs
     return samples if jobs == 1 else samples / max(job.progress.samples_per_s, 1.0)
 
 
@@ -479,6 +486,34 @@ def datasets(jobs: Iterable[Job], count: int) -> Mask:
         if job.live:
             found[job.dataset] = True
     return found
+
+
+class _Shared:
+    """Whether jobs read the same files, each in an order of its own: then what is used soonest by
+    any of them is worth keeping. Asked with each decision, found once for the orders known.
+    """
+
+    def __init__(self) -> None:
+        self._orders: list[tuple[str, list[EpochOrder]]] = []
+        self._is_shared = False
+
+    def by(self, jobs: list[Job]) -> bool:
+        """Whether any two of these do."""
+        orders = [(job.name, list(job.sequence.orders.values())) for job in jobs]
+        if orders != self._orders:
+            self._orders = orders
+            of_each = [known for _, known in orders]
+            self._is_shared = any(itertools.starmap(_overlap, itertools.combinations(of_each, 2)))
+        return self._is_shared
+
+
+def _overlap(some: list[EpochOrder], others: list[EpochOrder]) -> bool:
+    """Whether each of these epochs reads some of what each of the others does. Not so for ranks of
+    one job: in the same epoch they read different files.
+    """
+    samples = [order.inos[:: max(1, len(order.inos) // OVERLAP_SAMPLES)] for order in some]
+    shares = [other.contains(sample).mean() for sample in samples for other in others]
+    return bool(shares) and min(shares) > OVERLAP_SHARE
 
 
 class _Turns:
