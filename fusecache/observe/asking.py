@@ -114,15 +114,16 @@ def _all(calls: Mapping[Any, Callable[[], T]], deadline_s: float) -> dict[Any, T
 
 
 def _ask(target: Target, timeout_s: float) -> Answer:
+    if is_private(target):
+        return Answer(target, "private", {}, "it is another user's")
+    is_seen = target.mount.uid == os.getuid() or os.getuid() == 0  # else its sockets are not
+    if is_seen and not control_client.is_kept(target):
+        fault = "its keeper and its server are gone"
+        return Answer(target, "dead", {}, fault, f"fusecache mount {places(target)}")
     try:
         return Answer(target, "up", control_client.status(target, timeout_s))
     except (UserError, OSError, KeyError, TypeError, ValueError) as error:
-        if is_private(target):
-            return Answer(target, "private", {}, str(error))
-        if control_client.is_kept(target):
-            return _silent(target, str(error))
-    fault = "dead: its keeper and its server are gone"
-    return Answer(target, "dead", {}, fault, f"fusecache mount {places(target)}")
+        return _silent(target, str(error))
 
 
 def _silent(target: Target, fault: str) -> Answer:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import signal
+
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.conftest import Mounting, Place, in_one_mode
+from tests.support.mounted import alive, eventually
 from tests.support.trees import random_bytes
 
 FILE_BYTES = 100_000
@@ -33,3 +39,24 @@ def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mou
     assert 0 < found["fusecache_origin_read_seconds_sum", None] < 60
     assert found["fusecache_reads_total", "origin"] == status["reads"]["from_origin"] > 0
     assert found["fusecache_tier_limit_bytes", "ram"] == 16 << 20
+
+
+@in_one_mode
+def test_a_dead_mount_is_shown_with_the_command_that_heals_it(
+    place: Place, mounting: Mounting
+) -> None:
+    mount = mounting("--ram", "16M", allow_log=[".*"])
+    log_file = mount.run("list", "--json").stdout
+    assert str(mount.log_file) in log_file
+    server_pid = mount.server_pid()
+    os.kill(mount.keeper_pid, signal.SIGKILL)  # first, or it starts another server
+    os.kill(server_pid, signal.SIGKILL)
+    eventually(lambda: not alive(mount.keeper_pid) and not alive(server_pid))
+    found = {one["mountpoint"]: one for one in json.loads(mount.run("status", "--json").stdout)}
+    dead = found[str(mount.path)]
+    assert (dead["state"], dead["status"]) == ("dead", None)
+    assert f"DEAD: {dead['fault']}" in mount.run("status").stdout
+    assert f'fusecache_up{{mount="{mount.path}"}} 0.0' in mount.run("metrics").stdout
+    assert shlex.split(dead["heal"]) == ["fusecache", *mount.mount_arguments()[:3]]
+    mount.start()  # so it is done, with the options of before
+    assert mount.run("status", mount.path).stdout.count(str(mount.log_file)) == 1

@@ -86,10 +86,10 @@ def host() -> Host:
                 target("/data/coco"),
                 "dead",
                 {},
-                "dead: its keeper and its server are gone",
+                "its keeper and its server are gone",
                 "fusecache mount /mnt/nfs/imagenet /data/coco",
             ),
-            Answer(target("/home/u/data", uid=1000), "private", {}, "another user's"),
+            Answer(target("/home/u/data", uid=54321), "private", {}, "another user's"),
         ],
         {SOCKET: hintsd_status(), "/run/user/1000/fusecache/hintsd.sock": None},
     )

@@ -223,6 +223,7 @@ def test_a_mount_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(control_client, "find_all", lambda: targets)
     monkeypatch.setattr(control_client, "status", status)
     monkeypatch.setattr(asking, "is_private", lambda target: False)
+    monkeypatch.setattr(control_client, "is_kept", lambda target: True)
     begun_s = time.monotonic()
     try:
         good, hung = asking.look(0.2).mounts
