@@ -7,10 +7,11 @@ hintsd were installed over fusecache's (docs/PACKAGES.md).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 import click
@@ -121,6 +122,20 @@ def show(*parts: RenderableType) -> None:
     needed = max(Measurement.get(target, options, part).minimum for part in parts)
     target.width = max(target.width, needed)
     target.print(*parts, sep="\n")
+
+
+@contextlib.contextmanager
+def display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
+    """On a terminal: shows what it is given in the place of what it was given before. In a script:
+    `elsewhere`.
+    """
+    if not sys.stdout.isatty():
+        yield elsewhere
+        return
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        yield lambda shown: live.update(shown, refresh=True)
 
 
 def mixture(directory: str | None = None) -> str:

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import sys
+import time
 from typing import Final
 
 import click
 
+from fusecache.base import command
 from fusecache.base.errors import UserError
+from fusecache.observe import rates
 
 _PORT_MOST: Final = 65535
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Show one interval, and end.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS"
+)
+@click.option("--json", "as_json", is_flag=True, help="For machines: one interval.")
+def top(once: bool, interval: float, as_json: bool) -> None:
+    """Show what all mounts of this machine and their jobs do now. Ctrl-C ends it.
+
+    \b
+    fusecache top
+    fusecache top --json --interval 10 | jq '.mounts[0].origin_bytes_per_s'
+
+    \b
+    READs/s    that reached the mount: not those that the page cache answered
+    SSD        of them, the share that was answered from there; origin: from there
+    served/s   bytes to readers, or into the page cache
+    fetched/s  bytes read at the origin, by readers, hints and `warm`; calls/s: reads that this took
+    queued     files to be put into RAM + files to be put on SSD
+    done       of the epoch's samples
+    in RAM     samples that were there when they were read; late: that were not yet
+    ends in    all epochs, at this rate; this one, where their number is not known
+
+    What is no terminal gets one interval.
+    """
+    before = rates.look()
+    if once or as_json or not sys.stdout.isatty():
+        time.sleep(interval)
+        found = rates.figures(before, rates.look())
+        command.say(json.dumps(found, indent=2)) if as_json else command.show(rates.screen(found))
+        return
+    with contextlib.suppress(KeyboardInterrupt), command.display(command.show) as show:
+        show(rates.screen(rates.figures(None, before)))
+        while True:
+            time.sleep(interval)
+            now = rates.look()
+            show(rates.screen(rates.figures(before, now)))
+            before = now
 
 
 @click.command()

@@ -197,6 +197,7 @@ for _one in (
     mount_command.mount,
     status_command.status,
     status_command.list_mounts,
+    host_commands.top,
     host_commands.metrics,
     probe_command.probe_device,
     warm_command.warm,

@@ -14,11 +14,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
-from rich.live import Live
 
 from fusecache import __version__
 from fusecache.base import command, mounts, trust, units
@@ -227,18 +225,6 @@ def _default_socket() -> str:
     return roots if not os.path.lexists(own) and os.access(roots, os.W_OK) else own
 
 
-@contextlib.contextmanager
-def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
-    """On a terminal: shows what it is given in the place of what it was given before. In a script:
-    `elsewhere`.
-    """
-    if not sys.stdout.isatty():
-        yield elsewhere
-        return
-    with Live(console=console(), auto_refresh=False) as live:
-        yield lambda shown: live.update(shown, refresh=True)
-
-
 # ---- hint ----------------------------------------------------------------------------------------
 
 
@@ -411,7 +397,7 @@ def _follow(channel: Channel, name: str) -> None:
     """Show the job until it has ended; Ctrl-C ends it. ConnectionError: the daemon is gone."""
     line = f"{name}: has ended"
     try:
-        with _display(lambda _: None) as show:
+        with command.display(lambda _: None) as show:
             while True:
                 status = channel.ask("status", {})
                 known = (job for job in (*status["jobs"], *status["ended"]) if job["name"] == name)
@@ -491,7 +477,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
             else:
                 command.show(report.tables(answer))
             return
-        display = contextlib.nullcontext(_print_line) if as_json else _display(_print_and_part)
+        display = (
+            contextlib.nullcontext(_print_line) if as_json else command.display(_print_and_part)
+        )
         with contextlib.suppress(KeyboardInterrupt), display as show:
             while True:
                 show(json.dumps(answer) if as_json else report.tables(answer))
