@@ -12,9 +12,10 @@ from typing import Final
 
 import click
 
-from fusecache.base import command
-from fusecache.base.errors import UserError
+from fusecache.base import command, mounts
+from fusecache.base.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, UserError
 from fusecache.observe import rates
+from fusecache.observe.asking import look
 
 _PORT_MOST: Final = 65535
 
@@ -57,6 +58,40 @@ def top(once: bool, interval: float, as_json: bool) -> None:
             now = rates.look()
             show(rates.screen(rates.figures(before, now)))
             before = now
+
+
+@click.command()
+@click.argument("path", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def doctor(path: str | None, as_json: bool) -> None:
+    """Look for what is in the way: of this machine, and of the mount at PATH, or of all mounts.
+
+    \b
+    fusecache doctor
+    fusecache doctor /data/imagenet                    a mount, or a directory to be mounted
+
+    Kernel, /dev/fuse, libfuse, torch, and who pages memory out; of a mount its open mode, faults,
+    memory limits, hintsd, the disks of its cache, its origin and the origin's clock. Nothing is
+    written. Exit code: 0, or 1 if a problem was found; a warning is none.
+    """
+    from fusecache.observe import findings
+
+    if path is not None and mounts.find(path) is None and not os.path.isdir(path):
+        raise UserError(f"{path} is no directory", EXIT_NOT_A_MOUNT)
+    host = look()
+    mount = None if path is None else mounts.find(path)
+    found = list(findings.of_host())
+    if path is not None and mount is None:
+        found += findings.of_directory(path)
+    for one in host.mounts:
+        if path is None or (mount is not None and one.target.mount.device == mount.device):
+            found += findings.of_mount(one, host)
+    if as_json:
+        command.say(json.dumps(findings.as_json(found), indent=2))
+    else:
+        command.console().print(findings.report(found))
+    if any(one.level == "problem" for one in found):
+        sys.exit(EXIT_FAILED)
 
 
 @click.command()

@@ -53,7 +53,7 @@ EXIT_CODES = f"""\b
 Exit codes:
   {EXIT_OK}    done
   {EXIT_FAILED}    failed; verify: bad blocks were found; warm, evict, pin: not all that was named;
-       digest: not all could be read
+       digest: not all could be read; doctor: there is a problem
   {EXIT_USAGE}    a flag or a setting cannot be used
   {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
   {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
@@ -198,6 +198,7 @@ for _one in (
     status_command.status,
     status_command.list_mounts,
     host_commands.top,
+    host_commands.doctor,
     host_commands.metrics,
     probe_command.probe_device,
     warm_command.warm,

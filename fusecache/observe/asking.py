@@ -19,6 +19,7 @@ from fusecache.base import mounts, wire
 from fusecache.base.errors import UserError
 from fusecache.control import control_client, hintsd_client
 from fusecache.control.control_client import Target
+from fusecache.observe.shapes import check_hintsd, check_mount
 
 DEADLINE_S: Final = 3.0
 
@@ -121,7 +122,9 @@ def _ask(target: Target, timeout_s: float) -> Answer:
         fault = "its keeper and its server are gone"
         return Answer(target, "dead", {}, fault, f"fusecache mount {places(target)}")
     try:
-        return Answer(target, "up", control_client.status(target, timeout_s))
+        status = control_client.status(target, timeout_s)
+        check_mount(status)
+        return Answer(target, "up", status)
     except (UserError, OSError, KeyError, TypeError, ValueError) as error:
         return _silent(target, str(error))
 
@@ -164,8 +167,10 @@ def _sockets(targets: Iterable[Target]) -> list[str]:
 
 def _ask_hintsd(path: str) -> Status | None:
     try:
-        return hintsd_client.status(path)
-    except (OSError, wire.WireError, KeyError, TypeError, AttributeError):
+        status = hintsd_client.status(path)
+        check_hintsd(status)
+        return status
+    except (OSError, ValueError, wire.WireError):
         return None
 
 

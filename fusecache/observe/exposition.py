@@ -161,12 +161,9 @@ def _samples(family: Family, values: Values) -> Iterator[tuple[str, Any]]:
 
 
 def _add(family: Metric, labels: list[str], value: Any) -> None:
-    """What is no such figure is left out: a server may be of another version."""
     if isinstance(family, HistogramMetricFamily):
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            bounds = [*(repr(float(bound)) for bound in value["bounds"]), "+Inf"]
-            counts = accumulate(int(count) for count in value["counts"])
-            buckets = list(zip(bounds, counts, strict=True))
-            family.add_metric(labels, buckets=buckets, sum_value=float(value["sum"]))
-    elif isinstance(value, (int, float)):
+        bounds = [*(repr(float(bound)) for bound in value["bounds"]), "+Inf"]
+        buckets = list(zip(bounds, accumulate(value["counts"]), strict=True))
+        family.add_metric(labels, buckets=buckets, sum_value=float(value["sum"]))
+    else:
         family.add_metric(labels, float(value))  # type: ignore[attr-defined]

@@ -57,6 +57,12 @@ def test_a_dead_mount_is_shown_with_the_command_that_heals_it(
     assert (dead["state"], dead["status"]) == ("dead", None)
     assert f"DEAD: {dead['fault']}" in mount.run("status").stdout
     assert f'fusecache_up{{mount="{mount.path}"}} 0.0' in mount.run("metrics").stdout
+    doctor = mount.run("doctor", mount.path)
+    assert (doctor.returncode, "1 problem" in doctor.stdout) == (1, True)
     assert shlex.split(dead["heal"]) == ["fusecache", *mount.mount_arguments()[:3]]
     mount.start()  # so it is done, with the options of before
+    doctor = mount.run("doctor", "--json", mount.path)
+    levels = {one["about"]: one["level"] for one in json.loads(doctor.stdout) if one["mount"]}
+    assert doctor.returncode == 0
+    assert {"open mode", "memory", "hintsd", "cache disk", "origin", "clock"} < {*levels}
     assert mount.run("status", mount.path).stdout.count(str(mount.log_file)) == 1

@@ -88,7 +88,7 @@ def test_a_full_disk_a_directory_that_is_out_and_a_name_that_is_no_text() -> Non
         "full_disk_bytes": 0,
         "directories": [{"path": "/a", "why_out": "gone"}, {"path": "/b", "why_out": ""}],
     }
-    status["origin"]["read_s"] = {"bounds": [1], "counts": ["none"]}  # of another version
+    del status["origin"]["read_s"]  # of an older version
     target = recorded_status.target('/data/\udcff "a"\n')
     found = samples(Host([Answer(target, "up", status)], {}))
     mount = 'mount=/data/\\xff "a"\n'
@@ -152,6 +152,7 @@ def test_the_alerts_use_metrics_that_exist() -> None:
 # ---- where they go -----------------------------------------------------------------------
 
 
+@pytest.mark.claim("S10")
 def test_a_textfile_is_whole_readable_and_in_the_older_format(tmp_path: Path) -> None:
     (tmp_path / exposition.FILE_NAME).symlink_to(tmp_path / "elsewhere")
     exposition.write(exposition.registry(recorded_status.host), str(tmp_path))
@@ -211,6 +212,7 @@ def test_it_serves_until_it_is_told_to_end() -> None:
 # ---- asking ------------------------------------------------------------------------------
 
 
+@pytest.mark.claim("S10")
 def test_a_mount_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     targets = [recorded_status.target(), recorded_status.target("/data/hung", "0:98")]
