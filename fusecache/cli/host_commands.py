@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from fusecache.base import command, mounts
+from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, UserError
 from fusecache.observe import rates
 from fusecache.observe.asking import look
@@ -61,7 +62,7 @@ def top(once: bool, interval: float, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("path", required=False)
+@click.argument("path", required=False, type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def doctor(path: str | None, as_json: bool) -> None:
     """Look for what is in the way: of this machine, and of the mount at PATH, or of all mounts.
@@ -98,6 +99,7 @@ def doctor(path: str | None, as_json: bool) -> None:
 @click.option("--listen", metavar="HOST:PORT", help="Serve them there, until SIGTERM.")
 @click.option(
     "--textfile",
+    type=PATH,
     metavar="DIR",
     help="Write DIR/fusecache.prom, whole or not at all, for node_exporter, and end.",
 )

@@ -17,7 +17,7 @@ import click
 
 from fusecache import __version__
 from fusecache.base import command, mounts
-from fusecache.base.command import Commands
+from fusecache.base.command import PATH, Commands
 from fusecache.base.errors import (
     EXIT_BUSY,
     EXIT_FAILED,
@@ -84,7 +84,7 @@ def cli() -> None:
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 def verify(path: str) -> None:
     """Check every cached byte against its digest. Bad blocks are dropped and fetched again on use.
 
@@ -125,7 +125,7 @@ def verify(path: str) -> None:
 
 @click.command("install-helpers")
 @click.option("--remove", is_flag=True, help="Take them away again.")
-@click.option("--directory", default=HELPER_DIRECTORY, show_default=True, metavar="DIR")
+@click.option("--directory", default=HELPER_DIRECTORY, show_default=True, type=PATH, metavar="DIR")
 def install_helpers(remove: bool, directory: str) -> None:
     """Let mount(8) and /etc/fstab find fusecache (as root).
 

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from fusecache.base import command, mounts
-from fusecache.base.command import console, printable
+from fusecache.base.command import PATH, console, printable
 from fusecache.base.units import format_bytes, format_count, format_duration
 from fusecache.base.wire import Packing
 from fusecache.control import control_client, hintsd_client
@@ -33,7 +33,7 @@ _PINS_SHOWN: Final = 8
 
 
 @click.command()
-@click.argument("path", required=False)
+@click.argument("path", required=False, type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def status(path: str | None, as_json: bool) -> None:
     """Show what the mount at PATH did and holds. Of root's with --allow-other everybody may.

@@ -20,7 +20,7 @@ import click
 
 from fusecache import __version__
 from fusecache.base import command, mounts, trust, units
-from fusecache.base.command import Commands, console
+from fusecache.base.command import PATH, Commands, console
 from fusecache.base.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -75,7 +75,11 @@ def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 _socket_flag = click.option(
-    "--socket", "socket_path", metavar="PATH", help="The daemon's. [in the runtime directory]"
+    "--socket",
+    "socket_path",
+    type=PATH,
+    metavar="PATH",
+    help="The daemon's. [in the runtime directory]",
 )
 
 
@@ -120,7 +124,7 @@ def cli() -> None:
     metavar="all|none|GROUP",
     help="Whose hints for root's mounts are taken, besides root's. [all; with --socket none]",
 )
-@click.option("--log-file", metavar="FILE", help="[stderr]")
+@click.option("--log-file", type=PATH, metavar="FILE", help="[stderr]")
 def serve(
     socket_path: str | None,
     ram: int | None,
@@ -229,7 +233,7 @@ def _default_socket() -> str:
 
 
 @cli.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--sampler",
     type=click.Choice(["random", "distributed", "sequential"]),
@@ -275,6 +279,7 @@ def _default_socket() -> str:
 )
 @click.option(
     "--importance",
+    type=PATH,
     metavar="FILE",
     help="A .npy array: how often each sample is expected to be used in an epoch whose order is "
     "not known yet (their sum: an epoch's samples). [all alike]",
