@@ -290,6 +290,16 @@ def counters() -> dict[str, int]:
     C), bytes_from_ssd, lookups, getattrs, readdirs, slow (requests handed to Python), faults,
     bytes_staged (pushed by stage()), waited (READs that waited for their chunk)."""
 
+# Bucket k of a histogram counts what took at most 2^(LATENCY_SHIFT + k) ns, and is in no lower one.
+LATENCY_SHIFT: Final[int]
+
+def note_origin_read(ns: int, /) -> None:
+    """A read of the origin in Python ended well, after that time. The fetch pool counts its own."""
+
+def origin_reads() -> tuple[list[int], int]:
+    """Reads of the origin that ended well: (how many, by bucket; the last one: all that took
+    longer; nanoseconds that all took together)."""
+
 # ---- plan --------------------------------------------------------------------------------------
 # What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32,
 # sizes u64, name lengths u16, all else u8. One flag byte an inode:

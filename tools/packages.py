@@ -153,7 +153,7 @@ def check(made: list[Path], *, manylinux: bool) -> list[str]:
         _require(not any(m.issym() or m.islnk() for m in members.values()), f"{path.name}: a link")
         wanted = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
         if name == "fusecache":
-            tree = ("*.md", "docs/*.md", "systemd/*", "fusecache/native/*/*.[ch]")
+            tree = ("*.md", "docs/*.md", "systemd/*", "deploy/*/*", "fusecache/native/*/*.[ch]")
             wanted |= {str(p.relative_to(ROOT)) for pattern in tree for p in ROOT.glob(pattern)}
         missing = wanted - members.keys()
         _require(not missing, f"{path.name} lacks {', '.join(sorted(missing))}")

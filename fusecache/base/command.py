@@ -7,13 +7,15 @@ hintsd were installed over fusecache's (docs/PACKAGES.md).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
@@ -26,6 +28,23 @@ WIDTH_MOST: Final = 10_000
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and newline
 
 
+class _Path(click.ParamType):  # type: ignore[type-arg]  # which click 8.1 has not
+    """Text that a shell completes as a path. click's own looks at what it is given, and would hang
+    where a mount does.
+    """
+
+    name = "path"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+PATH: Final = _Path()
+"""The type of an argument or option that is a path."""
+
+
 class Commands(click.Group):
     """Commands in the order of use. Without arguments it shows its help, as a mistake."""
 
@@ -33,7 +52,7 @@ class Commands(click.Group):
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args:
+        if not args and not ctx.resilient_parsing:  # what a shell completes has no words yet
             click.echo(self.get_help(ctx), err=True)
             ctx.exit(EXIT_USAGE)
         return super().parse_args(ctx, args)
@@ -121,6 +140,20 @@ def show(*parts: RenderableType) -> None:
     needed = max(Measurement.get(target, options, part).minimum for part in parts)
     target.width = max(target.width, needed)
     target.print(*parts, sep="\n")
+
+
+@contextlib.contextmanager
+def display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
+    """On a terminal: shows what it is given in the place of what it was given before. In a script:
+    `elsewhere`.
+    """
+    if not sys.stdout.isatty():
+        yield elsewhere
+        return
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        yield lambda shown: live.update(shown, refresh=True)
 
 
 def mixture(directory: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """What one server process counts and measures: each metric is declared here, once.
 
 The counters of the C part, too, which native/base/base.h declares. `fusecache status` reads all at
-one moment.
+one moment. FAMILIES says what of that, and of hintsd's status, `fusecache metrics` exports.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,3 +132,159 @@ class Metrics:
                 if isinstance(metric, FrontCounter):
                     found[metric] = front[metric.of_c]
         return found | {gauge: ask() for gauge, ask in self._gauges.items()}
+
+
+# ---- what monitoring is told ---------------------------------------------------------------------
+
+Of = Literal["mount", "hintsd", "job"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Values of one name that `fusecache metrics` exports: figures of the JSON of `status`.
+
+    `name`: without `fusecache_` and `_total`; of bytes or seconds it ends so. `of`: of each mount,
+    each hintsd, or each live job. `figures`: where each stands in
+    that JSON, by the value of `label`; "": there is no label, or the figure is a map, whose keys
+    are its values. A figure that is absent or null is not exported.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    of: Of
+    figures: Mapping[str, str]
+    label: str = ""
+
+    @property
+    def unit(self) -> str:
+        """bytes, seconds or ratio; "": it counts what its name says."""
+        last = self.name.rpartition("_")[2]
+        return last if last in ("bytes", "seconds", "ratio") else ""
+
+
+def _declared(metric: Metric, figure: str, name: str = "") -> Family:
+    help_ = f"{metric.help} ({metric.unit})"
+    return Family(name or metric.name, metric.kind, help_, "mount", {"": figure})
+
+
+def _counter(
+    name: str, help_: str, figures: str | Mapping[str, str], label: str = "", of: Of = "mount"
+) -> Family:
+    found = {"": figures} if isinstance(figures, str) else figures
+    return Family(name, "counter", help_, of, found, label)
+
+
+def _gauge(
+    name: str, help_: str, figures: str | Mapping[str, str], label: str = "", of: Of = "mount"
+) -> Family:
+    found = {"": figures} if isinstance(figures, str) else figures
+    return Family(name, "gauge", help_, of, found, label)
+
+
+FAMILIES: Final = (
+    _gauge("up", "1: the mount's server answers; 0: it is dead, or late", "up"),
+    _gauge("keeper_up", "1: the mount's keeper lives", "keeper_alive"),
+    _counter("restarts", "Servers that the keeper started again", "restarts"),
+    _gauge("uptime_seconds", "Since it was mounted", "uptime_s"),
+    _gauge("counted_seconds", "Since its server began: counters begin then", "counted_s"),
+    _gauge("zero_open", "1: zero-open mode; 0: ordinary mode, slower", "zero_open"),
+    _declared(INODES, "inodes"),
+    _declared(TABLE_BYTES, "table_bytes"),
+    _gauge(
+        "tier_bytes",
+        "What a tier holds: of RAM at most; of SSD what all mounts on the cache directory have",
+        {"ram": "ram.bytes", "ssd": "ssd.bytes"},
+        "tier",
+    ),
+    _gauge(
+        "tier_limit_bytes",
+        "What a tier may hold: --ram, --ssd",
+        {"ram": "ram.limit_bytes", "ssd": "ssd.limit_bytes"},
+        "tier",
+    ),
+    _gauge("ssd_reserved_bytes", "On SSD, and reserved for what is written", "ssd.reserved_bytes"),
+    _gauge("ssd_blocks", "Blocks on SSD", "ssd.blocks"),
+    _gauge("cache_disk_full", "1: others have taken the room that --ssd promises", "disk_full"),
+    _gauge("cache_directories_out", "Cache directories out of service", "directories_out"),
+    _declared(EVICTED_FILES, "ssd.evicted_files"),
+    _declared(EVICTED_BYTES, "ssd.evicted_bytes"),
+    _gauge("pinned_files", "Files that a user's pins name", "pins.files"),
+    _gauge("pinned_bytes", "Of those files", "pins.bytes"),
+    _counter(
+        "reads",
+        "READs answered, by the tier that had the bytes; READs that the page cache answers "
+        "reach no mount, and are not counted",
+        {"ssd": "reads.from_ssd", "origin": "reads.from_origin"},
+        "tier",
+    ),
+    _counter("read_requests", "READs that reached the mount", "reads.requests"),
+    _counter("waited_reads", FRONT_WAITED.help, "reads.waited_for_staging"),
+    _counter("served_bytes", "Given to readers or to the page cache", "reads.bytes_served"),
+    _counter("pushed_bytes", "Of those, pushed into the page cache", "reads.bytes_pushed"),
+    _counter("staged_bytes", FRONT_BYTES_STAGED.help, "reads.bytes_staged"),
+    _gauge("origin_up", "1: the origin answers; 0: cached files alone are served",
+           "origin.available"),
+    _counter("origin_files", "Files read at the origin", "origin.files"),
+    _counter("origin_bytes", "Read at the origin", "origin.bytes"),
+    _declared(ORIGIN_ERRORS, "origin.errors"),
+    Family(
+        "origin_read_seconds",
+        "histogram",
+        "Reads of the origin that ended well: a small file or a block, from open to close",
+        "mount",
+        {"": "origin.read_s"},
+    ),
+    _declared(LINKED_FILES, "manifest.linked_files"),
+    _declared(LINKED_BYTES, "manifest.linked_bytes"),
+    _gauge("hinted", "1: a hintsd plans for the mount", "prefetch.connected"),
+    _declared(DEPTH, "prefetch.depth", "prefetch_depth"),
+    _declared(IN_FLIGHT, "prefetch.in_flight", "prefetch_in_flight"),
+    _gauge(
+        "queued_files",
+        "To be staged (from SSD into RAM), to be fetched (from the origin)",
+        {"stage": "prefetch.queued_stage", "fetch": "prefetch.queued_fetch"},
+        "queue",
+    ),
+    _declared(PREFETCHED_FILES, "prefetch.files"),
+    _declared(PREFETCHED_BYTES, "prefetch.bytes"),
+    _declared(OVERTAKING_READS, "prefetch.overtaking_reads"),
+    _declared(RESTORED_FILES, "prefetch.restored_files"),
+    _declared(RECLAIMED_FILES, "prefetch.reclaimed_files"),
+    _counter("log_written_bytes", "Written anew by --layout reorder", "layout.log_written_bytes"),
+    _declared(MISMATCHES, "integrity.mismatches"),
+    _counter("cache_faults", "Of the cache directory or its disk", "integrity.faults", "kind"),
+    _declared(SWEEPS, "revalidate.sweeps"),
+    _gauge("last_sweep_seconds", "What the last sweep took", "revalidate.last_sweep_s"),
+    _declared(CHANGES_SEEN, "revalidate.changes_seen"),
+    # ---- of hintsd
+    _gauge("hintsd_up", "1: the hintsd that a mount is to have answers", "up", of="hintsd"),
+    _gauge("hintsd_uptime_seconds", "Since it began", "uptime_s", of="hintsd"),
+    _gauge("hintsd_connections", "Trainers and commands", "connections", of="hintsd"),
+    _gauge("job_state", "1: the job's state", "states", "state", of="job"),
+    _gauge("job_epoch", "The epoch that it reads, from 0", "epoch", of="job"),
+    _gauge("job_epochs", "All of its epochs", "epochs", of="job"),
+    _gauge("job_sample", "Where in the epoch it reads", "index", of="job"),
+    _gauge("job_samples", "Samples of the epoch", "samples", of="job"),
+    _gauge("job_samples_per_second", "As fast as it reads", "samples_per_s", of="job"),
+    _counter("job_reads", "Reads of samples that were not late", "not_late", of="job"),
+    _counter("job_late_reads", "Reads before the sample was in RAM", "late", "reason", of="job"),
+    _counter("job_unplanned_reads", "Reads that no plan was for", "unplanned", "reason", of="job"),
+    _gauge("job_window_bytes", "What it will read next, held in RAM", "window_bytes", of="job"),
+    _gauge("job_ahead_bytes", "In RAM before the first that is missing", "ahead_bytes", of="job"),
+    _gauge("job_predicted_stall_seconds", "In the rest of this epoch", "predicted_stall_s",
+           of="job"),
+    _gauge("job_hit_ratio", "Samples read that took no file from the origin", "hits", of="job"),
+    _gauge("job_kept_bytes", "Of RAM, what stays from epoch to epoch", "kept_bytes", of="job"),
+    _gauge("job_withheld_bytes", "Of RAM, left to the kernel, which reclaims it", "withheld_bytes",
+           of="job"),
+)  # fmt: skip
+"""All that is exported, in this order."""
+
+
+def figure(values: Mapping[str, Any], path: str) -> Any:
+    """What stands at that path ("origin.bytes") in a JSON; None: nothing does."""
+    found: Any = values
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found

@@ -149,6 +149,11 @@ def usable_memory_bytes() -> int:
     return min(candidates)
 
 
+def cgroup_limit_bytes(pid: int) -> int | None:
+    """Of memory, what the cgroups of that process leave it; None: no limit, or not known."""
+    return min(_cgroup_limits(f"/proc/{pid}/cgroup", "/sys/fs/cgroup"), default=None)
+
+
 def total_memory_bytes() -> int:
     """Of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fusecache.base import command
+from fusecache.base.command import PATH
 from fusecache.base.digest import ALGORITHMS, why_unusable
 from fusecache.base.errors import EXIT_FAILED, ConfigError, UserError
 from fusecache.base.units import format_bytes, format_count
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR")
-@click.option("-o", "output", metavar="FILE", help="The manifest. [DIR/.fusecache-manifest]")
+@click.argument("directory", type=PATH, metavar="DIR")
+@click.option(
+    "-o", "output", type=PATH, metavar="FILE", help="The manifest. [DIR/.fusecache-manifest]"
+)
 @click.option(
     "--digest",
     "algorithm",

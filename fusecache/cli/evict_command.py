@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fusecache.base import command
+from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_FAILED, EXIT_USAGE, UserError
 from fusecache.base.units import format_bytes, format_count
 from fusecache.cli import files
@@ -28,7 +29,7 @@ def _ask(target: Target, request: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("globs", nargs=-1, required=True, metavar="GLOB...")
 def evict(path: str, globs: tuple[str, ...]) -> None:
     """Drop the files that a GLOB names from the cache: from SSD, and their pages from RAM.
@@ -77,7 +78,7 @@ def evict(path: str, globs: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("globs", nargs=-1, metavar="[GLOB]...")
 @click.option(
     "--remove", is_flag=True, help="Unpin these globs, as they were given; none: all below PATH."

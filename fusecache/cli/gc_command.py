@@ -15,6 +15,7 @@ import click
 from rich.table import Table
 
 from fusecache.base import cache_names, command
+from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_BUSY, EXIT_NOT_A_MOUNT, CacheFault, UserError
 from fusecache.base.units import format_bytes
 from fusecache.control import control_client
@@ -30,7 +31,7 @@ _ROOM_BYTES = 16 << 20
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="CACHE_DIR...|MOUNTPOINT")
+@click.argument("paths", nargs=-1, required=True, type=PATH, metavar="CACHE_DIR...|MOUNTPOINT")
 @click.option("--compact", is_flag=True, help="Rewrite what is alive in segments mostly dead.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def gc(paths: tuple[str, ...], compact: bool, as_json: bool) -> None:

@@ -17,7 +17,7 @@ import click
 
 from fusecache import __version__
 from fusecache.base import command, mounts
-from fusecache.base.command import Commands
+from fusecache.base.command import PATH, Commands
 from fusecache.base.errors import (
     EXIT_BUSY,
     EXIT_FAILED,
@@ -33,6 +33,7 @@ from fusecache.cli import (
     digest_command,
     evict_command,
     gc_command,
+    host_commands,
     mount_command,
     probe_command,
     status_command,
@@ -52,7 +53,7 @@ EXIT_CODES = f"""\b
 Exit codes:
   {EXIT_OK}    done
   {EXIT_FAILED}    failed; verify: bad blocks were found; warm, evict, pin: not all that was named;
-       digest: not all could be read
+       digest: not all could be read; doctor: there is a problem
   {EXIT_USAGE}    a flag or a setting cannot be used
   {EXIT_NOT_A_MOUNT}    the path is on no fusecache mount
   {EXIT_BUSY}    busy: the mount is in use, or the mount point is a fusecache already
@@ -83,7 +84,7 @@ def cli() -> None:
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 def verify(path: str) -> None:
     """Check every cached byte against its digest. Bad blocks are dropped and fetched again on use.
 
@@ -124,7 +125,7 @@ def verify(path: str) -> None:
 
 @click.command("install-helpers")
 @click.option("--remove", is_flag=True, help="Take them away again.")
-@click.option("--directory", default=HELPER_DIRECTORY, show_default=True, metavar="DIR")
+@click.option("--directory", default=HELPER_DIRECTORY, show_default=True, type=PATH, metavar="DIR")
 def install_helpers(remove: bool, directory: str) -> None:
     """Let mount(8) and /etc/fstab find fusecache (as root).
 
@@ -196,6 +197,9 @@ for _one in (
     mount_command.mount,
     status_command.status,
     status_command.list_mounts,
+    host_commands.top,
+    host_commands.doctor,
+    host_commands.metrics,
     probe_command.probe_device,
     warm_command.warm,
     evict_command.evict,

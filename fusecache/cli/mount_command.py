@@ -23,6 +23,7 @@ from typing import Any, Final
 import click
 
 from fusecache.base import command, mounts, processes, trust
+from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_BUSY, EXIT_FAILED, EXIT_USAGE, ConfigError, UserError
 from fusecache.config.building import build
 from fusecache.config.options import parse_setting, read_file, read_options
@@ -49,11 +50,14 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
         return click.option(names, default=None, help=f"{help_} {shown}".strip(), **more)
 
     flags = [
-        click.option("--config", "config_file", metavar="FILE", help="TOML with these same names."),
+        click.option(
+            "--config", "config_file", type=PATH, metavar="FILE", help="TOML with these same names."
+        ),
         flag(
             "--cache-dir",
             "Where the SSD tier lies, made if its parent exists; several, on several disks.",
             "/var/cache/fusecache",
+            type=PATH,
             metavar="DIR",
             multiple=True,
         ),
@@ -66,6 +70,7 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
             "--manifest",
             "What `fusecache digest` wrote; auto: SOURCE/.fusecache-manifest.",
             "auto",
+            type=PATH,
             metavar="auto|none|FILE",
         ),
         flag(
@@ -82,7 +87,13 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
         flag("--prefetch-bandwidth", "Of hinted reads, a second.", "none", metavar="SIZE|none"),
         flag("--prefetch-depth", "Hinted reads at a time.", "128", metavar="N"),
         flag("--hintsd", "Who takes hints; auto starts it.", "auto", metavar="auto|none|SOCKET"),
-        flag("--log-file", "Where the log goes.", "in the runtime directory", metavar="FILE"),
+        flag(
+            "--log-file",
+            "Where the log goes.",
+            "in the runtime directory",
+            type=PATH,
+            metavar="FILE",
+        ),
     ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +126,7 @@ def _collect(
 
 
 @click.command()
-@click.argument("places", nargs=-1, metavar="[SOURCE] [MOUNTPOINT]")
+@click.argument("places", nargs=-1, type=PATH, metavar="[SOURCE] [MOUNTPOINT]")
 @_settings_flags(shows_defaults=True)
 @click.option("--foreground", "-f", is_flag=True, default=None, help="Stay, and log on stderr.")
 @click.option(
@@ -359,7 +370,7 @@ def _place(path: str | None, settings: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("path", required=False)
+@click.argument("path", required=False, type=PATH)
 @_settings_flags(shows_defaults=False)
 @click.option("-o", "options", multiple=True, metavar="A,B=C", help="Settings, as from fstab.")
 def restart(
@@ -399,10 +410,12 @@ def restart(
 
 
 @click.command()
-@click.argument("path", required=False)
+@click.argument("path", required=False, type=PATH)
 @click.option("--lazy", "-l", is_flag=True, help="Detach now; what is open stays readable.")
 @click.option("--force", is_flag=True, help="Also while hinted trainings read from it.")
-@click.option("--config", "config_file", metavar="FILE", help="TOML that names the mount point.")
+@click.option(
+    "--config", "config_file", type=PATH, metavar="FILE", help="TOML that names the mount point."
+)
 def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -> None:
     """End the mount. What is cached stays on SSD for the next one.
 

@@ -12,6 +12,7 @@ import click
 from rich.table import Table
 
 from fusecache.base import cache_names, command, mounts, probe
+from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_NOT_A_MOUNT, UserError
 from fusecache.base.units import format_bytes, format_duration
 from fusecache.control import control_client
@@ -21,7 +22,7 @@ _SPREAD_MOST: Final = 0.5
 
 
 @click.command("probe")
-@click.argument("path", metavar="CACHE_DIR|MOUNTPOINT")
+@click.argument("path", type=PATH, metavar="CACHE_DIR|MOUNTPOINT")
 @click.option("--show", is_flag=True, help="What was measured last; measures nothing.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def probe_device(path: str, show: bool, as_json: bool) -> None:

@@ -9,10 +9,12 @@ import click
 from rich.table import Table
 
 from fusecache.base import command, mounts
-from fusecache.base.command import console, printable
+from fusecache.base.command import PATH, console, printable
 from fusecache.base.units import format_bytes, format_count, format_duration
 from fusecache.base.wire import Packing
 from fusecache.control import control_client, hintsd_client
+from fusecache.observe import summary
+from fusecache.observe.asking import log_of, look
 
 # What `packing` in a mount's state means (docs/LOG.md); 0 is nothing.
 _PACKING: Final = {
@@ -31,14 +33,18 @@ _PINS_SHOWN: Final = 8
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", required=False, type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def status(path: str, as_json: bool) -> None:
+def status(path: str | None, as_json: bool) -> None:
     """Show what the mount at PATH did and holds. Of root's with --allow-other everybody may.
 
     \b
+    fusecache status                                  all mounts of this machine, in a line or two
     fusecache status /data/imagenet
     fusecache status /data/imagenet --json | jq .reads
+
+    Without PATH a mount that is dead, or does not answer within 3 s, is shown with the command that
+    heals it; and READs hit that needed no read of the origin.
 
     \b
     RAM tier  files of the mount in the page cache, of --ram, as far as the mount knows: the kernel
@@ -65,6 +71,9 @@ def status(path: str, as_json: bool) -> None:
     cache faults
               what was wrong with the cache directory or its disk; readers got the origin's bytes
     """
+    if path is None:
+        _show_all(as_json)
+        return
     target = control_client.find(path)
     answer = control_client.status(target)
     answer["keeper_stopped"] = bool(control_client.stopped(target))
@@ -78,7 +87,17 @@ def status(path: str, as_json: bool) -> None:
     if as_json:
         command.say(json.dumps(answer, indent=2))
     else:
-        console().print(_status_table(answer))
+        console().print(_status_table(answer, log_of(target)))
+
+
+def _show_all(as_json: bool) -> None:
+    host = look()
+    if as_json:
+        command.say(json.dumps(summary.as_json(host), indent=2))
+    elif host.mounts:
+        console().print(summary.table(host))
+    else:
+        command.say("no mounts")
 
 
 def _of(part: dict[str, Any]) -> str:
@@ -206,7 +225,7 @@ def _full_disk(part: dict[str, Any]) -> str | None:
     )
 
 
-def _status_table(answer: dict[str, Any]) -> Table:
+def _status_table(answer: dict[str, Any], log: str) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -246,6 +265,10 @@ def _status_table(answer: dict[str, Any]) -> Table:
         ("layout", _layout(answer)),
         ("integrity", f"{answer['integrity']['mismatches']:,} mismatches"),
     ]
+    if cache_dir := answer.get("cache_dir"):
+        rows.append(("cache", cache_dir))
+    if log:
+        rows.append(("log file", log))
     if restarts:
         since = format_duration(answer.get("counted_s", 0))
         rows.append(("counted", f"reads to integrity: since the last restart, {since} ago"))

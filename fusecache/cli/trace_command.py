@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fusecache.base import command
-from fusecache.base.command import console, printable
+from fusecache.base.command import PATH, console, printable
 from fusecache.base.errors import ConfigError
 from fusecache.base.units import format_bytes, format_count, format_duration, parse_bytes
 from fusecache.control import control_client
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", metavar="PATH|FILE")
-@click.option("--output", "-o", metavar="FILE", help="Where the trace goes.")
+@click.argument("path", type=PATH, metavar="PATH|FILE")
+@click.option("--output", "-o", type=PATH, metavar="FILE", help="Where the trace goes.")
 @click.option("--seconds", type=float, metavar="N", help="End after this long. [Ctrl-C]")
 @click.option("--max-size", metavar="SIZE", help="End when FILE is that large.")
 @click.option("--every-open", is_flag=True, help="See opens that the page cache serves, too.")

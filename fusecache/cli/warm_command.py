@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from fusecache.base import command
+from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UserError
 from fusecache.base.units import format_bytes, format_count
 from fusecache.cli import files
@@ -22,9 +23,11 @@ PROGRESS_SUMMED: Final = ("files_done", "files_total", "bytes_done", "bytes_tota
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("globs", nargs=-1, metavar="[GLOB]...")
-@click.option("--list", "list_file", metavar="FILE", help="Fetch the files named there; -: stdin.")
+@click.option(
+    "--list", "list_file", type=PATH, metavar="FILE", help="Fetch the files named there; -: stdin."
+)
 def warm(path: str, globs: tuple[str, ...], list_file: str | None) -> None:
     """Fetch files into the cache before they are needed: all of them, or those a GLOB names.
 

@@ -44,7 +44,7 @@ def check_places(config: Config) -> Config:
             "mount over the source itself, or elsewhere",
             EXIT_USAGE,
         )
-    _check_fuse(config.allow_other)
+    check_fuse(config.allow_other)
     return check_cache_dirs(dataclasses.replace(config, source=source, mountpoint=mountpoint))
 
 
@@ -208,7 +208,8 @@ def _check_mountpoint(mountpoint: str) -> None:
         )
 
 
-def _check_fuse(allow_other: bool) -> None:
+def check_fuse(allow_other: bool) -> None:
+    """UserError: this user cannot mount a FUSE file system here."""
     if not os.path.exists("/dev/fuse"):
         raise UserError("/dev/fuse does not exist: load the fuse module (modprobe fuse)")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

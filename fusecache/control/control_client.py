@@ -164,25 +164,25 @@ def converse(
     raise UserError(f"{target.mountpoint}: neither server nor keeper answers{what}")
 
 
-def ask(target: Target, request: Message) -> Message:
+def ask(target: Target, request: Message, timeout_s: float = ANSWER_TIMEOUT_S) -> Message:
     """The server's last line, without its progress."""
-    *_, last = converse(target, request)
+    *_, last = converse(target, request, timeout_s)
     return last
 
 
-def status(target: Target) -> Message:
+def status(target: Target, timeout_s: float = ANSWER_TIMEOUT_S) -> Message:
     """What the server says of the mount; to another user than root of root's mount, what is public.
 
     UserError.
     """
     if target.mount.uid != 0 or os.getuid() == 0:
-        return dict(ask(target, {"op": "status"})["status"])
+        return dict(ask(target, {"op": "status"}, timeout_s)["status"])
     directory, name = os.path.split(mounts.status_socket(target.mount.device))
     for attempt in range(RECONNECTS_MAX):
         if attempt:
             time.sleep(RECONNECT_PAUSE_S)
         try:
-            with mounts.connect(directory, name, ANSWER_TIMEOUT_S, target.mount) as connection:
+            with mounts.connect(directory, name, timeout_s, target.mount) as connection:
                 return dict(_accepted(next(_lines(connection)))["status"])
         except TimeoutError:
             break

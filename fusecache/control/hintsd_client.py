@@ -39,11 +39,11 @@ def readers(target: Target) -> tuple[list[str], str]:
     those that somebody was seen to read for of late. A hint without a reader is none. And the
     socket on which no process listens (`Told.absent`), or "".
     """
-    path = _socket(target)
+    path = socket_of(target)
     if path is None:
         return [], ""
     try:
-        jobs = _status(path)["jobs"]
+        jobs = status(path)["jobs"]
         return [_line(job) for job in jobs if _reads(job, target.mountpoint)], ""
     except (FileNotFoundError, ConnectionRefusedError):
         return [], path
@@ -55,11 +55,11 @@ def told(target: Target) -> Told:
     """Of a mount's jobs."""
     if setting(target) == "none":
         return Told({}, is_unhinted=True)
-    path = _socket(target)
+    path = socket_of(target)
     if path is None:
         return Told({})
     try:
-        return Told(_layout(_status(path), target.mountpoint))
+        return Told(_layout(status(path), target.mountpoint))
     except (FileNotFoundError, ConnectionRefusedError):
         return Told({}, path)
     except (OSError, wire.WireError, KeyError, TypeError, AttributeError):
@@ -108,7 +108,7 @@ def _line(job: dict[str, Any]) -> str:
     return f"{name} (process {pid})" if pid is not None else f"{name} (hintsd end {name})"
 
 
-def _socket(target: Target) -> str | None:
+def socket_of(target: Target) -> str | None:
     """Where the mount's hintsd listens; None: it is to have none, or we may not see it."""
     chosen = setting(target)
     if chosen is None or chosen == "none":
@@ -118,8 +118,8 @@ def _socket(target: Target) -> str | None:
     return chosen if target.mount.uid == os.getuid() else None  # not where others send us
 
 
-def _status(path: str) -> dict[str, Any]:
-    """OSError, WireError: there is none."""
+def status(path: str) -> dict[str, Any]:
+    """What the hintsd that listens there says (docs/WIRE.md, Status). OSError, WireError."""
     end_s = time.monotonic() + TIMEOUT_S
     directory, name = os.path.split(path)
     with mounts.connect(directory, name, TIMEOUT_S) as connection:

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -245,6 +246,7 @@ def read_range(ino: int, version: Version, offset: int, length: int, tick: Tick)
         if _native.version_of_fd(fd)[:4] != version:
             raise OriginChanged
 
+    begun_ns = time.monotonic_ns()
     fd = _native.open(ino, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         check_version()
@@ -262,6 +264,7 @@ def read_range(ino: int, version: Version, offset: int, length: int, tick: Tick)
         check_version()
         # The origin's file system would keep a second copy in RAM.
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+        _native.note_origin_read(time.monotonic_ns() - begun_ns)
         return content
     finally:
         os.close(fd)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyfuse3
 import trio
@@ -444,6 +445,7 @@ class Server:
                     "errors": now[metrics.ORIGIN_ERRORS],
                     "available": self.origin.available,
                     "last_error": self.origin.last_error,
+                    "read_s": _origin_latency(),
                 },
                 "manifest": {
                     "files": self.manifest.files,
@@ -532,6 +534,15 @@ def _prefetch_figures(now: Mapping[Metric, int]) -> dict[str, int]:
         "restored_files": now[metrics.RESTORED_FILES],
         "reclaimed_files": now[metrics.RECLAIMED_FILES],
     }
+
+
+def _origin_latency() -> dict[str, Any]:
+    """A histogram: upper bounds in seconds, reads of each bucket (one more: all that took longer),
+    and the seconds of all reads together.
+    """
+    counts, sum_ns = _native.origin_reads()
+    bounds = [2 ** (_native.LATENCY_SHIFT + k) / 1e9 for k in range(len(counts) - 1)]
+    return {"bounds": bounds, "counts": counts, "sum": sum_ns / 1e9}
 
 
 def _so_far(now: Mapping[Metric, int]) -> tuple[int, int]:

@@ -14,15 +14,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
-from rich.live import Live
 
 from fusecache import __version__
 from fusecache.base import command, mounts, trust, units
-from fusecache.base.command import Commands, console
+from fusecache.base.command import PATH, Commands, console
 from fusecache.base.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -77,7 +75,11 @@ def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 _socket_flag = click.option(
-    "--socket", "socket_path", metavar="PATH", help="The daemon's. [in the runtime directory]"
+    "--socket",
+    "socket_path",
+    type=PATH,
+    metavar="PATH",
+    help="The daemon's. [in the runtime directory]",
 )
 
 
@@ -122,7 +124,7 @@ def cli() -> None:
     metavar="all|none|GROUP",
     help="Whose hints for root's mounts are taken, besides root's. [all; with --socket none]",
 )
-@click.option("--log-file", metavar="FILE", help="[stderr]")
+@click.option("--log-file", type=PATH, metavar="FILE", help="[stderr]")
 def serve(
     socket_path: str | None,
     ram: int | None,
@@ -227,23 +229,11 @@ def _default_socket() -> str:
     return roots if not os.path.lexists(own) and os.access(roots, os.W_OK) else own
 
 
-@contextlib.contextmanager
-def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
-    """On a terminal: shows what it is given in the place of what it was given before. In a script:
-    `elsewhere`.
-    """
-    if not sys.stdout.isatty():
-        yield elsewhere
-        return
-    with Live(console=console(), auto_refresh=False) as live:
-        yield lambda shown: live.update(shown, refresh=True)
-
-
 # ---- hint ----------------------------------------------------------------------------------------
 
 
 @cli.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--sampler",
     type=click.Choice(["random", "distributed", "sequential"]),
@@ -289,6 +279,7 @@ def _display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]
 )
 @click.option(
     "--importance",
+    type=PATH,
     metavar="FILE",
     help="A .npy array: how often each sample is expected to be used in an epoch whose order is "
     "not known yet (their sum: an epoch's samples). [all alike]",
@@ -411,7 +402,7 @@ def _follow(channel: Channel, name: str) -> None:
     """Show the job until it has ended; Ctrl-C ends it. ConnectionError: the daemon is gone."""
     line = f"{name}: has ended"
     try:
-        with _display(lambda _: None) as show:
+        with command.display(lambda _: None) as show:
             while True:
                 status = channel.ask("status", {})
                 known = (job for job in (*status["jobs"], *status["ended"]) if job["name"] == name)
@@ -491,7 +482,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
             else:
                 command.show(report.tables(answer))
             return
-        display = contextlib.nullcontext(_print_line) if as_json else _display(_print_and_part)
+        display = (
+            contextlib.nullcontext(_print_line) if as_json else command.display(_print_and_part)
+        )
         with contextlib.suppress(KeyboardInterrupt), display as show:
             while True:
                 show(json.dumps(answer) if as_json else report.tables(answer))

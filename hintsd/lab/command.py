@@ -18,7 +18,7 @@ import click
 from rich.console import Console, RenderableType
 
 from fusecache.base import command, units
-from fusecache.base.command import Commands, show
+from fusecache.base.command import PATH, Commands, show
 from fusecache.base.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def lab() -> None:
 
 @lab.command()
 @click.argument("what", type=click.Choice(["digits", "generated", "shuffle"]))
-@click.option("-o", "--output", required=True, metavar="FILE", help="The trace.")
+@click.option("-o", "--output", required=True, type=PATH, metavar="FILE", help="The trace.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option(
     "--sampler",
@@ -215,7 +215,7 @@ def _train(
 
 
 @lab.command(cls=_OverPolicies)
-@click.argument("files", nargs=-1, required=True, metavar="TRACE...")
+@click.argument("files", nargs=-1, required=True, type=PATH, metavar="TRACE...")
 @click.option("--policy", "policies", multiple=True, metavar="P", help="Repeatable. [all]")
 @click.option(
     "--cache",
@@ -243,7 +243,7 @@ def _train(
     metavar="N",
     help="An epoch begins every N reads: for traces that know no epochs, as those of a mount.",
 )
-@click.option("--plot", metavar="FILE", help="Hit ratio over cache size: .png or .svg.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Hit ratio over cache size: .png or .svg.")
 @_seed
 @_as_json
 def replay(
@@ -397,7 +397,9 @@ def _compared(names: Sequence[str], quick: bool, seed: int) -> dict[str, Compari
 
 
 @lab.command(name="all")
-@click.option("-o", "--output", required=True, metavar="DIR", help="Made if it is not there.")
+@click.option(
+    "-o", "--output", required=True, type=PATH, metavar="DIR", help="Made if it is not there."
+)
 @click.option("--quick", is_flag=True, help="Small traces, few epochs: seconds, and rougher.")
 @_seed
 def everything(output: str, quick: bool, seed: int) -> None:

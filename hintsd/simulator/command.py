@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fusecache.base import units
-from fusecache.base.command import show
+from fusecache.base.command import PATH, show
 from fusecache.base.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _sizes_mb(
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, metavar="[SCENARIO|FILE.toml]...")
+@click.argument("scenarios", nargs=-1, type=PATH, metavar="[SCENARIO|FILE.toml]...")
 @click.option("--list", "listed", is_flag=True, help="The built-in scenarios and the policies.")
 @click.option("--toml", is_flag=True, help="The file of a built-in scenario, to change a copy.")
 @click.option(
@@ -58,7 +58,7 @@ def _sizes_mb(
 )
 @click.option("--delta", type=float, help="Accesses: δ. [0.1]")
 @click.option("--json", "as_json", is_flag=True, help="For machines (docs/SIMULATOR.md).")
-@click.option("--plot", metavar="FILE", help="Save a picture: .png or .svg.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Save a picture: .png or .svg.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def simulate(
     scenarios: tuple[str, ...],

@@ -26,7 +26,7 @@ from tools import packages
 from tools.packages import Wheel
 
 CLIENT_NEEDS = ("msgpack", "numpy")
-SERVER_NEEDS = (*CLIENT_NEEDS, "click", "pyfuse3", "rich", "trio", "xxhash")
+SERVER_NEEDS = (*CLIENT_NEEDS, "click", "prometheus-client", "pyfuse3", "rich", "trio", "xxhash")
 STRANGE = ("blake3", "click", "pyfuse3", "rich", "torch", "trio", "xxhash")
 
 

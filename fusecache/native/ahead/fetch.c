@@ -150,6 +150,7 @@ static void fetch_one(struct fetch_job *job)
 	if (!job->error) {
 		COUNT(files_fetched, 1);
 		COUNT(bytes_fetched, job->version.size);
+		latency_add(&origin_reads, clock_ns(CLOCK_MONOTONIC) - start_ns);
 		missed_came(job->ino, &job->version, job->into, job->begun_ns);
 	}
 	job->ended_ns = job->begun_ns + clock_ns(CLOCK_MONOTONIC) - start_ns;

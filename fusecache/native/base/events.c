@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 
 struct counters counters;
+struct latency origin_reads;
 
 static struct {
 	pthread_mutex_t lock;
@@ -13,6 +14,17 @@ static struct {
 	size_t first, count;
 	struct event ring[EVENTS_MOST];
 } events = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
+
+void latency_add(struct latency *to, int64_t ns)
+{
+	const uint64_t took = ns > 0 ? (uint64_t)ns : 0;
+	const uint64_t over = took ? (took - 1) >> LATENCY_SHIFT : 0;
+	const unsigned bits = over ? 64 - (unsigned)__builtin_clzll(over) : 0;
+	const unsigned k = bits < LATENCY_BUCKETS ? bits : LATENCY_BUCKETS - 1;
+
+	atomic_fetch_add_explicit(&to->buckets[k], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&to->sum_ns, took, memory_order_relaxed);
+}
 
 int events_init(void)
 {

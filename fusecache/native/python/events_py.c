@@ -111,6 +111,28 @@ static PyObject *py_counters(PyObject *module, PyObject *unused)
 #undef ONE
 }
 
+static PyObject *py_note_origin_read(PyObject *module, PyObject *arg)
+{
+	long long ns = PyLong_AsLongLong(arg);
+
+	(void)module;
+	if (ns == -1 && PyErr_Occurred())
+		return NULL;
+	latency_add(&origin_reads, ns);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_origin_reads(PyObject *module, PyObject *unused)
+{
+	PyObject *buckets = PyList_New(LATENCY_BUCKETS);
+
+	(void)module;
+	(void)unused;
+	for (size_t k = 0; buckets && k < LATENCY_BUCKETS; k++)
+		list_put(&buckets, k, PyLong_FromUnsignedLongLong(atomic_load(&origin_reads.buckets[k])));
+	return Py_BuildValue("NK", buckets, (unsigned long long)atomic_load(&origin_reads.sum_ns));
+}
+
 /* ---- module ------------------------------------------------------------------------------- */
 /* clang-format off */
 static PyMethodDef methods[] = {
@@ -120,6 +142,8 @@ static PyMethodDef methods[] = {
     NO_ARGUMENT(ram_bytes),
     WITH_KEYWORDS(ram_take),
     NO_ARGUMENT(counters),
+    ONE_ARGUMENT(note_origin_read),
+    NO_ARGUMENT(origin_reads),
     {NULL, NULL, 0, NULL},
 };
 /* clang-format on */
@@ -127,8 +151,9 @@ static PyMethodDef methods[] = {
 int events_add_to(PyObject *module)
 {
 #define CONSTANT(name) PyModule_AddIntConstant(module, #name, name)
-	return PyModule_AddFunctions(module, methods) || CONSTANT(STREAM_HEAD_BYTES) || CONSTANT(EVENT_FAULT) ||
-		       CONSTANT(EVENT_STREAM) || CONSTANT(EVENT_UNREAD) || CONSTANT(EVENT_PUNCHED)
+	return PyModule_AddFunctions(module, methods) || CONSTANT(STREAM_HEAD_BYTES) || CONSTANT(LATENCY_SHIFT) ||
+		       CONSTANT(EVENT_FAULT) || CONSTANT(EVENT_STREAM) || CONSTANT(EVENT_UNREAD) ||
+		       CONSTANT(EVENT_PUNCHED)
 		   ? -1
 		   : 0;
 #undef CONSTANT

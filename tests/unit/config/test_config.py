@@ -526,7 +526,7 @@ _SIZES = {"ssd_bytes": GIB, "ram_bytes": GIB, "keep_free_bytes": 0}
 def test_missing_fuse_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda _: False)
     with pytest.raises(UserError, match="/dev/fuse does not exist"):
-        places_module._check_fuse(allow_other=False)
+        places_module.check_fuse(allow_other=False)
 
 
 def test_an_ordinary_user_needs_fusermount3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,7 +535,7 @@ def test_an_ordinary_user_needs_fusermount3(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os.path, "exists", lambda _: True)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(UserError, match="fusermount3 is not installed"):
-        places_module._check_fuse(allow_other=False)
+        places_module.check_fuse(allow_other=False)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ def test_a_job_that_has_not_begun(monkeypatch: pytest.MonkeyPatch, unknown: dict
     ended = {"name": "ended", "mountpoint": MOUNTPOINT, "ended_ago_s": 1.0, **unknown}
     status: dict[str, Any] = {}
     monkeypatch.setattr(hintsd_client, "setting", lambda target: "auto")
-    monkeypatch.setattr(hintsd_client, "_socket", lambda target: "socket")
-    monkeypatch.setattr(hintsd_client, "_status", lambda path: status)
+    monkeypatch.setattr(hintsd_client, "socket_of", lambda target: "socket")
+    monkeypatch.setattr(hintsd_client, "status", lambda path: status)
     target: Any = type("Named", (), {"mountpoint": MOUNTPOINT})
 
     def layout(*jobs: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import resource
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -455,3 +456,20 @@ def test_ram_ring_against_a_model(tmp_path: Path) -> None:
         assert _native.ram_bytes() == sum(sizes[ino] for ino in held)
     os.close(table_fd)
     os.close(source_fd)
+
+
+def test_reads_of_the_origin_are_counted_by_what_they_took() -> None:
+    least = 1 << _native.LATENCY_SHIFT
+    for took, bucket in (
+        (-1, 0), (0, 0), (least, 0), (least + 1, 1), (2 * least, 1), (2 * least + 1, 2),
+        (least << 17, 17), ((least << 17) + 1, 18), ((1 << 63) - 1, 18),
+    ):  # fmt: skip
+        before, before_ns = _native.origin_reads()
+        _native.note_origin_read(took)
+        counts, sum_ns = _native.origin_reads()
+        changed = [k for k, (a, b) in enumerate(zip(before, counts, strict=True)) if b != a]
+        assert (len(counts), changed) == (19, [bucket]), took
+        assert (sum_ns - before_ns) % (1 << 64) == max(0, took)
+    wrong: Any = "long"
+    with pytest.raises(TypeError):
+        _native.note_origin_read(wrong)

@@ -1,0 +1,1 @@
+"""What an operator sees of all mounts of a host: asked at once, exported, summed up, checked."""

@@ -1,0 +1,68 @@
+"""What an operator sees of mounts that live, and of one that died."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from tests.conftest import Mounting, Place, in_one_mode
+from tests.support.mounted import alive, eventually
+from tests.support.trees import random_bytes
+
+FILE_BYTES = 100_000
+
+
+@in_one_mode
+def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mounting) -> None:
+    names = ("a", "b", "c")
+    for number, name in enumerate(names):
+        place.write(name, random_bytes(number, FILE_BYTES))
+    place.write("large", random_bytes(9, 5 << 20))  # in two blocks, which Python fetches
+    mount = mounting("--ram", "16M")
+    for name in (*names, "large"):
+        assert len((place.mountpoint / name).read_bytes()) >= FILE_BYTES
+    status = mount.status()
+    text = mount.run("metrics").stdout
+    found = {}
+    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
+        for sample in family.samples:
+            if sample.labels.get("mount") == str(mount.path):
+                found[sample.name, sample.labels.get("tier")] = sample.value
+    assert found["fusecache_up", None] == 1
+    assert found["fusecache_origin_files_total", None] == status["origin"]["files"] == 4
+    # Small files by the fetch pool, blocks by Python; what is young may be read again.
+    assert found["fusecache_origin_read_seconds_count", None] >= 3 + 2
+    assert 0 < found["fusecache_origin_read_seconds_sum", None] < 60
+    assert found["fusecache_reads_total", "origin"] == status["reads"]["from_origin"] > 0
+    assert found["fusecache_tier_limit_bytes", "ram"] == 16 << 20
+
+
+@in_one_mode
+def test_a_dead_mount_is_shown_with_the_command_that_heals_it(
+    place: Place, mounting: Mounting
+) -> None:
+    mount = mounting("--ram", "16M", allow_log=[".*"])
+    log_file = mount.run("list", "--json").stdout
+    assert str(mount.log_file) in log_file
+    server_pid = mount.server_pid()
+    os.kill(mount.keeper_pid, signal.SIGKILL)  # first, or it starts another server
+    os.kill(server_pid, signal.SIGKILL)
+    eventually(lambda: not alive(mount.keeper_pid) and not alive(server_pid))
+    found = {one["mountpoint"]: one for one in json.loads(mount.run("status", "--json").stdout)}
+    dead = found[str(mount.path)]
+    assert (dead["state"], dead["status"]) == ("dead", None)
+    assert f"DEAD: {dead['fault']}" in mount.run("status").stdout
+    assert f'fusecache_up{{mount="{mount.path}"}} 0.0' in mount.run("metrics").stdout
+    doctor = mount.run("doctor", mount.path)
+    assert (doctor.returncode, "1 problem" in doctor.stdout) == (1, True)
+    assert shlex.split(dead["heal"]) == ["fusecache", *mount.mount_arguments()[:3]]
+    mount.start()  # so it is done, with the options of before
+    doctor = mount.run("doctor", "--json", mount.path)
+    levels = {one["about"]: one["level"] for one in json.loads(doctor.stdout) if one["mount"]}
+    assert doctor.returncode == 0
+    assert {"open mode", "memory", "hintsd", "cache disk", "origin", "clock"} < {*levels}
+    assert mount.run("status", mount.path).stdout.count(str(mount.log_file)) == 1
