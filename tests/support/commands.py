@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tests.support import forking
+
 _ROOT = Path(__file__).resolve().parents[2]
 _MESSAGE_BYTES = 1 << 17
 
@@ -40,7 +42,7 @@ class Commands:
                 environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
                 with theirs:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", "tests.support.commands"],
+                        [sys.executable, "-m", "tests.support.commands", forking.ROOM],
                         stdin=theirs.fileno(),
                         cwd="/",
                         env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
@@ -90,6 +92,7 @@ def _serve() -> None:
     """On standard input, a socket: each message is a command, with three descriptors."""
     import fusecache.cli.main  # noqa: F401  (not by the process that tests run in)
 
+    forking.prepare()
     connection = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     wake, wakes = os.pipe()
@@ -147,7 +150,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["fusecache", *arguments]
-    main()
+    forking.run_to_end(main)
 
 
 if __name__ == "__main__":
