@@ -33,6 +33,7 @@ from tests.support.mounted import (
     eventually,
     is_mounted,
     processes_naming,
+    started,
     watched,
 )
 from tests.support.trees import assert_same, make_files, random_bytes
@@ -128,7 +129,7 @@ def test_killed_while_everything_happens(place: Place, mounting: Mounting) -> No
     files = make_files(place.source, 160, lambda index: index * index * 13 % 500_000)
     files += [place.write(f"large/{n}", random_bytes(n, 9 * MIB + n)) for n in range(2)]
     # Both budgets are smaller than the data, so eviction and dropping never end.
-    mount = mounting("--ssd", "32M", "--ram", "16M", "--revalidate", "0.5")
+    mount = mounting("--ssd", "32M", "--ram", "16M", "--revalidate", "0.5", env=started())
     with readers(mount, files, 3, place.base):
         for _ in range(KILLS):
             time.sleep(rng.random() ** 2 * 1.5)
@@ -146,7 +147,7 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
     names = {f"{index:06d}" for index in range(15_000)}
     for name in names:
         place.write(f"wide/{name}", b"")
-    mount = mounting("--revalidate", "0.5")
+    mount = mounting("--revalidate", "0.5", env=started())
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for _ in range(4):
             listing = pool.submit(os.listdir, mount.path / "wide")
@@ -163,7 +164,7 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
 def test_killed_while_a_large_file_streams(place: Place, mounting: Mounting) -> None:
     path = place.write("large", random_bytes("large", 60 * MIB + 99))
     expected = digest(path)
-    mount = mounting("--ssd", "128M", "--ram", "64M")
+    mount = mounting("--ssd", "128M", "--ram", "64M", env=started())
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for _ in range(4):
             reading = [pool.submit(digest, mount.path / "large") for _ in range(2)]
@@ -182,7 +183,7 @@ def test_killed_while_requests_wait_for_the_origin(
     """What the dead server had taken and not answered is sent again to the next one."""
     make_files(place.source, 8, lambda index: 100_000 + index)
     (place.source / "link").symlink_to("class000")
-    mount = mounting(source=faulty.mountpoint)
+    mount = mounting(source=faulty.mountpoint, env=started())
     faulty.add(Fault("read", hang=True))
     faulty.add(Fault("readlink", hang=True))
     faulty.add(Fault("readdir", "class000", hang=True))
@@ -210,7 +211,7 @@ def test_killed_while_requests_wait_for_the_origin(
 def test_servers_that_live_shorter_than_a_start_takes(place: Place, mounting: Mounting) -> None:
     """Readers get on all the same: what was done for the next server is not lost with one."""
     files = make_files(place.source, 40, lambda index: 10_000 + index)
-    mount = mounting()
+    mount = mounting(env=started())
     target = control_client.find(str(mount.path))
     mount.allow_log.append(_KILLED)
 
@@ -252,7 +253,7 @@ def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
     rng = random.Random(5)
     for _ in range(4):
         with watched(place.mountpoint), concurrent.futures.ThreadPoolExecutor(1) as pool:
-            starting = pool.submit(command, *mount.mount_arguments())
+            starting = pool.submit(command, *mount.mount_arguments(), env=started())
             end = time.monotonic() + 0.2 + rng.random()
             while time.monotonic() < end and not starting.done():
                 for pid in processes_naming("fusecache.server"):
@@ -305,7 +306,7 @@ def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> No
 
 @in_one_mode
 def test_the_log_says_why(place: Place, mounting: Mounting) -> None:
-    mount = mounting()
+    mount = mounting(env=started())
     pid = mount.kill_server()
     eventually(lambda: mount.status()["restarts"] == 1)
     eventually(lambda: not alive(pid))

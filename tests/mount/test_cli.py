@@ -29,6 +29,7 @@ from tests.support.mounted import (
     errno_of,
     eventually,
     is_mounted,
+    started,
     watched,
 )
 from tests.support.trees import assert_same, make_files, snapshot
@@ -581,7 +582,7 @@ def test_foreground(place: Place, zero_open: bool) -> None:
 def test_a_server_that_dies_again_and_again(place: Place, mounting: Mounting) -> None:
     """Back-off, the reason in the log, and the mount is served again in the end."""
     path = place.write("file", os.urandom(100_000))
-    mount = mounting()
+    mount = mounting(env=started())
     for _ in range(6):
         mount.kill_servers_now()
         time.sleep(0.05)  # some deaths before it is ready, some after

@@ -1,9 +1,9 @@
-"""Keeper and server as forks of a process that has imported them: tests start thousands.
+"""Python programs as forks of a process that has imported what they need: tests start thousands.
 
-Of half a second of a processor that a mount needs to start, nearly all is imports. What is forked
-is otherwise as if it had been started: arguments (also those that /proc shows), environment,
-directory, descriptors, signals, session. `environment(TESTS_EXEC="1")` has them started as users
-have them: for tests of starts, and of deaths amid a start.
+Nearly all that it takes a mount to start is imports: half a second of a processor; where torch is
+needed, two. What is forked is otherwise as if it had been started: arguments (also those in /proc),
+environment, directory, descriptors, signals, session. For tests of starts, and of deaths amid a
+start, `Mount(…, env=started())` has keeper and server started as users have them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -27,24 +28,20 @@ from typing import Any, Final, NoReturn
 from fusecache.base import processes
 
 EXEC: Final = "TESTS_EXEC"
-_MODULES: Final = ("fusecache.keeper", "fusecache.server")
+FORKED: Final = ("fusecache.keeper", "fusecache.server", "hintsd.orders.torch_process")
 _TO_PYTHON: Final = ("PYTHON", "LD_", "OPENBLAS_", "OMP_", "MALLOC_", "ASAN_", "TSAN_", EXEC)
-ROOM: Final = "." * (64 << 10)
+ROOM: Final = "." * (120 << 10)
 """An argument of the process that is forked: what is forked shows its own in this place."""
 _own: dict[str, str] = {}  # what of the environment Python itself read
 _events: dict[int, int] = {}  # that the C extension makes when it is imported, and their counts
 
 
-def prepare() -> None:
-    """Import what keeper and server need, and have them forked from now on, by this process and
-    its forks. ROOM is the last argument of this process.
+def prepare(*modules: str) -> None:
+    """Import them, and have FORKED forked from now on, by this process and its forks. ROOM is an
+    argument of this process.
     """
-    from fusecache.server.entry import load_extension
-
-    load_extension(zero_open=True)
-    for name in ("fusecache.cli.mount_command", "fusecache.keeper.keeper"):
+    for name in modules:
         importlib.import_module(name)
-    importlib.import_module("fusecache.server.serving")
     _own.update(_to_python(os.environ))
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(FileNotFoundError):
@@ -60,6 +57,10 @@ def _to_python(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_TO_PYTHON)}
 
 
+def is_room_for(words: Sequence[str]) -> bool:
+    return sum(len(os.fsencode(word)) + 1 for word in words) <= len(ROOM)
+
+
 def _show(words: Sequence[str]) -> None:
     """As /proc/PID/cmdline: there is room for them where our own arguments were."""
     with open("/proc/self/stat", "rb") as file:
@@ -69,7 +70,7 @@ def _show(words: Sequence[str]) -> None:
 
 
 class Forked(subprocess.Popen[Any]):
-    """Popen, of keeper and server by a fork."""
+    """Popen; a fork, where what is to run is FORKED."""
 
     def _execute_child(
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any,
@@ -81,9 +82,10 @@ class Forked(subprocess.Popen[Any]):
         if (
             not isinstance(args, list)
             or args[:3] != [sys.executable, "-P", "-m"]
-            or args[3] not in _MODULES
-            or _to_python({} if env is None else env) != _own
-            or sum(map(len, map(os.fsencode, args))) > len(ROOM)
+            or args[3] not in FORKED
+            or args[3].partition(".")[0] not in sys.modules
+            or _to_python(os.environ if env is None else env) != _own
+            or not is_room_for(args)
         ):
             super()._execute_child(  # type: ignore[misc]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
@@ -96,29 +98,16 @@ class Forked(subprocess.Popen[Any]):
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            try:
-                for fd, theirs in enumerate((p2cread, c2pwrite, errwrite)):
-                    if theirs not in (-1, fd):
-                        os.dup2(theirs, fd)
-                    os.set_inheritable(fd, True)
-                _close_all_but({0, 1, 2, begins, *pass_fds})
-                for fd in pass_fds:
-                    os.set_inheritable(fd, True)
-                _have_events()
-                if cwd is not None:
-                    os.chdir(cwd)
-                if start_new_session:
-                    os.setsid()
-                if process_group >= 0:
-                    os.setpgid(0, process_group)
-                os.environ.clear()
-                os.environ.update(env)
-                _begin_anew(args)
-                os.close(begins)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(255)
-            _run(args[3], args[4:])
+            streams = (p2cread, c2pwrite, errwrite)
+            become(
+                args,
+                dict(os.environ if env is None else env),
+                streams,
+                [begins, *pass_fds],
+                cwd,
+                is_leader=start_new_session,
+                group=process_group,
+            )
         self._child_created = True
         self._close_pipe_fds(  # type: ignore[attr-defined]
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
@@ -126,6 +115,44 @@ class Forked(subprocess.Popen[Any]):
         os.close(begins)
         os.read(is_begun, 1)  # its end: the child has none of our descriptors any more
         os.close(is_begun)
+
+
+def become(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    streams: Sequence[int],
+    kept: Sequence[int],
+    directory: str | None = None,
+    *,
+    is_leader: bool = False,
+    group: int = -1,
+) -> NoReturn:
+    """In a fork: run `python …`, or `fusecache …`. `streams`: its standard descriptors, -1 is ours.
+    Of the others it has `kept`; the first of them is closed when the program begins.
+    """
+    try:
+        for fd, theirs in enumerate(streams):
+            if theirs not in (-1, fd):
+                os.dup2(theirs, fd)
+            os.set_inheritable(fd, True)
+        _close_all_but({0, 1, 2, *kept})
+        for fd in kept:
+            os.set_inheritable(fd, True)
+        _have_events()
+        if directory is not None:
+            os.chdir(directory)
+        if is_leader:
+            os.setsid()
+        if group >= 0:
+            os.setpgid(0, group)
+        os.environ.clear()
+        os.environ.update(environment)
+        _begin_anew(words)
+        os.close(kept[0])
+    except BaseException:
+        traceback.print_exc()
+        os._exit(255)
+    run_to_end(lambda: _run([word for word in words if word != "-P"]))
 
 
 def _close_all_but(kept: set[int]) -> None:
@@ -160,9 +187,21 @@ def _begin_anew(words: Sequence[str]) -> None:
     _show(words)
 
 
-def _run(module: str, arguments: Sequence[str]) -> NoReturn:
-    sys.argv = [module, *arguments]
-    run_to_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+def _run(words: Sequence[str]) -> None:
+    """fusecache …, python -m MODULE …, or python -c CODE …"""
+    if words[0] == "fusecache":
+        from fusecache.cli.main import main as fusecache
+
+        sys.argv = list(words)
+        fusecache()
+        return
+    _, kind, what, *arguments = words
+    sys.argv = [kind, *arguments]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), main.__dict__)
 
 
 def run_to_end(program: Callable[[], object]) -> NoReturn:

@@ -29,7 +29,8 @@ from typing import Any, TypeVar
 from fusecache.base import processes
 from fusecache.base.errors import UserError
 from fusecache.control import control_client
-from tests.support.commands import Commands
+from tests.support import forking
+from tests.support.commands import IMPORTABLE, Commands
 from tests.support.watchdog import abort_mount
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +52,12 @@ _commands = Commands()
 
 def environment(**extra: str) -> dict[str, str]:
     """The environment that makes this checkout's package importable from anywhere."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **extra}
+    return {**os.environ, **IMPORTABLE, **extra}
+
+
+def started() -> dict[str, str]:
+    """For `Mount(env=…)`: keeper and server are started as users have them, not forked."""
+    return environment(**{forking.EXEC: "1"})
 
 
 def eventually(look: Callable[[], T], timeout_s: float = 20.0, every_s: float = 0.05) -> T:
