@@ -23,6 +23,7 @@ import pytest
 
 from fusecache.control import control_client
 from tests.conftest import Mounting, Place, in_one_mode
+from tests.support import PATIENCE_S
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import (
     Mount,
@@ -113,7 +114,7 @@ def readers(mount: Mount, files: list[Path], count: int, base: Path) -> Iterator
         outputs = []
         for reader in running:
             try:
-                outputs.append((reader.wait(40), reader.communicate()[0].strip()))
+                outputs.append((reader.wait(PATIENCE_S), reader.communicate()[0].strip()))
             except subprocess.TimeoutExpired:
                 reader.kill()
                 outputs.append((-1, "the reader hangs"))
@@ -153,10 +154,10 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
             listing = pool.submit(os.listdir, mount.path / "wide")
             counting = pool.submit(lambda: sum(1 for _ in os.scandir(mount.path / "wide")))
             mount.kill_servers_now()
-            found = listing.result(60)
+            found = listing.result(PATIENCE_S)
             assert len(found) == len(names)
             assert set(found) == names
-            assert counting.result(60) == len(names)
+            assert counting.result(PATIENCE_S) == len(names)
             mount.drop_kernel_caches()
 
 
@@ -171,7 +172,7 @@ def test_killed_while_a_large_file_streams(place: Place, mounting: Mounting) -> 
             while not all(future.done() for future in reading):
                 time.sleep(0.15)
                 mount.kill_servers_now()
-                eventually(lambda: mount.status()["server_pid"] > 0, 30)
+                eventually(lambda: mount.status()["server_pid"] > 0)
             assert [future.result() for future in reading] == [expected] * 2
             mount.drop_pages()
 
@@ -197,12 +198,14 @@ def test_killed_while_requests_wait_for_the_origin(
         eventually(lambda: faulty.hanging() == 6)
         for _ in range(3):
             mount.kill_servers_now()
-            eventually(lambda: mount.status()["server_pid"] > 0, 30)
+            eventually(lambda: mount.status()["server_pid"] > 0)
         faulty.clear()
         for index, read in enumerate(reads):
-            assert read.result(40) == (place.source / f"class000/{index:05d}.jpg").read_bytes()
-        assert link.result(40) == "class000"
-        assert len(listing.result(40)) == 8
+            assert (
+                read.result(PATIENCE_S) == (place.source / f"class000/{index:05d}.jpg").read_bytes()
+            )
+        assert link.result(PATIENCE_S) == "class000"
+        assert len(listing.result(PATIENCE_S)) == 8
     assert_same(place.source, mount.path)
 
 
@@ -262,7 +265,7 @@ def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
                         if os.fsencode(str(mount.log_file)) in cmdline:
                             os.kill(pid, signal.SIGKILL)
                 time.sleep(0.02)
-            done = starting.result(60)
+            done = starting.result(PATIENCE_S)
             if done.returncode == 0:
                 assert_same(place.source, place.mountpoint)
                 assert command("umount", place.mountpoint).returncode == 0
@@ -299,7 +302,7 @@ def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> No
             for process in victims:
                 os.killpg(process.pid, signal.SIGKILL)
             for process in victims:
-                process.wait(20)
+                process.wait(PATIENCE_S)
                 eventually(functools.partial(_is_over, process.pid))
     assert mount.status()["restarts"] == 0
 

@@ -94,7 +94,7 @@ def staged(
         there = here >= place and (status["ahead_bytes"] or 0) >= at_least_bytes
         assert there, repr((place, at_least_bytes, directed.status()))
 
-    eventually(look, 60)
+    eventually(look)
 
 
 @pytest.mark.claim("P6")

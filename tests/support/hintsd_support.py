@@ -30,9 +30,10 @@ from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec
 from hintsd.users import public
 from hintsd.users.public import Others
+from tests.support import PATIENCE_S
 from tests.support.commands import WithTorch
 
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = PATIENCE_S
 
 
 class NotedDirector:
