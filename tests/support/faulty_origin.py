@@ -77,13 +77,13 @@ class FaultyOrigin:
     def __enter__(self) -> FaultyOrigin:
         self._process = subprocess.Popen(
             [
-                sys.executable,
-                __file__,
+                *(sys.executable, "-m", __name__),
                 str(self.backing),
                 str(self.mountpoint),
                 str(self._socket_path),
                 self._subtype,
-            ]
+            ],
+            cwd=Path(__file__).parents[2],
         )
         deadline = time.monotonic() + PATIENCE_S
         while not (self._socket_path.exists() and os.path.ismount(self.mountpoint)):
