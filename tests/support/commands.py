@@ -1,7 +1,7 @@
 """Two processes, in whose forks tests run programs: so none of them has to import (forking.py).
 
 One runs `fusecache` commands, thousands, most of them to mount and to unmount. The other one has
-torch, and runs hintsd and trainers: `WithTorch`.
+torch, and runs hintsd, trainers and origins that fail on command: `WithTorch`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class WithTorch(subprocess.Popen[Any]):
 def _serve() -> None:
     """On standard input, a socket: each message is a program, with four descriptors."""
     if sys.argv[1] == "torch":
-        forking.prepare("torch.utils.data", "hintsd.cli.main", "hintsd.daemon.director")
+        forking.prepare("torch.utils.data", "hintsd.cli.main", "hintsd.daemon.director", "pyfuse3")
     else:
         from fusecache.server.entry import load_extension
 

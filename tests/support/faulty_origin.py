@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import PATIENCE_S
+from tests.support.commands import WithTorch
 
 
 @dataclasses.dataclass
@@ -75,15 +76,14 @@ class FaultyOrigin:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> FaultyOrigin:
-        self._process = subprocess.Popen(
+        self._process = WithTorch(
             [
                 *(sys.executable, "-m", __name__),
                 str(self.backing),
                 str(self.mountpoint),
                 str(self._socket_path),
                 self._subtype,
-            ],
-            cwd=Path(__file__).parents[2],
+            ]
         )
         deadline = time.monotonic() + PATIENCE_S
         while not (self._socket_path.exists() and os.path.ismount(self.mountpoint)):
