@@ -23,6 +23,7 @@ import pytest
 
 from fusecache.control import control_client
 from tests.conftest import Mounting, Place, in_one_mode
+from tests.support import PATIENCE_S
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import (
     Mount,
@@ -33,6 +34,7 @@ from tests.support.mounted import (
     eventually,
     is_mounted,
     processes_naming,
+    started,
     watched,
 )
 from tests.support.trees import assert_same, make_files, random_bytes
@@ -112,7 +114,7 @@ def readers(mount: Mount, files: list[Path], count: int, base: Path) -> Iterator
         outputs = []
         for reader in running:
             try:
-                outputs.append((reader.wait(40), reader.communicate()[0].strip()))
+                outputs.append((reader.wait(PATIENCE_S), reader.communicate()[0].strip()))
             except subprocess.TimeoutExpired:
                 reader.kill()
                 outputs.append((-1, "the reader hangs"))
@@ -128,7 +130,7 @@ def test_killed_while_everything_happens(place: Place, mounting: Mounting) -> No
     files = make_files(place.source, 160, lambda index: index * index * 13 % 500_000)
     files += [place.write(f"large/{n}", random_bytes(n, 9 * MIB + n)) for n in range(2)]
     # Both budgets are smaller than the data, so eviction and dropping never end.
-    mount = mounting("--ssd", "32M", "--ram", "16M", "--revalidate", "0.5")
+    mount = mounting("--ssd", "32M", "--ram", "16M", "--revalidate", "0.5", env=started())
     with readers(mount, files, 3, place.base):
         for _ in range(KILLS):
             time.sleep(rng.random() ** 2 * 1.5)
@@ -146,16 +148,16 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
     names = {f"{index:06d}" for index in range(15_000)}
     for name in names:
         place.write(f"wide/{name}", b"")
-    mount = mounting("--revalidate", "0.5")
+    mount = mounting("--revalidate", "0.5", env=started())
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for _ in range(4):
             listing = pool.submit(os.listdir, mount.path / "wide")
             counting = pool.submit(lambda: sum(1 for _ in os.scandir(mount.path / "wide")))
             mount.kill_servers_now()
-            found = listing.result(60)
+            found = listing.result(PATIENCE_S)
             assert len(found) == len(names)
             assert set(found) == names
-            assert counting.result(60) == len(names)
+            assert counting.result(PATIENCE_S) == len(names)
             mount.drop_kernel_caches()
 
 
@@ -163,14 +165,14 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
 def test_killed_while_a_large_file_streams(place: Place, mounting: Mounting) -> None:
     path = place.write("large", random_bytes("large", 60 * MIB + 99))
     expected = digest(path)
-    mount = mounting("--ssd", "128M", "--ram", "64M")
+    mount = mounting("--ssd", "128M", "--ram", "64M", env=started())
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for _ in range(4):
             reading = [pool.submit(digest, mount.path / "large") for _ in range(2)]
             while not all(future.done() for future in reading):
                 time.sleep(0.15)
                 mount.kill_servers_now()
-                eventually(lambda: mount.status()["server_pid"] > 0, 30)
+                eventually(lambda: mount.status()["server_pid"] > 0)
             assert [future.result() for future in reading] == [expected] * 2
             mount.drop_pages()
 
@@ -182,7 +184,7 @@ def test_killed_while_requests_wait_for_the_origin(
     """What the dead server had taken and not answered is sent again to the next one."""
     make_files(place.source, 8, lambda index: 100_000 + index)
     (place.source / "link").symlink_to("class000")
-    mount = mounting(source=faulty.mountpoint)
+    mount = mounting(source=faulty.mountpoint, env=started())
     faulty.add(Fault("read", hang=True))
     faulty.add(Fault("readlink", hang=True))
     faulty.add(Fault("readdir", "class000", hang=True))
@@ -196,12 +198,14 @@ def test_killed_while_requests_wait_for_the_origin(
         eventually(lambda: faulty.hanging() == 6)
         for _ in range(3):
             mount.kill_servers_now()
-            eventually(lambda: mount.status()["server_pid"] > 0, 30)
+            eventually(lambda: mount.status()["server_pid"] > 0)
         faulty.clear()
         for index, read in enumerate(reads):
-            assert read.result(40) == (place.source / f"class000/{index:05d}.jpg").read_bytes()
-        assert link.result(40) == "class000"
-        assert len(listing.result(40)) == 8
+            assert (
+                read.result(PATIENCE_S) == (place.source / f"class000/{index:05d}.jpg").read_bytes()
+            )
+        assert link.result(PATIENCE_S) == "class000"
+        assert len(listing.result(PATIENCE_S)) == 8
     assert_same(place.source, mount.path)
 
 
@@ -210,7 +214,7 @@ def test_killed_while_requests_wait_for_the_origin(
 def test_servers_that_live_shorter_than_a_start_takes(place: Place, mounting: Mounting) -> None:
     """Readers get on all the same: what was done for the next server is not lost with one."""
     files = make_files(place.source, 40, lambda index: 10_000 + index)
-    mount = mounting()
+    mount = mounting(env=started())
     target = control_client.find(str(mount.path))
     mount.allow_log.append(_KILLED)
 
@@ -252,7 +256,7 @@ def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
     rng = random.Random(5)
     for _ in range(4):
         with watched(place.mountpoint), concurrent.futures.ThreadPoolExecutor(1) as pool:
-            starting = pool.submit(command, *mount.mount_arguments())
+            starting = pool.submit(command, *mount.mount_arguments(), env=started())
             end = time.monotonic() + 0.2 + rng.random()
             while time.monotonic() < end and not starting.done():
                 for pid in processes_naming("fusecache.server"):
@@ -261,7 +265,7 @@ def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
                         if os.fsencode(str(mount.log_file)) in cmdline:
                             os.kill(pid, signal.SIGKILL)
                 time.sleep(0.02)
-            done = starting.result(60)
+            done = starting.result(PATIENCE_S)
             if done.returncode == 0:
                 assert_same(place.source, place.mountpoint)
                 assert command("umount", place.mountpoint).returncode == 0
@@ -298,14 +302,14 @@ def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> No
             for process in victims:
                 os.killpg(process.pid, signal.SIGKILL)
             for process in victims:
-                process.wait(20)
+                process.wait(PATIENCE_S)
                 eventually(functools.partial(_is_over, process.pid))
     assert mount.status()["restarts"] == 0
 
 
 @in_one_mode
 def test_the_log_says_why(place: Place, mounting: Mounting) -> None:
-    mount = mounting()
+    mount = mounting(env=started())
     pid = mount.kill_server()
     eventually(lambda: mount.status()["restarts"] == 1)
     eventually(lambda: not alive(pid))

@@ -109,9 +109,10 @@ def test_killed_while_evicting(tmp_path: Path, source: random.Random) -> None:
             if n % 10 == 0:
                 store.store.housekeeping()
 
-    done = 0
-    for begin in range(0, 10_000, 1000):
+    done = begin = 0
+    while begin < 10_000 or done <= 10:  # on a busy machine a round comes to little
         fresh = killed(partial(write, begin), source.uniform(0.05, 0.25))
+        begin += 1000
         done += len(fresh)
         with opened(tmp_path / "cache", limit_bytes=limit) as store:
             for n in fresh:
@@ -119,7 +120,6 @@ def test_killed_while_evicting(tmp_path: Path, source: random.Random) -> None:
             check_invariants(store)
             assert store.kinds <= {"missing"}
             assert store.bad_after_verify()[1] == 0
-    assert done > 10
 
 
 def test_killed_while_evicting_files(tmp_path: Path, source: random.Random) -> None:
@@ -139,8 +139,9 @@ def test_killed_while_evicting_files(tmp_path: Path, source: random.Random) -> N
                 store.store.evict(DATASET, names)
                 acknowledge(turn)
 
-        done = 0
-        for _ in range(12):
+        done = rounds = 0
+        while rounds < 12 or done <= 10:  # on a busy machine a round comes to little
+            rounds += 1
             done += len(killed(change, source.uniform(0.1, 0.5)))
             for n in files:
                 found = living.get(path_of(n), version_of(payload_of(n)))
@@ -150,7 +151,6 @@ def test_killed_while_evicting_files(tmp_path: Path, source: random.Random) -> N
             check_invariants(living)
             assert living.bad_after_verify()[1] == 0
             assert living.kinds <= {"missing"}
-    assert done > 10
 
 
 def test_killed_while_rebuilding(tmp_path: Path, source: random.Random) -> None:

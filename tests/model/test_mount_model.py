@@ -248,7 +248,7 @@ class Machine:
 
     def settle(self) -> None:
         """Wait until the mount equals the source; from now on nothing older may be seen."""
-        eventually(lambda: assert_same(self.source, self.mount.path), 20, 0.02)
+        eventually(lambda: assert_same(self.source, self.mount.path), every_s=0.02)
         self.past.clear()
         for file in {*self.now.values()}:
             file.before += file.versions[:-1]

@@ -18,6 +18,7 @@ import pytest
 
 from fusecache.base.mounts import listen
 from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
+from tests.support import PATIENCE_S
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.hintsd_support import Daemon
 from tests.support.mounted import (
@@ -29,6 +30,7 @@ from tests.support.mounted import (
     errno_of,
     eventually,
     is_mounted,
+    started,
     watched,
 )
 from tests.support.trees import assert_same, make_files, snapshot
@@ -345,7 +347,7 @@ def test_warm_is_interrupted_and_goes_on(
         text=True,
         cwd="/",
     )
-    eventually(lambda: mount.value("ssd", "blocks") > 0, 20, 0.01)
+    eventually(lambda: mount.value("ssd", "blocks") > 0, every_s=0.01)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=30)
     assert running.returncode == 130, said
@@ -566,7 +568,7 @@ def test_foreground(place: Place, zero_open: bool) -> None:
         try:
             eventually(lambda: (place.mountpoint / "file").read_bytes() == b"content")
             running.send_signal(signal.SIGTERM)
-            assert running.wait(30) == OK
+            assert running.wait(PATIENCE_S) == OK
             assert not is_mounted(place.mountpoint)
         finally:
             if running.poll() is None:
@@ -581,7 +583,7 @@ def test_foreground(place: Place, zero_open: bool) -> None:
 def test_a_server_that_dies_again_and_again(place: Place, mounting: Mounting) -> None:
     """Back-off, the reason in the log, and the mount is served again in the end."""
     path = place.write("file", os.urandom(100_000))
-    mount = mounting()
+    mount = mounting(env=started())
     for _ in range(6):
         mount.kill_servers_now()
         time.sleep(0.05)  # some deaths before it is ready, some after

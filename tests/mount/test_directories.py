@@ -93,7 +93,7 @@ def test_a_disk_dies_under_the_mount(
         assert_read(mount.path, files)
         return bool(mount.value("ssd", "directories")[lost]["why_out"])
 
-    eventually(is_out, timeout_s=40)
+    eventually(is_out)
     assert not mount.value("ssd", "directories")[1 - lost]["why_out"]
     assert mount.value("integrity", "mismatches") == 0  # it is the disk that fails
     said = mount.run("status", mount.path).stdout
@@ -105,7 +105,7 @@ def test_a_disk_dies_under_the_mount(
         assert_read(mount.path, files)
         return bool(mount.value("reads", "from_origin") == before)
 
-    eventually(is_stored_again, timeout_s=40)
+    eventually(is_stored_again)
 
 
 @in_one_mode

@@ -19,6 +19,7 @@ from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import OrderSpec
 from tests.conftest import Mounting, Place, in_one_mode
+from tests.support.commands import WithTorch
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
@@ -93,7 +94,7 @@ def staged(
         there = here >= place and (status["ahead_bytes"] or 0) >= at_least_bytes
         assert there, repr((place, at_least_bytes, directed.status()))
 
-    eventually(look, 60)
+    eventually(look)
 
 
 @pytest.mark.claim("P6")
@@ -189,8 +190,9 @@ for epoch in range(3):
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A process with its children, killed at the end."""
-    process = subprocess.Popen(
+    """A process with its children, killed at the end. Python has torch at once."""
+    popen = WithTorch if command[0] == sys.executable else subprocess.Popen
+    process = popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     with process:

@@ -155,7 +155,7 @@ def test_what_the_kernel_takes_is_fetched_once_more(place: Place, mounting: Moun
         stable = directed.job("job")["reclaimed"]
         mount.drop_kernel_caches()
         least = FILES // 10
-        eventually(lambda: directed.job("job")["reclaimed"] - stable >= least, timeout_s=30)
+        eventually(lambda: directed.job("job")["reclaimed"] - stable >= least)
         read(2, FILES // 2, FILES)
         read(3, 0, FILES)
         both, at = fetched() - at, fetched()

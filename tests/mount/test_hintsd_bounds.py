@@ -33,7 +33,7 @@ WITHOUT_TORCH_BYTES_MOST = 60_000_000  # resident; it takes 47 million
 
 @pytest.fixture
 def daemon(place: Place) -> Iterator[DaemonProcess]:
-    daemon = DaemonProcess(place.base)
+    daemon = DaemonProcess(place.base, is_forked=False)
     daemon.start()
     yield daemon
     daemon.kill()

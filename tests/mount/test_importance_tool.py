@@ -19,7 +19,7 @@ def test_it_compares_five_trainings_and_leaves_nothing(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "DONE: 5 trainings" in done.stdout

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounting, Place, in_one_mode
+from tests.support import PATIENCE_S
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import (
     COMMAND,
@@ -133,7 +134,7 @@ def test_a_first_start_that_fails_leaves_nobody(place: Place, zero_open: bool) -
             if done.returncode == 0:
                 assert command("umount", place.mountpoint).returncode == 0
         assert not is_mounted(place.mountpoint)
-        eventually(lambda: not processes_naming(str(mount.log_file)), 10)
+        eventually(lambda: not processes_naming(str(mount.log_file)))
         left = [pid for pid in set(children(os.getpid())) - before if state(pid) not in "ZX"]
         assert not left
     finally:
@@ -192,7 +193,7 @@ def test_a_stopped_server_is_replaced(place: Place, mounting: Mounting) -> None:
     server = mount.server_pid()
     os.kill(server, signal.SIGSTOP)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(assert_same, place.source, mount.path).result(60)
+        pool.submit(assert_same, place.source, mount.path).result(PATIENCE_S)
     assert mount.server_pid() != server
     assert mount.value("restarts") == 1
 
@@ -320,8 +321,8 @@ def test_a_mount_in_a_private_namespace_ends_with_it(place: Place, zero_open: bo
         assert processes_naming(str(mount.log_file))
         shell.stdin.write(b"\n")
         shell.stdin.close()
-        assert shell.wait(20) == 0
-        eventually(lambda: not processes_naming(str(mount.log_file)), 40)
+        assert shell.wait(PATIENCE_S) == 0
+        eventually(lambda: not processes_naming(str(mount.log_file)))
         assert "no process is left" in mount.log()
     finally:
         shell.kill()

@@ -74,7 +74,7 @@ def test_evicted_files_are_staged_again(place: Place, mounting: Mounting, files:
         held_bytes = mount.value("ram", "bytes")
         let_go(paths[: FILES // 4])
         let_go(paths[FILES // 2 :])
-        eventually(lambda: in_memory(paths) >= FILES - TAKEN, timeout_s=30)
+        eventually(lambda: in_memory(paths) >= FILES - TAKEN)
         assert mount.value("ram", "bytes") == held_bytes
         assert mount.value("prefetch", "restored_files") >= FILES // 4
         before = requests(mount)
@@ -88,7 +88,7 @@ def test_evicted_files_are_staged_again(place: Place, mounting: Mounting, files:
         client.obeyed()
         left = paths[FILES // 2 :]
         let_go(left)
-        eventually(lambda: in_memory(left) >= len(left) - TAKEN, timeout_s=30)
+        eventually(lambda: in_memory(left) >= len(left) - TAKEN)
         assert mount.value("prefetch", "looks") > looks
         assert in_memory(passed) == 0
 
@@ -115,7 +115,7 @@ def test_what_only_the_origin_has_is_told_of_and_not_read_again(
 
         client.until(lambda: told() >= set(inos[stored:]))
         assert told() == set(inos[stored:])
-        eventually(lambda: in_memory(paths[:stored]) >= stored - TAKEN, timeout_s=30)
+        eventually(lambda: in_memory(paths[:stored]) >= stored - TAKEN)
         assert mount.value("origin", "files") == fetched
         assert mount.value("prefetch", "reclaimed_files") == FILES - stored
         # What is wanted anew is fetched anew, and its loss would be told of anew.
@@ -133,7 +133,7 @@ def test_what_the_budget_has_dropped_stays_dropped(place: Place, mounting: Mount
         limit = mount.value("ram", "limit_bytes")
         eventually(lambda: mount.value("ram", "bytes") <= limit)
         looks = mount.value("prefetch", "looks")
-        eventually(lambda: mount.value("prefetch", "looks") >= looks + 3, timeout_s=30)
+        eventually(lambda: mount.value("prefetch", "looks") >= looks + 3)
         assert mount.value("prefetch", "restored_files") <= TAKEN
         assert in_memory(paths) * 4 * SIZE <= limit
 
@@ -146,8 +146,8 @@ def test_files_whose_inodes_are_gone(place: Place, mounting: Mounting, files: No
     with PlanClient(mount.path) as client:
         paths = staged_window(place, mount, client)
         mount.drop_kernel_caches()
-        eventually(lambda: mount.value("prefetch", "restored_files") >= FILES - TAKEN, timeout_s=30)
-        eventually(lambda: in_memory(paths) >= FILES - TAKEN, timeout_s=30)
+        eventually(lambda: mount.value("prefetch", "restored_files") >= FILES - TAKEN)
+        eventually(lambda: in_memory(paths) >= FILES - TAKEN)
 
 
 @pytest.mark.claim("P13")
@@ -160,7 +160,7 @@ def test_the_next_server_ignores_answers_to_the_one_before(
         with PlanClient(mount.path) as client:
             paths = staged_window(place, mount, client)
             let_go(paths)
-            eventually(lambda: mount.value("prefetch", "looks") > 0, timeout_s=30)
+            eventually(lambda: mount.value("prefetch", "looks") > 0)
             mount.kill_server()
         eventually(lambda: mount.server_pid() > 0)
     for path in paths:

@@ -267,7 +267,7 @@ def test_the_client_alone_hints_a_real_mount(
     place: Place, mounting: Mounting, client: Environment
 ) -> None:
     names = make_dataset(place, 40)
-    daemon = DaemonProcess(place.base, "--ram", "4M")
+    daemon = DaemonProcess(place.base, "--ram", "4M", is_forked=False)
     daemon.start()
     try:
         mount = mounting("--hintsd", daemon.path, "--ram", "16M")

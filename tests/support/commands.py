@@ -1,7 +1,7 @@
-"""A process that runs `fusecache` commands, each in a fork of it: so none of them has to import.
+"""Two processes, in whose forks tests run programs: so none of them has to import (forking.py).
 
-A command is given what it would have as a process of its own: arguments, environment, directory,
-standard streams. Tests run thousands of commands, most of them to mount and to unmount.
+One runs `fusecache` commands, thousands, most of them to mount and to unmount. The other one has
+torch, and runs hintsd, trainers and origins that fail on command: `WithTorch`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
+
+from tests.support import forking
 
 _ROOT = Path(__file__).resolve().parents[2]
-_MESSAGE_BYTES = 1 << 17
+IMPORTABLE = {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+"""In the environment: makes this checkout's packages importable from anywhere."""
+_MESSAGE_BYTES = 1 << 18
+_NOTHING = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-class Commands:
-    """The process: from the first command to the end of this one."""
+class _Forker:
+    """The process: from the first program to the end of this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
@@ -37,23 +43,34 @@ class Commands:
         with self._lock:
             if self._socket is None:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
                 with theirs:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", "tests.support.commands"],
+                        [sys.executable, "-m", "tests.support.commands", self._kind, forking.ROOM],
                         stdin=theirs.fileno(),
                         cwd="/",
-                        env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
+                        env={**os.environ, **IMPORTABLE},
                     )
                 self._socket = ours
             return self._socket
+
+    def fork(self, fds: Sequence[int], **become: Any) -> None:
+        """`forking.become` with standard descriptors of `fds`; the pid, and later the exit code,
+        come from the last of them.
+        """
+        socket.send_fds(self._connection(), [json.dumps(become).encode()], fds)
+
+
+class Commands(_Forker):
+    """`fusecache`."""
+
+    def __init__(self) -> None:
+        super().__init__("fusecache")
 
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
         """`fusecache ARGUMENTS` to its end. subprocess.TimeoutExpired: it was killed."""
-        connection = self._connection()
-        message = json.dumps([list(arguments), dict(environment)]).encode()
         pipes = [os.pipe() for _ in range(3)]
         received = [b"", b"", b""]  # of stdout, of stderr; the pid and the exit code
         deadline = time.monotonic() + timeout_s
@@ -61,7 +78,11 @@ class Commands:
             for ours, _ in pipes:
                 stack.callback(os.close, ours)
             try:
-                socket.send_fds(connection, [message], [theirs for _, theirs in pipes])
+                self.fork(
+                    [_NOTHING, *(theirs for _, theirs in pipes)],
+                    words=["fusecache", *arguments],
+                    environment=dict(environment),
+                )
             finally:
                 for _, theirs in pipes:
                     os.close(theirs)
@@ -86,10 +107,68 @@ class Commands:
         return subprocess.CompletedProcess(["fusecache", *arguments], code, *texts)
 
 
-def _serve() -> None:
-    """On standard input, a socket: each message is a command, with three descriptors."""
-    import fusecache.cli.main  # noqa: F401  (not by the process that tests run in)
+_torch = _Forker("torch")
 
+
+class WithTorch(subprocess.Popen[Any]):
+    """Popen of `python -c CODE …` or `python -m MODULE …`, which have torch at once."""
+
+    def _execute_child(
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any,
+        cwd: Any, env: Any, startupinfo: Any, creationflags: Any, shell: Any,
+        p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int, errread: int, errwrite: int,
+        restore_signals: Any, gid: Any, gids: Any, uid: Any, umask: int,
+        start_new_session: bool, process_group: int,
+    ) -> None:  # fmt: skip
+        assert forking.is_room_for(args), "too long: have it started by subprocess.Popen"
+        self._answer, theirs = os.pipe()
+        streams = (p2cread, c2pwrite, errwrite)
+        try:
+            _torch.fork(
+                [fd if theirs == -1 else theirs for fd, theirs in enumerate(streams)] + [theirs],
+                words=list(args),
+                environment={**(os.environ if env is None else env), **IMPORTABLE},
+                directory=os.fspath(cwd or os.getcwd()),
+                is_leader=start_new_session,
+                group=process_group,
+            )
+        finally:
+            os.close(theirs)
+            self._close_pipe_fds(  # type: ignore[attr-defined]
+                p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
+            )
+        self.pid = int(os.read(self._answer, 100))
+        self._child_created = True
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        """The exit code; None: not yet."""
+        if self.returncode is None and select.select([self._answer], [], [], timeout_s)[0]:
+            self.returncode = int(os.read(self._answer, 100) or b"255")
+            os.close(self._answer)
+        return self.returncode
+
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        return self._ended(0)
+
+    def _wait(self, timeout: float | None) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+
+def _serve() -> None:
+    """On standard input, a socket: each message is a program, with four descriptors."""
+    if sys.argv[1] == "torch":
+        forking.prepare("torch.utils.data", "hintsd.cli.main", "hintsd.daemon.director", "pyfuse3")
+    else:
+        from fusecache.server.entry import load_extension
+
+        load_extension(zero_open=True)
+        forking.prepare(
+            "fusecache.cli.main", "fusecache.cli.mount_command", "fusecache.keeper.keeper",
+            "fusecache.server.serving",
+        )  # fmt: skip
     connection = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     wake, wakes = os.pipe()
@@ -104,23 +183,20 @@ def _serve() -> None:
             _answer(answers)
         if connection.fileno() not in ready:
             continue
-        message, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 3)
+        message, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 4)
         if not message:
             return
-        output, complaints, answer = fds
+        *streams, answer = fds
+        begun, begins = os.pipe()
         pid = os.fork()
         if pid == 0:
-            for fd in (wake, wakes, answer, *answers.values()):
-                os.close(fd)
-            connection.close()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            arguments, environment = json.loads(message)
-            _run(arguments, environment, output, complaints)
+            forking.become(streams=streams, kept=[begins], **json.loads(message))
+        for fd in (begins, *streams):
+            os.close(fd)
+        os.read(begun, 1)  # its end: none of our descriptors is the program's any more
+        os.close(begun)
         os.write(answer, b"%d " % pid)
         answers[pid] = answer
-        os.close(output)
-        os.close(complaints)
 
 
 def _answer(answers: dict[int, int]) -> None:
@@ -133,21 +209,6 @@ def _answer(answers: dict[int, int]) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(answer, b"%d" % os.waitstatus_to_exitcode(status))
         os.close(answer)
-
-
-def _run(
-    arguments: list[str], environment: dict[str, str], output: int, complaints: int
-) -> NoReturn:
-    """In the fork."""
-    from fusecache.cli.main import main
-
-    for theirs, fd in ((output, 1), (complaints, 2)):
-        os.dup2(theirs, fd)
-        os.close(theirs)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["fusecache", *arguments]
-    main()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from hintsd.daemon.mount import JobInfo, Mount
 from hintsd.orders.hint import Files, Hint
 from hintsd.orders.spec import OrderSpec
 from hintsd.orders.torch_process import TorchProcess
+from tests.support import PATIENCE_S
 
 
 def request(path: Path, spec: OrderSpec | None, **changes: Any) -> Hint:
@@ -69,12 +70,12 @@ class Directed:
     def __enter__(self) -> Directed:
         self._often.start()
         self._thread.start()
-        assert self._running.wait(20)
+        assert self._running.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         self._often.stop()
         assert not self._thread.is_alive()
 

@@ -14,8 +14,8 @@ from typing import Any
 from fusecache.base import wire
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import Indices, OrderSpec, from_message
+from tests.support import PATIENCE_S
 
-PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.02
 
 

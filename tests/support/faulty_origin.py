@@ -24,6 +24,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.support import PATIENCE_S
+from tests.support.commands import WithTorch
+
 
 @dataclasses.dataclass
 class Fault:
@@ -73,17 +76,16 @@ class FaultyOrigin:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> FaultyOrigin:
-        self._process = subprocess.Popen(
+        self._process = WithTorch(
             [
-                sys.executable,
-                __file__,
+                *(sys.executable, "-m", __name__),
                 str(self.backing),
                 str(self.mountpoint),
                 str(self._socket_path),
                 self._subtype,
             ]
         )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not (self._socket_path.exists() and os.path.ismount(self.mountpoint)):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__(None, None, None)
@@ -95,7 +97,9 @@ class FaultyOrigin:
         assert self._process is not None
         self._process.kill()  # closes /dev/fuse: every operation in flight ends with ENOTCONN
         self._process.wait()
-        subprocess.run(["umount", "-l", str(self.mountpoint)], capture_output=True, timeout=20)
+        subprocess.run(
+            ["umount", "-l", str(self.mountpoint)], capture_output=True, timeout=PATIENCE_S
+        )
 
     def mount_again(self) -> None:
         """After `die`: off its place, and mounted there anew by another process."""
@@ -104,7 +108,7 @@ class FaultyOrigin:
 
     def take_off(self) -> None:
         """After `die`: nothing is mounted any more."""
-        subprocess.run(["umount", "-l", str(self.mountpoint)], check=True, timeout=20)
+        subprocess.run(["umount", "-l", str(self.mountpoint)], check=True, timeout=PATIENCE_S)
         self._socket_path.unlink(missing_ok=True)
 
     def die(self) -> None:
@@ -115,7 +119,7 @@ class FaultyOrigin:
 
     def _ask(self, **message: Any) -> Any:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(20)
+            connection.settimeout(PATIENCE_S)
             connection.connect(str(self._socket_path))
             connection.sendall(json.dumps(message).encode() + b"\n")
             with connection.makefile("rb") as lines:

@@ -30,8 +30,10 @@ from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec
 from hintsd.users import public
 from hintsd.users.public import Others
+from tests.support import PATIENCE_S
+from tests.support.commands import WithTorch
 
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = PATIENCE_S
 
 
 class NotedDirector:
@@ -169,7 +171,9 @@ class Daemon:
 class DaemonProcess:
     """A hintsd process on real mounts, as often as it is started."""
 
-    def __init__(self, base: Path, *flags: str) -> None:
+    def __init__(self, base: Path, *flags: str, is_forked: bool = True) -> None:
+        """`is_forked`: from what has imported torch. Else it is what users have."""
+        self._popen = WithTorch if is_forked else subprocess.Popen
         self.path = str(base / "sock")
         self._flags = flags
         self._ready = str(base / "ready")
@@ -183,7 +187,7 @@ class DaemonProcess:
             ready.bind(self._ready)
             ready.settimeout(ANSWER_TIMEOUT_S)
             flags = ["--socket", self.path, "--log-file", str(self._log), *self._flags]
-            self.process = subprocess.Popen(
+            self.process = self._popen(
                 [sys.executable, "-m", "hintsd", "serve", *flags],
                 env={**os.environ, "NOTIFY_SOCKET": self._ready},
             )

@@ -29,12 +29,13 @@ from typing import Any, TypeVar
 from fusecache.base import processes
 from fusecache.base.errors import UserError
 from fusecache.control import control_client
-from tests.support.commands import Commands
+from tests.support import PATIENCE_S, forking
+from tests.support.commands import IMPORTABLE, Commands
 from tests.support.watchdog import abort_mount
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "fusecache.cli.main")
-WATCHDOG_S = 300.0  # more than a test may take (pyproject.toml)
+WATCHDOG_S = 660.0  # more than a test may take (pyproject.toml)
 _BAD_LINE = re.compile(
     r"\b(WARNING|ERROR|CRITICAL)\b|^Traceback|AddressSanitizer|Segmentation fault"
 )
@@ -51,10 +52,15 @@ _commands = Commands()
 
 def environment(**extra: str) -> dict[str, str]:
     """The environment that makes this checkout's package importable from anywhere."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **extra}
+    return {**os.environ, **IMPORTABLE, **extra}
 
 
-def eventually(look: Callable[[], T], timeout_s: float = 20.0, every_s: float = 0.05) -> T:
+def started() -> dict[str, str]:
+    """For `Mount(env=…)`: keeper and server are started as users have them, not forked."""
+    return environment(**{forking.EXEC: "1"})
+
+
+def eventually(look: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
     """Call `look` until it neither fails nor is False; at the deadline raise the last failure."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -74,7 +80,7 @@ def command(
     *arguments: str | Path,
     prefix: Sequence[str] = (),
     program: Sequence[str] = COMMAND,
-    timeout_s: float = 60.0,
+    timeout_s: float = PATIENCE_S,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run one `fusecache` command to its end; never raises for its exit code."""
@@ -164,7 +170,7 @@ def watched(mountpoint: Path, seconds: float = WATCHDOG_S) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(BrokenPipeError):
-            watchdog.communicate(b"\n", timeout=20)
+            watchdog.communicate(b"\n", timeout=PATIENCE_S)
 
 
 class Mount:
@@ -193,7 +199,7 @@ class Mount:
 
     # ---- commands ------------------------------------------------------------------------------
     def run(
-        self, *arguments: str | Path, timeout_s: float = 60.0
+        self, *arguments: str | Path, timeout_s: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[str]:
         return command(
             *arguments,
@@ -301,7 +307,7 @@ class Mount:
             status = self.status()
             assert status["ssd"]["blocks"] >= blocks, repr(status)
 
-        eventually(look, 60, 0.2)
+        eventually(look, every_s=0.2)
 
     # ---- log -----------------------------------------------------------------------------------
     def log(self) -> str:
@@ -338,7 +344,7 @@ class Mount:
                 if self.keeper_pid:
                     self.umount()
                 assert not self.unexpected_log_lines(), self.unexpected_log_lines()
-                eventually(lambda: not processes_naming(str(self.log_file)), 10)
+                eventually(lambda: not processes_naming(str(self.log_file)))
             finally:
                 self.destroy()
 

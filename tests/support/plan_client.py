@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fusecache.base import mounts
 from fusecache.base.wire import Decoder, Frame, encode
+from tests.support import PATIENCE_S
 
 WANTED, QUEUED, FLYING, STAGED, FAILED = 8, 16, 32, 64, 128
 LOOKUP, READ_SSD, READ_ORIGIN = 1, 2, 3
@@ -29,7 +30,7 @@ class PlanClient:
         assert mount is not None
         directory = mounts.runtime_directory(mount)
         assert directory is not None
-        self.socket = mounts.connect(directory, mounts.CONTROL_SOCKET, 20)
+        self.socket = mounts.connect(directory, mounts.CONTROL_SOCKET, PATIENCE_S)
         hello = {"op": "plan", "version": 1} | ({"reclaimed": True} if reclaimed else {})
         self.socket.sendall(json.dumps(hello).encode() + b"\n")
         line = b""
@@ -121,7 +122,7 @@ class PlanClient:
 
     # ---- what it is told -------------------------------------------------------------------------
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             left = deadline - time.monotonic()
@@ -142,7 +143,7 @@ class PlanClient:
         for frame in self._decoder.feed(data):
             self._take(frame)
 
-    def wait_closed(self, timeout_s: float = 20.0) -> None:
+    def wait_closed(self, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while self.is_open:
             assert time.monotonic() < deadline, "the server did not close the channel"
