@@ -1,4 +1,4 @@
-"""Asking: the one question of a trainer's thread that waits for hintsd's answer: what is cached.
+"""Asking: what a trainer's thread waits for hintsd's answer to: what is cached, and which chunk is next.
 
 INVARIANT: who asks waits for at most the time that it gives.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -28,23 +28,42 @@ class Asking:
         self._turn = threading.Lock()  # to ask
         self._changed = threading.Condition()  # of all below
         self._number = 0  # of the last question
-        self._with_staged = False  # whether it is about what is staged, too
+        self._question: tuple[str, dict[str, Any]] = ("", {})  # the last one, but for its number
         self._is_due = self._is_settled = False  # it is to be sent; nothing more will come
         self._bits = bytearray()
-        self._found: Optional[tuple[int, bytearray]] = None  # samples, and their bits
+        self._found: Any = None
 
-    def ask(
+    def cached(
         self, wake: Callable[[], None], timeout_s: float, *, staged: bool
     ) -> Optional[Mask]:
         """Which samples are cached (`staged`: or staged), shape (samples,); None: no answer came in
         time. `wake` has the other thread look."""
+        found = self._ask(wake, timeout_s, "cached", {"staged": True} if staged else {})
+        if found is None:
+            return None
+        samples, bits = found
+        unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=samples, bitorder="little")
+        return unpacked.view(np.bool_)
+
+    def next_chunk(
+        self, wake: Callable[[], None], timeout_s: float, unread: list[int], chunks: int
+    ) -> Optional[int]:
+        """As `Job.next_chunk`."""
+        told = {"chunks": chunks, "unread": unread}
+        found: Optional[int] = self._ask(wake, timeout_s, "chunk", told)
+        return found
+
+    def _ask(
+        self, wake: Callable[[], None], timeout_s: float, kind: str, told: dict[str, Any]
+    ) -> Any:
+        """What was settled on; None: no answer came in time."""
         if not self._turn.acquire(timeout=timeout_s):
             return None
         try:
             with self._changed:
                 self._number += 1
                 self._is_due, self._is_settled, self._found = True, False, None
-                self._bits, self._with_staged = bytearray(), staged
+                self._bits, self._question = bytearray(), (kind, told)
             wake()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_settled, timeout_s)
@@ -52,11 +71,7 @@ class Asking:
                 self._is_settled, self._found = True, None
         finally:
             self._turn.release()
-        if found is None:
-            return None
-        samples, bits = found
-        unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=samples, bitorder="little")
-        return unpacked.view(np.bool_)
+        return found
 
     # Everything below is the link's thread's.
 
@@ -66,10 +81,17 @@ class Asking:
             is_due, self._is_due = self._is_due, False
             if not is_due:
                 return b""
-            staged = {"staged": True} if self._with_staged else {}
-            return wire.encode("cached", {"number": self._number, **staged})
+            kind, told = self._question
+            return wire.encode(kind, {"number": self._number, **told})
 
-    def take_in(self, fields: Fields) -> None:
+    def take_in_chunk(self, fields: Fields) -> None:
+        """An answer. WireError: it is none."""
+        number, chunk = fields.int("number", 0, 1 << 63), fields.int("chunk", 0, LENGTH_MOST)
+        with self._changed:
+            if number == self._number and not self._is_settled:  # else it is late
+                self._settle(chunk)
+
+    def take_in_cached(self, fields: Fields) -> None:
         """A piece of an answer. WireError: it is none."""
         number = fields.int("number", 0, 1 << 63)
         samples = fields.int("samples", 1, LENGTH_MOST)
@@ -89,6 +111,6 @@ class Asking:
         with self._changed:
             self._settle(None)
 
-    def _settle(self, found: Optional[tuple[int, bytearray]]) -> None:
+    def _settle(self, found: Any) -> None:
         self._is_due, self._is_settled, self._found = False, True, found
         self._changed.notify_all()

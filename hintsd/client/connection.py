@@ -35,7 +35,7 @@ class Connection:
         """`on_warning(line)`: hintsd warns."""
         self._on_warning = on_warning
         self.is_stopping = False
-        self.takes_scores = self.tells_cached = self.tells_staged = False
+        self.takes_scores = self.tells_cached = self.tells_staged = self.tells_chunks = False
         """Whether hintsd does; one that is older does not know of it."""
         self._socket: socket.socket | None = None
         self._decoder = wire.Decoder()
@@ -87,12 +87,12 @@ class Connection:
         self.send(wire.encode("hello", {"version": wire.VERSION}))
         welcome = self.expect("welcome", ANSWER_TIMEOUT_S)
         known = welcome.fields.raw()
-        self.takes_scores, self.tells_cached, self.tells_staged = (
-            known.get(name) is True for name in ("scores", "cached", "staged")
+        self.takes_scores, self.tells_cached, self.tells_staged, self.tells_chunks = (
+            known.get(name) is True for name in ("scores", "cached", "staged", "chunks")
         )
 
     def disconnect(self) -> None:
-        self.tells_cached = False
+        self.tells_cached = self.tells_chunks = False
         if self._socket is not None:
             self._socket.close()
             self._socket = None

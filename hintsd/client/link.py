@@ -4,8 +4,9 @@ The trainer hands over what it has to say (`announce`, `step`) and goes on at on
 connects, sends, reads the answers, and when hintsd goes away connects again and repeats what the
 new hintsd has to know: the job, the last position, the orders from there on.
 
-INVARIANT: nothing here raises into the trainer, and only `start`, `cached` and `stop(wait_s)` wait,
-for at most the time they are given. What goes wrong is told by one RuntimeWarning per process and reason.
+INVARIANT: nothing here raises into the trainer, and only `start`, `cached`, `next_chunk` and
+`stop(wait_s)` wait, for at most the time they are given. What goes wrong is told by one
+RuntimeWarning per process and reason.
 A forked child (a DataLoader worker) inherits the object, but neither thread nor connection.
 """
 
@@ -230,7 +231,14 @@ class Link:
         connection = self._connection
         if self.is_over or not connection.tells_cached or (staged and not connection.tells_staged):
             return None
-        return self._asking.ask(connection.wake, timeout_s, staged=staged)
+        return self._asking.cached(connection.wake, timeout_s, staged=staged)
+
+    def next_chunk(self, unread: list[int], chunks: int, timeout_s: float) -> int | None:
+        """As `Job.next_chunk`."""
+        connection = self._connection
+        if self.is_over or not connection.tells_chunks:
+            return None
+        return self._asking.next_chunk(connection.wake, timeout_s, unread, chunks)
 
     def step(self, epoch: int, batch: int) -> None:
         """Tell the position: `batch` batches of `epoch` have been handed out."""
@@ -405,7 +413,7 @@ class Link:
         """What hintsd says of its own accord. Stopped: it has ended the job."""
         if frame.type == "rejected":
             why = said(frame)
-            if why.startswith("cached: "):
+            if why.startswith(("cached: ", "chunk: ")):
                 self._asking.give_up()
                 return
             self._warn(why if why.startswith("scores: ") else f"an order was refused: {why}")
@@ -417,7 +425,9 @@ class Link:
             if state == "over":
                 raise Stopped
         elif frame.type == "cached":
-            self._asking.take_in(frame.fields)
+            self._asking.take_in_cached(frame.fields)
+        elif frame.type == "chunk":
+            self._asking.take_in_chunk(frame.fields)
         elif frame.type == "error":
             fail(frame)
         elif frame.type not in ("planned", "scored"):
