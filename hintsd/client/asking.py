@@ -1,4 +1,5 @@
-"""Asking: what a trainer's thread waits for hintsd's answer to: what is cached, and which chunk is next.
+"""Asking: the questions to hintsd that a trainer's thread waits for: what is cached, and which chunk
+is next.
 
 INVARIANT: who asks waits for at most the time that it gives.
 """
@@ -24,7 +25,9 @@ Mask = npt.NDArray[np.bool_]
 class Asking:
     """One question at a time: the trainer's thread asks, the link's sends and takes the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` has the other thread look."""
+        self._wake = wake
         self._turn = threading.Lock()  # to ask
         self._changed = threading.Condition()  # of all below
         self._number = 0  # of the last question
@@ -33,29 +36,23 @@ class Asking:
         self._bits = bytearray()
         self._found: Any = None
 
-    def cached(
-        self, wake: Callable[[], None], timeout_s: float, *, staged: bool
-    ) -> Optional[Mask]:
+    def cached(self, timeout_s: float, *, staged: bool) -> Optional[Mask]:
         """Which samples are cached (`staged`: or staged), shape (samples,); None: no answer came in
-        time. `wake` has the other thread look."""
-        found = self._ask(wake, timeout_s, "cached", {"staged": True} if staged else {})
+        time."""
+        found = self._ask("cached", {"staged": True} if staged else {}, timeout_s)
         if found is None:
             return None
         samples, bits = found
         unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=samples, bitorder="little")
         return unpacked.view(np.bool_)
 
-    def next_chunk(
-        self, wake: Callable[[], None], timeout_s: float, unread: list[int], chunks: int
-    ) -> Optional[int]:
+    def next_chunk(self, unread: list[int], chunks: int, timeout_s: float) -> Optional[int]:
         """As `Job.next_chunk`."""
         told = {"chunks": chunks, "unread": unread}
-        found: Optional[int] = self._ask(wake, timeout_s, "chunk", told)
+        found: Optional[int] = self._ask("chunk", told, timeout_s)
         return found
 
-    def _ask(
-        self, wake: Callable[[], None], timeout_s: float, kind: str, told: dict[str, Any]
-    ) -> Any:
+    def _ask(self, kind: str, told: dict[str, Any], timeout_s: float) -> Any:
         """What was settled on; None: no answer came in time."""
         if not self._turn.acquire(timeout=timeout_s):
             return None
@@ -64,7 +61,7 @@ class Asking:
                 self._number += 1
                 self._is_due, self._is_settled, self._found = True, False, None
                 self._bits, self._question = bytearray(), (kind, told)
-            wake()
+            self._wake()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_settled, timeout_s)
                 self._is_due, found = False, self._found
@@ -88,7 +85,7 @@ class Asking:
         """An answer. WireError: it is none."""
         number, chunk = fields.int("number", 0, 1 << 63), fields.int("chunk", 0, LENGTH_MOST)
         with self._changed:
-            if number == self._number and not self._is_settled:  # else it is late
+            if self._is_awaited("chunk", number):
                 self._settle(chunk)
 
     def take_in_cached(self, fields: Fields) -> None:
@@ -98,8 +95,8 @@ class Asking:
         offset = fields.int("offset", 0, LENGTH_MOST)
         data = fields.bytes("data", PIECE_BYTES_MOST)
         with self._changed:
-            if number != self._number or self._is_settled:
-                return  # it is late
+            if not self._is_awaited("cached", number):
+                return
             if offset != len(self._bits) or offset + len(data) > -(-samples // 8):
                 raise WireError("cached: field offset or data is not the next piece")
             self._bits += data
@@ -110,6 +107,14 @@ class Asking:
         """No answer will come."""
         with self._changed:
             self._settle(None)
+
+    def _is_awaited(self, kind: str, number: int) -> bool:
+        """Whether that answer is not late. WireError: it is none to this question."""
+        if number != self._number or self._is_settled:
+            return False
+        if kind != self._question[0]:
+            raise WireError(f"{kind}: field number is that of another question")
+        return True
 
     def _settle(self, found: Any) -> None:
         self._is_due, self._is_settled, self._found = False, True, found

@@ -128,7 +128,8 @@ class Job:
         `staged`: or in RAM for a moment, for any job): shape (samples,). None: hintsd did not say so within `timeout_s` seconds, or is not there
         or too old, which is known at once. Never a warning.
         """
-        return self._link.cached(timeout_s, staged=staged)
+        asking = self._link.asking("cached", *(("staged",) if staged else ()))
+        return None if asking is None else asking.cached(timeout_s, staged=staged)
 
     def next_chunk(
         self, unread: list[int], chunks: int, timeout_s: float = ASKED_TIMEOUT_S
@@ -136,7 +137,8 @@ class Job:
         """Which of the `unread` ones of a ring of `chunks` a ChunkedSampler reads next, by where
         the other jobs of this dataset are; it counts as read from now on. None: as of `cached`.
         """
-        return self._link.next_chunk(unread, chunks, timeout_s)
+        asking = self._link.asking("chunks")
+        return None if asking is None else asking.next_chunk(unread, chunks, timeout_s)
 
     def drawn(self, batches: int, epoch: int) -> None:
         """This epoch has so many batches, and all are drawn: where the reader is, if the job ends

@@ -38,6 +38,8 @@ class Told:
     """Of each, whether it was about what is staged, too."""
     walked: list[tuple[list[int], int]] = field(default_factory=list)
     """Its questions for a chunk: the unread ones, and how many there are."""
+    numbers: list[int] = field(default_factory=list)
+    """Of these."""
     is_closed: bool = False
     is_gone: bool = False
 
@@ -66,6 +68,7 @@ class FakeHintsd:
         self.tells_staged = True
         self.chooses: Callable[[list[int]], int | None] | None = None
         """Which of the unread chunks is next (None: no answer); None: it does not know of such."""
+        self.refuses_chunks = False
         self.connections = 0
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
@@ -208,12 +211,15 @@ class FakeHintsd:
                 told.asked.append(fields["number"])
                 told.asked_staged.append(fields.get("staged", False))
                 for piece in self.tells_cached(fields["number"]):
-                    kind = "rejected" if "message" in piece else "cached"
+                    kind = piece.pop("kind", "rejected" if "message" in piece else "cached")
                     connection.sendall(wire.encode(kind, piece))
             case "chunk":
                 assert told is not None
                 assert self.chooses is not None
                 told.walked.append((fields["unread"], fields["chunks"]))
+                told.numbers.append(fields["number"])
+                if self.refuses_chunks:
+                    return ("rejected", {"message": "chunk: no"}), told
                 chosen = self.chooses(fields["unread"])
                 if chosen is not None:
                     return ("chunk", {"number": fields["number"], "chunk": chosen}), told

@@ -164,7 +164,7 @@ def test_a_new_job_goes_where_the_others_are(others: list[int], expected: int) -
 
 # ---- several jobs, simulated ---------------------------------------------------------------------
 
-SCENES = {
+SCENES: dict[str, tuple[list[tuple[float, int, float]], float, float]] = {
     # (speed, epochs, start in epochs) of each, the most that is fetched together, and the least
     # that would be by the order of the ring alone: in datasets
     "begun together": ([(1, 4, 0), (1, 4, 0)], 3.3, 3.0),
