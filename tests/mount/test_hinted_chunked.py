@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from hintsd.sampling.chunks import Ring
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted_importance import Files
 from tests.support.hintsd_support import DaemonProcess
-from tests.support.mounted import ROOT, Mount, eventually
+from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
 
 FILES, FILE_BYTES, CHUNKS, BATCH = 400, 80_000, 10, 5
@@ -61,11 +59,13 @@ def _is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Training:
     """Reads a batch at a time; each sample is i, if its file has its bytes."""
 
-    def __init__(self, mount: Mount, seed: int, workers: int = 1) -> None:
+    def __init__(self, mount: Mount, seed: int, workers: int = 1, state: Any = None) -> None:
         paths = [mount.path / name for name in NAMES]
         data = Files(paths, NAMES, FILE_BYTES)
-        sampler = hintsd.ChunkedSampler(data, BATCH, seed=seed, chunks=CHUNKS)
-        self.loader = DataLoader(data, BATCH, sampler=sampler, num_workers=workers)
+        self.sampler = hintsd.ChunkedSampler(data, BATCH, seed=seed, chunks=CHUNKS)
+        if state is not None:
+            self.sampler.load_state_dict(state)
+        self.loader = DataLoader(data, BATCH, sampler=self.sampler, num_workers=workers)
         self.job = hintsd.attach(self.loader, paths=paths)
         eventually(lambda: self.job.name)
         self.epochs: list[list[int]] = []
@@ -122,60 +122,38 @@ def test_trainings_read_the_same_chunk_at_a_time(mount: Mount, daemon: DaemonPro
     assert (len(first.epochs), len(second.epochs)) == (3, 2)
 
 
-TRAINER = """
-import json, sys
-from pathlib import Path
-import hintsd
-from torch.utils.data import DataLoader
-from tests.mount.test_hinted_chunked import BATCH, CHUNKS, FILE_BYTES, NAMES, Files
-
-root, seed, workers, state = Path(sys.argv[1]), *map(json.loads, sys.argv[2:])
-paths = [root / name for name in NAMES]
-data = Files(paths, NAMES, FILE_BYTES)
-sampler = hintsd.ChunkedSampler(data, BATCH, seed=seed, chunks=CHUNKS)
-if state:
-    sampler.load_state_dict(state)
-loader = DataLoader(data, BATCH, sampler=sampler, num_workers=workers)
-job = hintsd.attach(loader, paths=paths)
-while True:
-    for batch in loader:
-        input()
-        assert job.state != "wrong", job
-        print(json.dumps([batch.tolist(), sampler.state_dict(), job.name]), flush=True)
-"""
-
-
 class Trainer:
-    """The same in a process of its own, from `state` on."""
+    """A training in a process of its own, from `state` on. No job is its parent's."""
 
     def __init__(self, mount: Mount, seed: int, workers: int = 0, state: Any = None) -> None:
-        arguments = [str(mount.path), str(seed), str(workers), json.dumps(state)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        fork = multiprocessing.get_context("fork")
+        self._ours, theirs = fork.Pipe()
+        self._process = fork.Process(target=_train, args=(theirs, mount, seed, workers, state))
+        self._process.start()
+        theirs.close()
         self.order: list[int] = []
-        self.state = state
-        self.job = ""
+        self.state, self.job = state, ""
 
     def __enter__(self) -> Trainer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self._process.kill()
+        self._process.join()
+        self._ours.close()
 
     def read(self, batches: int) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         for _ in range(batches):
-            self.process.stdin.write("on\n")
-            self.process.stdin.flush()
-            batch, self.state, self.job = json.loads(self.process.stdout.readline())
+            self._ours.send("on")
+            batch, self.state, self.job = self._ours.recv()
             self.order += batch
+
+
+def _train(pipe: Any, mount: Mount, seed: int, workers: int, state: Any) -> None:
+    training = Training(mount, seed, workers, state)
+    while pipe.recv():
+        training.read(1)
+        pipe.send((training.epochs[-1][-BATCH:], training.sampler.state_dict(), training.job.name))
 
 
 @in_one_mode
