@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import hintsd
 from hintsd.client import client, link, warning
+from hintsd.orders.spec import OrderSpec
 from hintsd.sampling.chunks import Ring
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted_importance import Files
@@ -67,6 +68,15 @@ class Training:
             self.sampler.load_state_dict(state)
         self.loader = DataLoader(data, BATCH, sampler=self.sampler, num_workers=workers)
         self.job = hintsd.attach(self.loader, paths=paths)
+        self.told: dict[int, list[int]] = {}  # of each epoch, last
+        announce = self.job.announce
+
+        def hear(epoch: int, spec: OrderSpec) -> None:
+            assert spec.indices is not None
+            self.told[epoch] = spec.indices.tolist()
+            announce(epoch, spec)
+
+        self.job.announce = hear  # type: ignore[method-assign]
         eventually(lambda: self.job.name)
         self.epochs: list[list[int]] = []
         self._batches = self._read()
@@ -94,7 +104,8 @@ class Training:
 @pytest.mark.filterwarnings("ignore:hintsd. the connection was lost")
 def test_trainings_read_the_same_chunk_at_a_time(mount: Mount, daemon: DaemonProcess) -> None:
     """One that comes late goes where the other one is; one that is slower stays beside it. Each
-    reads each file once an epoch, and no hint is wrong: also where hintsd dies amid a chunk."""
+    reads each file once an epoch, as was told, and no hint is wrong: also where hintsd dies amid a
+    chunk."""
     epoch, chunk = FILES // BATCH, FILES // BATCH // CHUNKS
     first = Training(mount, 1)
     first.read(4 * chunk + 1)
@@ -117,8 +128,9 @@ def test_trainings_read_the_same_chunk_at_a_time(mount: Mount, daemon: DaemonPro
     assert sum(one <= 1 for one in apart) >= 0.7 * len(apart), apart
     for training in (first, second):
         training.job.close()
-        for read in training.epochs[:-1]:
-            assert sorted(read) == WHOLE
+        for number, read in enumerate(training.epochs):
+            assert training.told[number][: len(read)] == read
+            assert sorted(training.told[number]) == WHOLE
     assert (len(first.epochs), len(second.epochs)) == (3, 2)
 
 
