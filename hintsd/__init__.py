@@ -2,7 +2,8 @@
 
 This module is what a training script imports: `attach` a torch DataLoader, or `connect` to the
 dataset's mount and describe the order by hand; both give a `Job`. An `ImportanceSampler` chooses
-what a training reads by what it loses; a `SubstitutableSampler` reads all, what is cached earlier.
+what a training reads by what it loses; a `SubstitutableSampler` reads all, what is cached earlier;
+with a `ChunkedSampler` trainings of one dataset read the same part of it at a time.
 
 INVARIANT: importing it costs nothing; numpy and msgpack come with the first use of a name, torch
 never comes unless the script has it already. It is a part of both distributions, and runs on
@@ -16,16 +17,24 @@ from typing import TYPE_CHECKING, Any
 from fusecache import __version__
 
 __all__ = [
-    "ImportanceSampler", "Job", "SubstitutableSampler", "__version__", "attach", "connect"
-]  # fmt: skip
+    "ChunkedSampler",
+    "ImportanceSampler",
+    "Job",
+    "SubstitutableSampler",
+    "__version__",
+    "attach",
+    "connect",
+]
 
 if TYPE_CHECKING:
     from hintsd.client.client import Job, connect
+    from hintsd.client.importance.chunked import ChunkedSampler
     from hintsd.client.importance.sampler import ImportanceSampler
     from hintsd.client.importance.substitutable import SubstitutableSampler
     from hintsd.client.loaders import attach
 else:  # unseen by type checkers, to which it would give every name
     _HOMES = {
+        "ChunkedSampler": "hintsd.client.importance.chunked",
         "ImportanceSampler": "hintsd.client.importance.sampler",
         "Job": "hintsd.client.client",
         "SubstitutableSampler": "hintsd.client.importance.substitutable",

@@ -1,4 +1,5 @@
-"""Asking: the one question of a trainer's thread that waits for hintsd's answer: what is cached.
+"""Asking: the questions to hintsd that a trainer's thread waits for: what is cached, and which chunk
+is next.
 
 INVARIANT: who asks waits for at most the time that it gives.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -24,39 +25,50 @@ Mask = npt.NDArray[np.bool_]
 class Asking:
     """One question at a time: the trainer's thread asks, the link's sends and takes the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` has the other thread look."""
+        self._wake = wake
         self._turn = threading.Lock()  # to ask
         self._changed = threading.Condition()  # of all below
         self._number = 0  # of the last question
-        self._with_staged = False  # whether it is about what is staged, too
+        self._question: tuple[str, dict[str, Any]] = ("", {})  # the last one, but for its number
         self._is_due = self._is_settled = False  # it is to be sent; nothing more will come
         self._bits = bytearray()
-        self._found: Optional[tuple[int, bytearray]] = None  # samples, and their bits
+        self._found: Any = None
 
-    def ask(
-        self, wake: Callable[[], None], timeout_s: float, *, staged: bool
-    ) -> Optional[Mask]:
+    def cached(self, timeout_s: float, *, staged: bool) -> Optional[Mask]:
         """Which samples are cached (`staged`: or staged), shape (samples,); None: no answer came in
-        time. `wake` has the other thread look."""
+        time."""
+        found = self._ask("cached", {"staged": True} if staged else {}, timeout_s)
+        if found is None:
+            return None
+        samples, bits = found
+        unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=samples, bitorder="little")
+        return unpacked.view(np.bool_)
+
+    def next_chunk(self, unread: list[int], chunks: int, timeout_s: float) -> Optional[int]:
+        """As `Job.next_chunk`."""
+        told = {"chunks": chunks, "unread": unread}
+        found: Optional[int] = self._ask("chunk", told, timeout_s)
+        return found
+
+    def _ask(self, kind: str, told: dict[str, Any], timeout_s: float) -> Any:
+        """What was settled on; None: no answer came in time."""
         if not self._turn.acquire(timeout=timeout_s):
             return None
         try:
             with self._changed:
                 self._number += 1
                 self._is_due, self._is_settled, self._found = True, False, None
-                self._bits, self._with_staged = bytearray(), staged
-            wake()
+                self._bits, self._question = bytearray(), (kind, told)
+            self._wake()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_settled, timeout_s)
                 self._is_due, found = False, self._found
                 self._is_settled, self._found = True, None
         finally:
             self._turn.release()
-        if found is None:
-            return None
-        samples, bits = found
-        unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=samples, bitorder="little")
-        return unpacked.view(np.bool_)
+        return found
 
     # Everything below is the link's thread's.
 
@@ -66,18 +78,25 @@ class Asking:
             is_due, self._is_due = self._is_due, False
             if not is_due:
                 return b""
-            staged = {"staged": True} if self._with_staged else {}
-            return wire.encode("cached", {"number": self._number, **staged})
+            kind, told = self._question
+            return wire.encode(kind, {"number": self._number, **told})
 
-    def take_in(self, fields: Fields) -> None:
+    def take_in_chunk(self, fields: Fields) -> None:
+        """An answer. WireError: it is none."""
+        number, chunk = fields.int("number", 0, 1 << 63), fields.int("chunk", 0, LENGTH_MOST)
+        with self._changed:
+            if self._is_awaited("chunk", number):
+                self._settle(chunk)
+
+    def take_in_cached(self, fields: Fields) -> None:
         """A piece of an answer. WireError: it is none."""
         number = fields.int("number", 0, 1 << 63)
         samples = fields.int("samples", 1, LENGTH_MOST)
         offset = fields.int("offset", 0, LENGTH_MOST)
         data = fields.bytes("data", PIECE_BYTES_MOST)
         with self._changed:
-            if number != self._number or self._is_settled:
-                return  # it is late
+            if not self._is_awaited("cached", number):
+                return
             if offset != len(self._bits) or offset + len(data) > -(-samples // 8):
                 raise WireError("cached: field offset or data is not the next piece")
             self._bits += data
@@ -89,6 +108,14 @@ class Asking:
         with self._changed:
             self._settle(None)
 
-    def _settle(self, found: Optional[tuple[int, bytearray]]) -> None:
+    def _is_awaited(self, kind: str, number: int) -> bool:
+        """Whether that answer is not late. WireError: it is none to this question."""
+        if number != self._number or self._is_settled:
+            return False
+        if kind != self._question[0]:
+            raise WireError(f"{kind}: field number is that of another question")
+        return True
+
+    def _settle(self, found: Any) -> None:
         self._is_due, self._is_settled, self._found = False, True, found
         self._changed.notify_all()

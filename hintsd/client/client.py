@@ -31,7 +31,7 @@ from hintsd.orders.hint import Check, Files, Hint
 from hintsd.orders.spec import LoaderDraws, OrderSpec
 
 CLOSE_TIMEOUT_S: Final = 1.0
-CACHED_TIMEOUT_S: Final = 0.5
+ASKED_TIMEOUT_S: Final = 0.5
 
 Path = Union[str, "os.PathLike[str]"]
 Ahead = Callable[[int], Optional[OrderSpec]]
@@ -122,13 +122,23 @@ class Job:
         self._link.score(told)
 
     def cached(
-        self, timeout_s: float = CACHED_TIMEOUT_S, *, staged: bool = False
+        self, timeout_s: float = ASKED_TIMEOUT_S, *, staged: bool = False
     ) -> npt.NDArray[np.bool_] | None:
         """Which samples of the dataset need no read of the origin now (on SSD, or kept in RAM;
         `staged`: or in RAM for a moment, for any job): shape (samples,). None: hintsd did not say so within `timeout_s` seconds, or is not there
         or too old, which is known at once. Never a warning.
         """
-        return self._link.cached(timeout_s, staged=staged)
+        asking = self._link.asking("cached", *(("staged",) if staged else ()))
+        return None if asking is None else asking.cached(timeout_s, staged=staged)
+
+    def next_chunk(
+        self, unread: list[int], chunks: int, timeout_s: float = ASKED_TIMEOUT_S
+    ) -> int | None:
+        """Which of the `unread` ones of a ring of `chunks` a ChunkedSampler reads next, by where
+        the other jobs of this dataset are; it counts as read from now on. None: as of `cached`.
+        """
+        asking = self._link.asking("chunks")
+        return None if asking is None else asking.next_chunk(unread, chunks, timeout_s)
 
     def drawn(self, batches: int, epoch: int) -> None:
         """This epoch has so many batches, and all are drawn: where the reader is, if the job ends

@@ -35,8 +35,8 @@ class Connection:
         """`on_warning(line)`: hintsd warns."""
         self._on_warning = on_warning
         self.is_stopping = False
-        self.takes_scores = self.tells_cached = self.tells_staged = False
-        """Whether hintsd does; one that is older does not know of it."""
+        self.known: frozenset[str] = frozenset()
+        """Of what came later than version 1, what this hintsd knows; empty: there is none."""
         self._socket: socket.socket | None = None
         self._decoder = wire.Decoder()
         self._frames: list[wire.Frame] = []
@@ -86,13 +86,11 @@ class Connection:
         self._socket.setblocking(False)
         self.send(wire.encode("hello", {"version": wire.VERSION}))
         welcome = self.expect("welcome", ANSWER_TIMEOUT_S)
-        known = welcome.fields.raw()
-        self.takes_scores, self.tells_cached, self.tells_staged = (
-            known.get(name) is True for name in ("scores", "cached", "staged")
-        )
+        told = welcome.fields.raw()
+        self.known = frozenset(name for name, value in told.items() if value is True)
 
     def disconnect(self) -> None:
-        self.tells_cached = False
+        self.known = frozenset()
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -4,8 +4,9 @@ The trainer hands over what it has to say (`announce`, `step`) and goes on at on
 connects, sends, reads the answers, and when hintsd goes away connects again and repeats what the
 new hintsd has to know: the job, the last position, the orders from there on.
 
-INVARIANT: nothing here raises into the trainer, and only `start`, `cached` and `stop(wait_s)` wait,
-for at most the time they are given. What goes wrong is told by one RuntimeWarning per process and reason.
+INVARIANT: nothing here raises into the trainer, and only `start` and `stop(wait_s)` wait, for at
+most the time they are given (and who asks: `asking`). What goes wrong is told by one RuntimeWarning
+per process and reason.
 A forked child (a DataLoader worker) inherits the object, but neither thread nor connection.
 """
 
@@ -164,13 +165,13 @@ class Link:
         self._settled = threading.Event()  # welcome, or known to be without hints for now
         self._told = threading.Event()  # accepted, or a warning has said why not
         self._agenda = _Agenda(hint.start_epoch, hint.start_batch)
-        self._asking = Asking()
         self._state = _JobState()
         self._ways = list(ways)
         self._job: str | None = None
         self._path = self._shown_path  # without links, once it was found
         self._is_described = False  # on this connection, so that there is something to close
         self._connection = Connection(self._warn)
+        self._asking = Asking(self._connection.wake)
         self._thread = threading.Thread(target=self._run, name="hintsd", daemon=True)
 
     @property
@@ -225,12 +226,9 @@ class Link:
             self._agenda.score(scores)
             self._connection.wake()
 
-    def cached(self, timeout_s: float, *, staged: bool) -> Mask | None:
-        """As `Job.cached`."""
-        connection = self._connection
-        if self.is_over or not connection.tells_cached or (staged and not connection.tells_staged):
-            return None
-        return self._asking.ask(connection.wake, timeout_s, staged=staged)
+    def asking(self, *kinds: str) -> Asking | None:
+        """By which hintsd is asked; None: there is none, or it does not know of all these kinds."""
+        return None if self.is_over or not self._connection.known >= {*kinds} else self._asking
 
     def step(self, epoch: int, batch: int) -> None:
         """Tell the position: `batch` batches of `epoch` have been handed out."""
@@ -387,7 +385,7 @@ class Link:
         while True:
             if self._connection.is_stopping:
                 raise Stopped
-            for told in _told_frames(self._agenda, self._connection.takes_scores):
+            for told in _told_frames(self._agenda, "scores" in self._connection.known):
                 self._connection.send(told)
             if question := self._asking.take():
                 self._connection.send(question)
@@ -405,7 +403,7 @@ class Link:
         """What hintsd says of its own accord. Stopped: it has ended the job."""
         if frame.type == "rejected":
             why = said(frame)
-            if why.startswith("cached: "):
+            if why.startswith(("cached: ", "chunk: ")):
                 self._asking.give_up()
                 return
             self._warn(why if why.startswith("scores: ") else f"an order was refused: {why}")
@@ -417,7 +415,9 @@ class Link:
             if state == "over":
                 raise Stopped
         elif frame.type == "cached":
-            self._asking.take_in(frame.fields)
+            self._asking.take_in_cached(frame.fields)
+        elif frame.type == "chunk":
+            self._asking.take_in_chunk(frame.fields)
         elif frame.type == "error":
             fail(frame)
         elif frame.type not in ("planned", "scored"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +25,7 @@ from hintsd.orders.drawing import Order
 from hintsd.orders.hint import Hint
 from hintsd.orders.spec import OrderSpec, samples_per_epoch
 from hintsd.plan import status
+from hintsd.sampling.chunks import next_chunk
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 
@@ -70,6 +72,9 @@ class HintedJob:
     fault: str = ""  # why it is not planned any more
     refused: str = ""  # why an order was refused, while there is no other one
     status: dict[str, Any] = field(default_factory=dict)
+    chunk: int | None = None
+    """The one that it chose last, of `chunks`; None: it has not been asked for."""
+    chunks: int = 0
     _unheard: Unheard = field(default_factory=Unheard)
     _begun_s: float = field(default_factory=time.monotonic)
     _scored_s: float = 0.0
@@ -157,6 +162,22 @@ class HintedJob:
         place = epoch + index // samples, index % samples
         epochs = self.hint.epochs
         return place if epochs is None else min(place, (epochs, 0))
+
+    def go_on(self, chunks: int, unread: list[int], others: Iterable[HintedJob]) -> int:
+        """The chunk that it reads next, by where these others are."""
+        is_new = self.chunk is None or self.chunks != chunks
+        self.chunks = chunks
+        places = [one.chunk for one in others if one.chunk is not None and self._is_beside(one)]
+        self.chunk = next_chunk(unread, places, chunks, is_new=is_new)
+        return self.chunk
+
+    def _is_beside(self, other: HintedJob) -> bool:
+        """Whether the other one is read, and has the same chunks of the same files."""
+        return (
+            other.chunks == self.chunks
+            and other.status.get("state") not in ("idle", "wrong")
+            and (other.inos is self.inos or np.array_equal(other.inos, self.inos))
+        )
 
     # ---- what becomes of it ----------------------------------------------------------------------
 

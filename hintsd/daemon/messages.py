@@ -27,6 +27,7 @@ from hintsd.orders.hint import (
     read_spec,
 )
 from hintsd.orders.spec import EPOCH_MOST, LENGTH_MOST, OrderSpec
+from hintsd.sampling.chunks import CHUNKS_MOST
 
 ARRAY_PIECE_BYTES_MOST: Final = 1 << 20
 ARRAY_BYTES_MOST: Final = PATHS_BYTES_MOST  # of all arrays that a connection has under way
@@ -248,13 +249,23 @@ def scores_of(raw: object) -> npt.NDArray[np.float32]:
 
 
 def number(fields: Fields) -> int:
-    """Of a `cached` message. WireError."""
+    """Of a `cached` or `chunk` message. WireError."""
     return fields.int("number", 0, NUMBER_MOST)
 
 
 def with_staged(fields: Fields) -> bool:
     """Field `staged` of a `cached` message. WireError."""
     return "staged" in fields and fields.bool("staged")
+
+
+def unread_chunks(fields: Fields) -> tuple[int, list[int]]:
+    """Of a `chunk` message: how many chunks there are, and those that are unread. WireError."""
+    chunks = fields.int("chunks", 1, CHUNKS_MOST)
+    unread = fields.list("unread", chunks)
+    are_chunks = all(type(chunk) is int and 0 <= chunk < chunks for chunk in unread)
+    if not unread or not are_chunks or len(set(unread)) < len(unread):
+        raise WireError(f"chunk: field unread is no list of some of {chunks} chunks")
+    return chunks, unread
 
 
 def step(fields: Fields) -> tuple[int, int]:

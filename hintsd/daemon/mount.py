@@ -172,7 +172,7 @@ class Mount:
         self._send_event, self._events = trio.open_memory_channel[Event](EVENTS_MOST)
         self._link = MountLink(mountpoint, self._send_event)
         self._planning = Planning(self.jobs, self._coming, lambda: self.server.facts, owner.keep)
-        self.cached = self._planning.cached
+        self.cached, self.next_chunk = self._planning.cached, self._planning.next_chunk
         self._supply = Supply(
             self.jobs, self._planning, owner.ordering, owner.tell_notice, self._wake
         )

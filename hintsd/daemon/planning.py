@@ -194,6 +194,14 @@ class Planning:
                 raise JobRefused("its files are not known now")
             return job.samples, await self.in_thread(self._cached, job.inos, staged)
 
+    def next_chunk(self, name: str, chunks: int, unread: list[int]) -> int:
+        """Which of the unread chunks of so many this job reads next, by where the other jobs of its
+        dataset are that have as many. JobRefused."""
+        job = self._jobs.get(name)
+        if job is None or not job.has_files:
+            raise JobRefused("its files are not known now")
+        return job.go_on(chunks, unread, [one for one in self._jobs.values() if one is not job])
+
     async def close(self, job: HintedJob) -> None:
         """`lock` held: with what was read last, and its last step."""
         if job.is_planned:

@@ -52,7 +52,7 @@ UNMOUNTED_INTERVAL_S = 2.0
 SWITCH_INTERVAL_S: Final = 0.001  # a thread that answers waits so long for one that computes
 JOURNAL_DIRECTORY: Final = "jobs"
 _BACKLOG: Final = 128
-_KNOWN: Final = {"scores": True, "cached": True, "staged": True}
+_KNOWN: Final = {"scores": True, "cached": True, "staged": True, "chunks": True}
 """Messages that came later than version 1."""
 
 T = TypeVar("T")
@@ -357,6 +357,9 @@ class Server:
                 await send("scored")
             case "cached":
                 await self._tell_cached(connection, fields)
+            case "chunk":
+                number, chunk = self._next_chunk(connection, fields)
+                await send("chunk", number=number, chunk=chunk)
             case "step":
                 epoch, batch = messages.step(fields)
                 if (live := connection.job) is not None and live.info and not live.is_over:
@@ -412,6 +415,15 @@ class Server:
             await connection.frames.send(
                 "cached", number=number, samples=samples, offset=offset, data=piece
             )
+
+    def _next_chunk(self, connection: _Connection, fields: Fields) -> tuple[int, int]:
+        """The request's number, and the answer. Refusal."""
+        number, (chunks, unread) = messages.number(fields), messages.unread_chunks(fields)
+        name, mount = self._planned_by(connection, "chunk")
+        try:
+            return number, mount.next_chunk(name, chunks, unread)
+        except JobRefused as refusal:
+            raise Refusal(f"chunk: {refusal}") from None
 
     @staticmethod
     def _planned_by(connection: _Connection, kind: str) -> tuple[str, Mount]:

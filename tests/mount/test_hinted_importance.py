@@ -122,7 +122,7 @@ class Cached:
     ) -> None:
         monkeypatch.setattr(warning, "_warned", set())
         monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
-        monkeypatch.setattr(client, "CACHED_TIMEOUT_S", 20.0)
+        monkeypatch.setattr(client, "ASKED_TIMEOUT_S", 20.0)
         names = [Path(f"c/{n:04}.jpg") for n in range(LARGE_FILES)]
         for name in names:
             os.utime(place.write(str(name), random_bytes(str(name), LARGE_BYTES)), (1e9, 1e9))

@@ -175,7 +175,7 @@ def test_an_import_costs_nothing_and_shows_its_names(client: Environment) -> Non
         "import sys, hintsd; print(hintsd.__version__, *dir(hintsd)); "
         "assert not {'numpy', 'msgpack', 'socket', 'importlib.metadata'} & {*sys.modules}"
     )
-    names = "ImportanceSampler Job SubstitutableSampler __version__ attach connect"
+    names = "ChunkedSampler ImportanceSampler Job SubstitutableSampler __version__ attach connect"
     assert shown == f"{__version__} {names}"
 
 
@@ -189,7 +189,8 @@ for package in (fusecache, hintsd):
         if not module.name.endswith("sitecustomize"):
             importlib.import_module(module.name)
     print(*package.__path__)
-hintsd.attach, hintsd.connect, hintsd.Job, hintsd.ImportanceSampler, hintsd.SubstitutableSampler
+hintsd.attach, hintsd.connect, hintsd.Job, hintsd.ChunkedSampler, hintsd.ImportanceSampler
+hintsd.SubstitutableSampler
 """
     for path in client.script(code, *STRANGE).splitlines():
         assert Path(path).parent == client.site

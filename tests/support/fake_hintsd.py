@@ -36,6 +36,10 @@ class Told:
     """The numbers of its questions for what is cached."""
     asked_staged: list[bool] = field(default_factory=list)
     """Of each, whether it was about what is staged, too."""
+    walked: list[tuple[list[int], int]] = field(default_factory=list)
+    """Its questions for a chunk: the unread ones, and how many there are."""
+    numbers: list[int] = field(default_factory=list)
+    """Of these."""
     is_closed: bool = False
     is_gone: bool = False
 
@@ -62,6 +66,9 @@ class FakeHintsd:
         self.tells_cached: Callable[[int], Iterable[dict[str, Any]]] | None = None
         """The pieces of an answer to question `number`; None: it does not know of such."""
         self.tells_staged = True
+        self.chooses: Callable[[list[int]], int | None] | None = None
+        """Which of the unread chunks is next (None: no answer); None: it does not know of such."""
+        self.refuses_chunks = False
         self.connections = 0
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
@@ -159,6 +166,7 @@ class FakeHintsd:
                     if self.tells_cached is not None:
                         known["cached"] = True
                         known["staged"] = self.tells_staged
+                    known["chunks"] = self.chooses is not None
                     return ("welcome", told_first | known), told
             case "array":
                 assert len(fields["data"]) <= 1 << 20
@@ -203,8 +211,18 @@ class FakeHintsd:
                 told.asked.append(fields["number"])
                 told.asked_staged.append(fields.get("staged", False))
                 for piece in self.tells_cached(fields["number"]):
-                    kind = "rejected" if "message" in piece else "cached"
+                    kind = piece.pop("kind", "rejected" if "message" in piece else "cached")
                     connection.sendall(wire.encode(kind, piece))
+            case "chunk":
+                assert told is not None
+                assert self.chooses is not None
+                told.walked.append((fields["unread"], fields["chunks"]))
+                told.numbers.append(fields["number"])
+                if self.refuses_chunks:
+                    return ("rejected", {"message": "chunk: no"}), told
+                chosen = self.chooses(fields["unread"])
+                if chosen is not None:
+                    return ("chunk", {"number": fields["number"], "chunk": chosen}), told
             case "step":
                 assert told is not None
                 told.steps.append((fields["epoch"], fields["batch"]))

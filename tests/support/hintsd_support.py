@@ -96,6 +96,12 @@ class NotedDirector:
         bits = self.bits[::-1] if staged else self.bits
         return 8 * len(bits) - 3, bits
 
+    def next_chunk(self, job: str, chunks: int, unread: list[int]) -> int:
+        if chunks == 13:
+            raise JobRefused("no 13 chunks")
+        self.told.put(("chunk", job, chunks, unread))
+        return unread[-1]
+
     def step(self, job: str, epoch: int, batch: int) -> None:
         self.told.put(("step", job, epoch, batch))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hintsd.client.client import Job, explicit_order
+from hintsd.client.importance.chunked import ChunkedSampler
 from hintsd.client.importance.sampler import ImportanceSampler
 from hintsd.client.importance.substitutable import SubstitutableSampler
 from hintsd.orders.spec import OrderSpec
@@ -77,20 +78,32 @@ class _TellingScores(Telling):
 class _TellingArranged(Telling):
     """Of a SubstitutableSampler: its order is told anew whenever more of it is decided."""
 
-    _epoch = 0
-    """The loader's number of the one that is read."""
+    _epochs = 0, 0
+    """The one that is read: the loader's number, and the sampler's."""
 
     def ask(self, job: Job) -> None:
         self._sampler.set_cached(_Asked(job, staged=True), is_offer=True)
         self._sampler.on_arranged(_Announced(job, self))
 
     def begun(self, epoch: int) -> OrderSpec:
-        self._epoch = epoch
+        self._epochs = epoch, self.epoch
         return super().begun(epoch)
 
-    def announce(self, job: Job, indices: Any) -> None:
-        """So the epoch is read now."""
-        job.announce(self._epoch, self.spec(indices, self._epoch))
+    def announce(self, job: Job, number: int, indices: Any) -> None:
+        """So the sampler's epoch of that number is read now."""
+        epoch = self._epochs[0] + number - self._epochs[1]
+        job.announce(epoch, self.spec(indices, epoch))
+
+
+class _TellingChunked(_TellingArranged):
+    """Of a ChunkedSampler: so it is, and the epoch behind is told, too, as far as it is known."""
+
+    def ask(self, job: Job) -> None:
+        self._sampler.set_next_chunk(_AskedChunk(job), is_offer=True)
+        self._sampler.on_arranged(_Announced(job, self))
+
+    def tell(self, job: Job, spec: OrderSpec) -> None:
+        self.announce(job, self.epoch, self._sampler.order_of_epoch_behind())
 
 
 def telling_of(
@@ -101,6 +114,8 @@ def telling_of(
         return _TellingScores(sampler, dataset, batching)
     if type(sampler) is SubstitutableSampler:
         return _TellingArranged(sampler, dataset, batching)
+    if type(sampler) is ChunkedSampler:
+        return _TellingChunked(sampler, dataset, batching)
     return None
 
 
@@ -120,6 +135,20 @@ class _Asked:
         return _Asked, (None,)
 
 
+class _AskedChunk:
+    """Asks a job which chunk is next. As `_Asked`."""
+
+    def __init__(self, job: Job | None) -> None:
+        self._job = None if job is None else weakref.ref(job)
+
+    def __call__(self, unread: list[int], chunks: int) -> Any:
+        job = None if self._job is None else self._job()
+        return None if job is None else job.next_chunk(unread, chunks)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _AskedChunk, (None,)
+
+
 class _Announced:
     """Announces an order to a job. As `_Asked`."""
 
@@ -131,7 +160,7 @@ class _Announced:
         job = None if self._job is None else self._job()
         telling = None if self._telling is None else self._telling()
         if job is not None and telling is not None and not job.is_over:
-            telling.announce(job, indices)
+            telling.announce(job, epoch, indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Announced, (None, None)

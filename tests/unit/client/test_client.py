@@ -683,11 +683,46 @@ def test_a_hintsd_that_dies_is_not_waited_for(daemon: FakeHintsd, asking: hintsd
     stopping.join()
 
 
+def test_an_answer_to_another_question_ends_the_job(
+    daemon: FakeHintsd, asking: hintsd.Job
+) -> None:
+    daemon.tells_cached = lambda number: [{"number": number, "chunk": 1, "kind": "chunk"}]
+    with pytest.warns(RuntimeWarning, match="going on without hints: chunk: field number"):
+        assert asking.cached(3600.0) is None
+        daemon.wait(lambda: asking.is_over)
+
+
 def test_an_answer_with_a_gap_ends_the_job(daemon: FakeHintsd, asking: hintsd.Job) -> None:
     daemon.tells_cached = lambda number: _pieces(number)[1:]
     with pytest.warns(RuntimeWarning, match="not understood, going on without hints: cached"):
         assert asking.cached(3600.0) is None
         daemon.wait(lambda: asking.is_over)
+
+
+@pytest.mark.usefixtures("no_warning")
+def test_which_chunk_is_next_is_asked(daemon: FakeHintsd) -> None:
+    """Not of an older hintsd; and a refusal, or silence, is no answer."""
+    with hintsd.connect("/d").order([[0, 1]]) as job:
+        daemon.wait(lambda: job.state == "hinted")
+        assert job.next_chunk([2, 3], 4, 3600.0) is None
+    daemon.stop()
+    daemon.chooses = lambda unread: unread[-1]
+    daemon.start()
+    with hintsd.connect("/d").order([[0, 1]]) as job:
+        daemon.wait(lambda: job.state == "hinted")
+        assert job.next_chunk([2, 3], 4, 60.0) == 3
+        assert job.next_chunk([2, 3, 1], 4, 60.0) == 1
+        daemon.chooses = lambda unread: None
+        assert job.next_chunk([2], 4, 0.05) is None
+        late = daemon.jobs[1].numbers[-1]
+        daemon.say("chunk", number=late, chunk=0)
+        daemon.chooses = lambda unread: unread[0]
+        assert job.next_chunk([2], 4, 60.0) == 2
+        daemon.refuses_chunks = True
+        assert job.next_chunk([2], 4, 3600.0) is None
+        assert job.state == "hinted"
+    assert job.next_chunk([2], 4, 3600.0) is None
+    assert daemon.jobs[1].walked[:2] == [([2, 3], 4), ([2, 3, 1], 4)]
 
 
 @pytest.mark.filterwarnings("error")

@@ -219,6 +219,18 @@ def test_what_is_cached_is_told_in_pieces(daemon: Daemon, client: Client) -> Non
     assert client.ask("close") == {}
 
 
+def test_which_chunk_is_next_is_told(daemon: Daemon, client: Client) -> None:
+    question = {"chunks": 4, "unread": [3, 0, 2]}
+    answer = client.ask("chunk", number=1, **question)
+    assert answer["message"].startswith("chunk: there is no job")
+    job = client.job()["job"]
+    assert client.ask("chunk", number=2, **question) == {"number": 2, "chunk": 2}
+    assert daemon.director.next("chunk") == (job, 4, [3, 0, 2])
+    refused = client.ask("chunk", number=3, chunks=13, unread=[1])
+    assert refused == {"message": "chunk: no 13 chunks"}
+    assert client.ask("close") == {}
+
+
 def test_refusals_are_told_and_the_connection_goes_on(daemon: Daemon, client: Client) -> None:
     daemon.director.refusal = "/data/set is not in a fusecache mount"
     assert client.job() == {"message": daemon.director.refusal}
@@ -628,6 +640,10 @@ WRONG = {
     "wrong type": HELLO + wire.encode("step", {"epoch": 1, "batch": "1"}),
     "scores that are none": HELLO + wire.encode("scores", {"uses": b"12345"}),
     "question without a number": HELLO + wire.encode("cached", {}),
+    "no chunks": HELLO + wire.encode("chunk", {"number": 1, "chunks": 4, "unread": []}),
+    "a chunk beyond": HELLO + wire.encode("chunk", {"number": 1, "chunks": 4, "unread": [4]}),
+    "a chunk twice": HELLO + wire.encode("chunk", {"number": 1, "chunks": 4, "unread": [1, 1]}),
+    "many chunks": HELLO + wire.encode("chunk", {"number": 1, "chunks": 101, "unread": [1]}),
     "a share of the samples": HELLO + wire.encode("scores", {"uses": b"", "h_list": 0.7}),
     "negative": HELLO + wire.encode("step", {"epoch": -1, "batch": 1}),
     "job without a path": HELLO + wire.encode("job", {**JOB, "path": None}),

@@ -1,0 +1,1 @@
+../../../../hintsd/client/importance/chunked.py

@@ -1,0 +1,1 @@
+../../../hintsd/sampling/chunks.py
