@@ -165,10 +165,9 @@ class HintedJob:
 
     def go_on(self, chunks: int, unread: list[int], others: Iterable[HintedJob]) -> int:
         """The chunk that it reads next, by where these others are."""
-        is_new = self.chunk is None or self.chunks != chunks
         self.chunks = chunks
         places = [one.chunk for one in others if one.chunk is not None and self._is_beside(one)]
-        self.chunk = next_chunk(unread, places, chunks, is_new=is_new)
+        self.chunk = next_chunk(unread, places, chunks)
         return self.chunk
 
     def _is_beside(self, other: HintedJob) -> bool:

@@ -16,32 +16,24 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNKS_MOST: Final = 100
-BEHIND: Final = 1
-"""Chunks that a job may be behind the front: what is between them stays cached."""
+AT_IT, BESIDE_IT = 2, 1
+"""What another job counts for a chunk that it is at, or that lies before or behind that."""
 
 Indices = npt.NDArray[Any]
 
 
-def next_chunk(unread: Sequence[int], others: Sequence[int], chunks: int, *, is_new: bool) -> int:
-    """Which chunk a job reads next, out of `unread`, those that its epoch has not read yet, in the
-    order of the ring, the ring's next one first.
+def next_chunk(unread: Sequence[int], others: Sequence[int], chunks: int) -> int:
+    """Which chunk a job reads next: the one that has most company; of several such the first one.
 
-    `others`: of each other job, the chunk that it chose last. The *front* is, of these and of the
-    ring's next one, the chunk that lies ahead of most of them, by less than half the ring. A job
-    that is not within BEHIND chunks of it goes there, or to the first unread chunk behind it.
-    `is_new`: the job has no place of its own yet, and goes where the others are.
+    `unread`: those that its epoch has not read yet, in the order of the ring, the ring's next one
+    first. `others`: of each other job, the chunk that it chose last.
     """
-    if not others:
-        return unread[0]
-    places = [*others] if is_new else [*others, unread[0]]
 
-    def leads(place: int) -> int:
-        return sum((place - other) % chunks * 2 < chunks for other in places)
+    def company(chunk: int) -> int:
+        apart = [(other - chunk) % chunks for other in others]
+        return AT_IT * apart.count(0) + BESIDE_IT * sum(one in (1, chunks - 1) for one in apart)
 
-    front = max(places, key=lambda place: (leads(place), -place))
-    if not is_new and (front - unread[0]) % chunks <= BEHIND:
-        return unread[0]
-    return min(unread, key=lambda chunk: (chunk - front) % chunks)
+    return max(unread, key=company)
 
 
 class Ring:

@@ -78,60 +78,16 @@ class Training:
 
         self.job.announce = hear  # type: ignore[method-assign]
         eventually(lambda: self.job.name)
-        self.epochs: list[list[int]] = []
-        self._batches = self._read()
 
-    def _read(self) -> Iterator[None]:
+    def read(self) -> Iterator[list[int]]:
+        """Batch by batch, for ever. What was told last of an epoch is what is read."""
         while True:
-            self.epochs.append([])
+            epoch, read = self.sampler.epoch, list[int]()
             for batch in self.loader:
-                self.epochs[-1] += batch.tolist()
-                yield
-
-    def read(self, batches: int) -> None:
-        for _ in range(batches):
-            next(self._batches)
-            assert self.job.state != "wrong", self.job
-
-    @property
-    def chunk(self) -> int:
-        """Where it is."""
-        return CHUNK_OF[self.epochs[-1][-1]]
-
-
-@in_one_mode
-@pytest.mark.filterwarnings("error:hintsd")
-@pytest.mark.filterwarnings("ignore:hintsd. the connection was lost")
-def test_trainings_read_the_same_chunk_at_a_time(mount: Mount, daemon: DaemonProcess) -> None:
-    """One that comes late goes where the other one is; one that is slower stays beside it. Each
-    reads each file once an epoch, as was told, and no hint is wrong: also where hintsd dies amid a
-    chunk."""
-    epoch, chunk = FILES // BATCH, FILES // BATCH // CHUNKS
-    first = Training(mount, 1)
-    first.read(4 * chunk + 1)
-    second = Training(mount, 2)
-    second.read(1)
-    assert second.chunk in (first.chunk, first.chunk + 1)
-    apart = list[int]()
-    for number in range(2 * epoch):
-        first.read(1)
-        if number % 4 < 3:
-            second.read(1)
-        apart.append(
-            min((first.chunk - second.chunk) % CHUNKS, (second.chunk - first.chunk) % CHUNKS)
-        )
-        if number == epoch // 2 + 2:
-            daemon.kill()
-            daemon.start()
-            eventually(lambda: {first.job.state, second.job.state} == {"hinted"})
-    assert max(apart) <= 3, apart
-    assert sum(one <= 1 for one in apart) >= 0.7 * len(apart), apart
-    for training in (first, second):
-        training.job.close()
-        for number, read in enumerate(training.epochs):
-            assert training.told[number][: len(read)] == read
-            assert sorted(training.told[number]) == WHOLE
-    assert (len(first.epochs), len(second.epochs)) == (3, 2)
+                read += batch.tolist()
+                assert self.told[epoch][: len(read)] == read
+                assert self.job.state != "wrong", self.job
+                yield batch.tolist()
 
 
 class Trainer:
@@ -160,12 +116,46 @@ class Trainer:
             batch, self.state, self.job = self._ours.recv()
             self.order += batch
 
+    @property
+    def chunk(self) -> int:
+        """Where it is."""
+        return CHUNK_OF[self.order[-1]]
+
 
 def _train(pipe: Any, mount: Mount, seed: int, workers: int, state: Any) -> None:
     training = Training(mount, seed, workers, state)
+    batches = training.read()
     while pipe.recv():
-        training.read(1)
-        pipe.send((training.epochs[-1][-BATCH:], training.sampler.state_dict(), training.job.name))
+        pipe.send((next(batches), training.sampler.state_dict(), training.job.name))
+
+
+@in_one_mode
+def test_trainings_read_the_same_chunk_at_a_time(mount: Mount, daemon: DaemonProcess) -> None:
+    """One that comes late goes where the other one is; one that is slower stays beside it. Each
+    reads each file once an epoch, as was told, and no hint is wrong: also where hintsd dies amid a
+    chunk."""
+    epoch, chunk = FILES // BATCH, FILES // BATCH // CHUNKS
+    with Trainer(mount, 1) as first:
+        first.read(4 * chunk + 1)
+        with Trainer(mount, 2) as second:
+            second.read(1)
+            assert (second.chunk - first.chunk) % CHUNKS in (0, 1, CHUNKS - 1)
+            apart = list[int]()
+            for number in range(2 * epoch):
+                first.read(1)
+                if number % 4 < 3:
+                    second.read(1)
+                distance = (first.chunk - second.chunk) % CHUNKS
+                apart.append(min(distance, CHUNKS - distance))
+                if number == epoch // 2 + 2:
+                    daemon.kill()
+                    daemon.start()
+                    eventually(lambda: len(daemon.jobs()) == 2)
+            for trainer in (first, second):
+                for start in range(0, len(trainer.order) - FILES + 1, FILES):
+                    assert sorted(trainer.order[start : start + FILES]) == WHOLE
+                assert daemon.job(trainer.job)["state"] == "running"
+    assert sum(one <= 1 for one in apart) >= 0.7 * len(apart), apart
 
 
 @in_one_mode
@@ -179,12 +169,12 @@ def test_a_trainer_that_is_killed_amid_a_chunk_goes_on_beside_the_others(
         with Trainer(mount, 7, 2) as killed:
             killed.read(3 * chunk + 2)
         other.read(6 * chunk)
-        at = CHUNK_OF[other.order[-1]]
+        at = other.chunk
         with Trainer(mount, 7, 2, killed.state) as resumed:
             resumed.read(epoch - 3 * chunk - 2)
             assert sorted(killed.order + resumed.order) == WHOLE
             walked = [CHUNK_OF[index] for index in resumed.order[::BATCH]]
-            assert walked[0] == CHUNK_OF[killed.order[-1]]  # the rest of its chunk
+            assert walked[0] == killed.chunk  # the rest of it
             assert walked[chunk - 2] in (at, at + 1), (walked, at)
             resumed.read(chunk)
             assert len(set(resumed.order[-FILES // CHUNKS :])) == FILES // CHUNKS

@@ -26,6 +26,7 @@ class SimulatedJob:
     read: list[list[int]] = field(default_factory=lambda: [[]])
     """The parts of each epoch, in turn."""
     place: int | None = None
+    """The chunk that it chose last; None: nobody knows of it yet."""
     last: int = -1
     unread: list[int] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)
@@ -76,7 +77,7 @@ def fetched(jobs: Sequence[SimulatedJob], cached_chunks: int, rule: Rule, seed: 
                 for other in jobs
                 if other is not job and other.place is not None and not other.is_over
             ]
-            job.take(rule(job.unread, others, CHUNKS, is_new=job.place is None), rng)
+            job.take(rule(job.unread, others, CHUNKS), rng)
         part = job.queue.pop(0)
         job.read[-1].append(part)
         if part not in cache:

@@ -15,7 +15,7 @@ from tests.support.chunk_simulation import CHUNKS, PARTS, SimulatedJob, fetched
 LENGTH_OF_EPOCH = CHUNKS * PARTS
 
 
-def in_ring_order(unread: list[int], others: list[int], chunks: int, *, is_new: bool) -> int:
+def in_ring_order(unread: list[int], others: list[int], chunks: int) -> int:
     return unread[0]
 
 
@@ -126,40 +126,35 @@ def test_what_no_walk_leaves_is_refused(begun: list[int], read: int) -> None:
 # ---- the rule ------------------------------------------------------------------------------------
 
 
-@given(data=st.data(), chunks=st.integers(1, 12), is_new=st.booleans())
-def test_one_of_the_unread_chunks_is_chosen(data: Any, chunks: int, is_new: bool) -> None:
+@given(data=st.data(), chunks=st.integers(1, 12))
+def test_one_of_the_unread_chunks_is_chosen(data: Any, chunks: int) -> None:
     numbers = st.integers(0, chunks - 1)
     unread = data.draw(st.lists(numbers, min_size=1, unique=True))
-    others = data.draw(st.lists(numbers, max_size=5))
-    chosen = next_chunk(unread, others, chunks, is_new=is_new)
+    chosen = next_chunk(unread, data.draw(st.lists(numbers, max_size=5)), chunks)
     assert chosen in unread
-    if not others:
-        assert chosen == unread[0]
+    assert next_chunk(unread, [], chunks) == unread[0]
 
 
 @pytest.mark.parametrize(
     ("unread", "others", "expected"),
     [
-        ([3, 4, 5, 6], [4], 3),  # one chunk behind: it stays
-        ([3, 4, 5, 6], [5], 5),  # two: it goes there
-        ([3, 4, 6], [5], 6),  # to the first one that it has not read
-        ([3, 4], [5], 3),
-        ([3, 4, 5, 6], [2, 1, 9], 3),  # it leads
+        ([3, 4, 5, 6], [3], 3),
+        ([3, 4, 5, 6], [2], 3),  # one behind: it is coming
+        ([3, 4, 5, 6], [4], 4),  # ahead: it goes there
+        ([3, 4, 6], [5], 4),  # where it would have read: as near as can be
+        ([3, 4], [6], 3),  # nothing is near
         ([9, 0, 1, 2], [1], 1),  # around the ring's end
-        ([3, 4, 5, 6, 7], [5, 7], 7),  # to the first of the others
-        ([3, 4, 5, 6, 7], [3, 3, 5], 5),  # not where most are: that one fetches for them
-        ([3, 4, 5], [8], 3),  # half a ring: neither is ahead; it is the lower number
+        ([1, 2, 3], [0], 1),
+        ([9, 1, 2], [0], 9),
+        ([3, 4, 5, 6, 7], [5, 7, 7], 7),  # where most are
+        ([3, 4, 5, 6, 7], [5, 7], 5),  # the first of those that are alike
+        (list(range(10)), [7, 8, 5], 7),
     ],
 )
-def test_a_job_stays_within_a_chunk_of_the_front(
+def test_a_job_goes_where_it_has_most_company(
     unread: list[int], others: list[int], expected: int
 ) -> None:
-    assert next_chunk(unread, others, 10, is_new=False) == expected
-
-
-@pytest.mark.parametrize(("others", "expected"), [([1], 1), ([7], 7), ([7, 8, 5], 8), ([9, 0], 0)])
-def test_a_new_job_goes_where_the_others_are(others: list[int], expected: int) -> None:
-    assert next_chunk(list(range(10)), others, 10, is_new=True) == expected
+    assert next_chunk(unread, others, 10) == expected
 
 
 # ---- several jobs, simulated ---------------------------------------------------------------------
@@ -168,12 +163,13 @@ SCENES: dict[str, tuple[list[tuple[float, int, float]], float, float]] = {
     # (speed, epochs, start in epochs) of each, the most that is fetched together, and the least
     # that would be by the order of the ring alone: in datasets
     "begun together": ([(1, 4, 0), (1, 4, 0)], 3.3, 3.0),
-    "one comes late": ([(1, 4, 0), (1, 4, 0.35)], 3.8, 4.2),
+    "one comes late": ([(1, 4, 0), (1, 4, 0.35)], 3.7, 4.2),
     "three, a third of an epoch apart": ([(1, 4, 0), (1, 4, 0.33), (1, 4, 0.66)], 4.1, 7.5),
-    "one is a little slower": ([(1, 5, 0), (0.8, 4, 0)], 4.55, 4.65),
-    "two are alike, one is slow": ([(1, 5, 0), (1, 5, 0.6), (0.5, 3, 0.3)], 5.5, 6.8),
-    "four speeds": ([(1, 5, 0), (0.9, 5, 0.2), (0.5, 3, 0.6), (0.33, 2, 0.9)], 6.4, 7.2),
-    "the fastest ends": ([(1, 2, 0), (0.6, 3, 0.3), (0.5, 3, 0.5)], 4.2, 4.4),
+    "one is a little slower": ([(1, 5, 0), (0.8, 4, 0)], 4.1, 4.65),
+    "one is slow": ([(1, 6, 0), (0.5, 3, 0.2)], 4.8, 4.9),
+    "two are alike, one is slow": ([(1, 5, 0), (1, 5, 0.6), (0.5, 3, 0.3)], 5.4, 6.8),
+    "four speeds": ([(1, 5, 0), (0.9, 5, 0.2), (0.5, 3, 0.6), (0.33, 2, 0.9)], 5.5, 7.2),
+    "the fastest ends": ([(1, 2, 0), (0.6, 3, 0.3), (0.5, 3, 0.5)], 3.8, 4.4),
 }
 
 
@@ -196,3 +192,9 @@ def test_jobs_that_walk_together_fetch_less(name: str) -> None:
         ] * job.epochs
     assert found <= most
     assert alone >= in_turn
+
+
+def test_jobs_whose_epochs_begin_at_one_place_come_together() -> None:
+    """They have begun, and stood still: each is at the ring's begin when another one is far on."""
+    jobs = [SimulatedJob(1, 4, start * LENGTH_OF_EPOCH, place=0) for start in (0, 0.33, 0.66)]
+    assert fetched(jobs, 3, next_chunk) < 4.1
