@@ -57,7 +57,7 @@ class Reading:
             before, blocks = blocks, int(self.mount.value("ssd", "blocks"))
             return before == blocks
 
-        eventually(is_still)
+        eventually(is_still, every_s=0.5)  # the publisher may wait for a processor
         return self.fetched_files - before
 
 

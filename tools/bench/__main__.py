@@ -27,7 +27,7 @@ from tools.bench import (
     policies,
     recording,
     rows,
-    substitution,
+    sharing,
 )
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
@@ -45,7 +45,7 @@ ROWS = (
     *budgets.ROWS,
     *gpu.ROWS,
     *importance.ROWS,
-    *substitution.ROWS,
+    *sharing.ROWS,
     *recording.ROWS,
     *log.ROWS,
     "policies",
@@ -183,7 +183,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         **budgets.ROWS,
         **gpu.ROWS,
         **importance.ROWS,
-        **substitution.ROWS,
+        **sharing.ROWS,
         "policies": policies.policies,
         **recording.ROWS,
         **log.ROWS,

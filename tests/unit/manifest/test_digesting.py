@@ -351,7 +351,9 @@ def test_what_was_read_before_an_end_is_not_read_again(tmp_path: Path, number: i
         assert said.strip() == "fusecache: interrupted"
         assert not (root / (NAME + NEW)).exists()
     progress = run(root)
-    assert (progress.files, progress.read_files) == (41, int(number == signal.SIGKILL))
+    assert progress.files == 41
+    held = (1,) if number == signal.SIGKILL else (0, 1)  # it may have been read before the end
+    assert progress.read_files in held
 
 
 _UNTIL_HELD = """

@@ -1,0 +1,118 @@
+"""Row sharing: what four jobs on one dataset take from the origin together.
+
+All have seeds of their own and read side by side through one mount, whose cache takes a part of the
+dataset, from an origin of 100 MB/s that is what limits them. An arm is what is said of their order,
+and by which sampler it is made.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fusecache.config.settings import SSD_BYTES_MIN
+from tools.bench.hints import hinted_mount
+from tools.bench.rows import Bench
+from tools.hintsd_command import HintsdCommand
+from tools.slow_origin import LoopOrigin
+
+FILES, FILES_QUICK, FILE_BYTES = 4_000, 1_500, 100_000
+ORIGIN_BPS, ORIGIN_IOPS = 100_000_000, 2_000
+EPOCHS = 3
+SHARES = (0.2, 0.4)
+BATCH, WORKERS, JOBS = 16, 2, 4
+PAUSE_S = 0.01
+ROUNDS = 3
+ARMS: dict[str, dict[str, Any]] = {
+    "no hints": {"sampler": "shuffle", "hinted": False},
+    "a plain shuffle": {"sampler": "shuffle", "hinted": True},
+    "the next 10 batches": {"sampler": "substitutable", "hinted": True},
+    "20 chunks": {"sampler": "chunked", "hinted": True},
+}
+TIMEOUT_S = 600.0
+
+
+def sharing(bench: Bench) -> None:
+    """Row sharing: a fifth, and two fifths of the dataset in a mount's RAM and SSD."""
+    count = FILES_QUICK if bench.quick else FILES
+    size_bytes = count * (FILE_BYTES + 8192) * 5 // 4
+    with (
+        bench.folder("sharing") as work,
+        HintsdCommand(work) as daemon,
+        LoopOrigin(work, size_bytes) as origin,
+    ):
+        names = bench.readers.fill_files(origin.directory, count, FILE_BYTES, 8)
+        origin.throttle(ORIGIN_BPS, ORIGIN_IOPS)
+        for number in range(bench.rounds(ROUNDS)):
+            for share in SHARES:
+                for arm in bench.turns(number, tuple(ARMS)):
+                    budget = max(int(count * FILE_BYTES * share), 4 * SSD_BYTES_MIN)
+                    options = ("--ram", str(budget * 3 // 4), "--ssd", str(budget // 4))
+                    bench.drop()
+                    with hinted_mount(daemon, origin.directory, work, options) as mount:
+                        told = {"root": str(mount.mountpoint), "paths": list(names), **ARMS[arm]}
+                        told |= {"epochs": EPOCHS, "batch": BATCH, "workers": WORKERS}
+                        epochs = _run({**told, "pause_s": PAUSE_S}, number, origin.bytes_read)
+                    _add(bench, f"{arm}, {share:.0%}", epochs, count * FILE_BYTES)
+    bench.results.note(
+        f"sharing: {JOBS} jobs together; {count:,} files of {FILE_BYTES // 1000} KB, batches of "
+        f"{BATCH}; a quarter of the cache is SSD; the origin gives {ORIGIN_BPS / 1e6:.0f} MB/s"
+    )
+
+
+Epochs = list[tuple[float, int]]  # seconds until all jobs have read it, bytes of the origin
+
+
+def _add(bench: Bench, what: str, epochs: Epochs, dataset_bytes: int) -> None:
+    later = epochs[1:]
+    for name, some in (("first epoch", epochs[:1]), ("later ones", later)):
+        seconds = sum(epoch[0] for epoch in some) / len(some)
+        datasets = sum(epoch[1] for epoch in some) / len(some) / dataset_bytes
+        bench.results.add("sharing", f"{what}: {name}", "fusecache", "s", seconds)
+        bench.results.add("sharing", f"{what}: {name}, origin", "fusecache", "datasets", datasets)
+        bench.say(f"sharing, {what}: {name}: {seconds:.1f} s, {datasets:.3f} datasets")
+
+
+def _run(told: dict[str, Any], number: int, bytes_read: Callable[[], int]) -> Epochs:
+    """Of each epoch, for all jobs together."""
+    command = [sys.executable, "-m", "tools.bench.sharing_reader"]
+    epochs: Epochs = []
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for job in range(JOBS):
+            reader = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(reader.kill)
+            readers.append(reader)
+            _say(reader, json.dumps({**told, "seed": JOBS * number + job}))
+        for reader in readers:
+            _await(reader, "ready")
+        for _ in range(told["epochs"]):
+            before, began_s = bytes_read(), time.monotonic()
+            for reader in readers:
+                _say(reader, "")
+            for reader in readers:
+                _await(reader, str(len(told["paths"])))
+            epochs.append((time.monotonic() - began_s, bytes_read() - before))
+        for reader in readers:
+            reader.wait(TIMEOUT_S)
+    return epochs
+
+
+def _await(reader: "subprocess.Popen[str]", line: str) -> None:
+    assert reader.stdout is not None
+    if reader.stdout.readline().strip() != line:
+        raise RuntimeError("a reader of row sharing failed: see above")
+
+
+def _say(reader: "subprocess.Popen[str]", line: str) -> None:
+    assert reader.stdin is not None
+    reader.stdin.write(line + "\n")
+    reader.stdin.flush()
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {"sharing": sharing}
