@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
 
@@ -168,18 +169,19 @@ def _declared(metric: Metric, figure: str, name: str = "") -> Family:
     return Family(name or metric.name, metric.kind, help_, "mount", {"": figure})
 
 
-def _counter(
-    name: str, help_: str, figures: str | Mapping[str, str], label: str = "", of: Of = "mount"
+def _family(
+    kind: Literal["counter", "gauge"],
+    name: str,
+    help_: str,
+    figures: str | Mapping[str, str],
+    label: str = "",
+    of: Of = "mount",
 ) -> Family:
     found = {"": figures} if isinstance(figures, str) else figures
-    return Family(name, "counter", help_, of, found, label)
+    return Family(name, kind, help_, of, found, label)
 
 
-def _gauge(
-    name: str, help_: str, figures: str | Mapping[str, str], label: str = "", of: Of = "mount"
-) -> Family:
-    found = {"": figures} if isinstance(figures, str) else figures
-    return Family(name, "gauge", help_, of, found, label)
+_counter, _gauge = partial(_family, "counter"), partial(_family, "gauge")
 
 
 FAMILIES: Final = (
