@@ -92,7 +92,7 @@ def test_scores_of_a_hint_outlive_hintsd(place: Place, mounting: Mounting) -> No
         eventually(written.exists)
         daemon.kill()
         daemon.start()
-        eventually(lambda: daemon.jobs() == [job] and daemon.job(job)["state"] is not None)
+        eventually(lambda: daemon.jobs() == [job] and daemon.job(job)["scores_age_s"] is not None)
         assert daemon.job(job)["scores_age_s"] is not None
         subprocess.run(
             [sys.executable, "-m", "hintsd", "end", job, "--socket", daemon.path], check=True
