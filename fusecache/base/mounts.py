@@ -170,12 +170,33 @@ def identity(path: str, mount: Mount) -> dict[str, str]:
     """What `path` on `mount` leads to, as far as the mount table tells: equal for the same file
     system that was mounted anew.
     """
-    inside = os.path.join(mount.root, os.path.relpath(path, mount.mountpoint))
     return {
         "filesystem": mount.filesystem,
         "source": mount.source,
-        "inside": os.path.normpath(inside),
+        "inside": inside(path, mount),
     }
+
+
+def inside(path: str, mount: Mount) -> str:
+    """Where absolute `path`, on `mount`, lies in its file system: the same in every bind mount of
+    it and in every mount namespace, as `mount.device` is.
+    """
+    below = os.path.relpath(path, mount.mountpoint)
+    return os.path.normpath(os.path.join(mount.root, below))
+
+
+def shown_at(device: str, inside: str) -> tuple[Mount, str] | None:
+    """The mount of all of this fusecache in our mount namespace, and the path there of what lies at
+    `inside`. None: there is none, or another mount is on top of it.
+    """
+    table = mounts()
+    for mount in table:
+        if mount.device == device and mount.is_fusecache and mount.root == "/":
+            path = os.path.normpath(os.path.join(mount.mountpoint, inside.lstrip("/")))
+            on_top = holding(path, table)
+            if on_top is not None and (on_top.device, on_top.root) == (device, "/"):
+                return on_top, path
+    return None
 
 
 def find(path: str) -> Mount | None:

@@ -163,7 +163,7 @@ class Operations(pyfuse3.Operations):
 
     @answers
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
-        if inode == pyfuse3.ROOT_INODE and name == HINTSD_XATTR and self._hintsd:
+        if name == HINTSD_XATTR and self._hintsd:  # a part of the mount may be bound elsewhere
             return self._hintsd
         if name in ACL_XATTRS:
             version = _native.version(inode)

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
@@ -32,6 +33,7 @@ from fusecache.base.errors import (
 from hintsd.cli import report
 from hintsd.cli.channel import Channel, channel_again, complain, open_channel
 from hintsd.cli.scores import read_scores, tell_scores
+from hintsd.client.finding import SOCKET_VARIABLE
 from hintsd.keeping import AUTO, NAMES
 from hintsd.lab.command import lab
 from hintsd.simulator.command import simulate
@@ -74,13 +76,14 @@ def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-_socket_flag = click.option(
-    "--socket",
-    "socket_path",
-    type=PATH,
-    metavar="PATH",
-    help="The daemon's. [in the runtime directory]",
-)
+def _socket_flag(unless: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    return click.option(
+        "--socket", "socket_path", type=PATH, metavar="PATH", help=f"The daemon's. [{unless}]"
+    )
+
+
+_server_socket_flag = _socket_flag("in the runtime directory")
+_client_socket_flag = _socket_flag(f"{SOCKET_VARIABLE}, or in the runtime directory")
 
 
 @click.group(
@@ -103,7 +106,7 @@ def cli() -> None:
 
 
 @cli.command()
-@_socket_flag
+@_server_socket_flag
 @click.option(
     "--ram",
     callback=_parse_size,
@@ -223,7 +226,9 @@ def _ready() -> None:
 
 
 def _default_socket() -> str:
-    """Of our own hintsd; if there is none, of root's, if that serves us."""
+    """What HINTSD_SOCKET says; or our own hintsd's; if there is none, root's, if that serves us."""
+    if told := os.environ.get(SOCKET_VARIABLE):
+        return told
     own = mounts.hintsd_socket(os.getuid())
     roots = mounts.public_socket(mounts.hintsd_socket(0))
     return roots if not os.path.lexists(own) and os.access(roots, os.W_OK) else own
@@ -291,7 +296,7 @@ def _default_socket() -> str:
     help="Of the reader, or of one that starts it: the hint is theirs, and ends with it.",
 )
 @click.option("--detach", is_flag=True, help="Return; see `hintsd status`, `hintsd end`.")
-@_socket_flag
+@_client_socket_flag
 def hint(
     path: str,
     epochs: int | None,
@@ -316,6 +321,7 @@ def hint(
     hintsd hint /data/imagenet --sampler distributed --seed 0 --world-size 8 --rank 3 --pid 4711
     hintsd hint /data/imagenet --seed 0 --importance uses.npy
     """
+    from hintsd.client.finding import place_of
     from hintsd.orders.extensions import IMG_EXTENSIONS
     from hintsd.orders.hint import PID_MOST, Files, Hint
 
@@ -340,7 +346,7 @@ def hint(
         detached=detach,
         pid=pid,
     )
-    message = {**hint.to_message(), "of_others": True}
+    message = {**hint.to_message(), "of_others": True, **place_of(path)}
     name = None
     while True:
         try:
@@ -429,7 +435,7 @@ def _follow(channel: Channel, name: str) -> None:
 @click.option(
     "--watch", is_flag=True, help="Again each second, until Ctrl-C; in a script one after another."
 )
-@_socket_flag
+@_client_socket_flag
 def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     """Show the mounts that have jobs, the jobs, and the last jobs that have ended.
 
@@ -503,7 +509,7 @@ def _print_and_part(shown: Any) -> None:
 
 @cli.command()
 @click.argument("job")
-@_socket_flag
+@_client_socket_flag
 def end(job: str, socket_path: str | None) -> None:
     """End a job: `hintsd status` shows the names."""
     with open_channel(socket_path or _default_socket()) as channel:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from typing import Final
+from typing import Any, Final
 
 from fusecache.base import mounts
 
 SOCKET_IOCTL: Final = 0x9000FC01  # _IOR(0xfc, 1, char[4096]); the same in fusecache/native/front/raw.c
 SOCKET_BYTES_MOST: Final = 4096
 SOCKET_ATTRIBUTE: Final = "user.fusecache.hintsd"  # of servers that know no ioctl
+SOCKET_VARIABLE: Final = "HINTSD_SOCKET"
 
 
 class Unhinted(Exception):
@@ -31,7 +32,8 @@ class NotMounted(Unhinted):
 
 
 def find_socket(path: str) -> tuple[str, str]:
-    """hintsd's socket for the mount that `path` lies on, and `path` without links.
+    """hintsd's socket for the mount that `path` lies on, and `path` without links. HINTSD_SOCKET in
+    the environment says the socket for all mounts: in a container it may lie elsewhere.
 
     NotMounted. Unhinted: hints are off for it, or they are for others to give. OSError: the mount
     does not answer now.
@@ -39,6 +41,8 @@ def find_socket(path: str) -> tuple[str, str]:
     mount = mounts.find(path)
     if mount is None:
         raise NotMounted(f"{path} is not on a fusecache mount; going on without hints")
+    if told := os.environ.get(SOCKET_VARIABLE):
+        return os.path.abspath(told), mounts.resolve(path)
     try:
         address = _ask_for_socket(mount.mountpoint)
     except OSError as error:
@@ -50,6 +54,16 @@ def find_socket(path: str) -> tuple[str, str]:
     if os.geteuid() not in (0, mount.uid) and _is_barred(address):
         address = os.fsencode(_public(os.fsdecode(address), mount))
     return os.fsdecode(address), mounts.resolve(path)
+
+
+def place_of(path: str) -> dict[str, Any]:
+    """Of a `job` message (docs/WIRE.md): where `path`, without links, lies, whatever mount namespace
+    it is seen from, and whatever is bound there. {}: on no fusecache.
+    """
+    mount = mounts.holding(path)
+    if mount is None or not mount.is_fusecache:
+        return {}
+    return {"device": mount.device, "inside": os.fsencode(mounts.inside(path, mount))}
 
 
 def _public(address: str, mount: mounts.Mount) -> str:

@@ -26,7 +26,13 @@ from typing import Any, Final, Literal, NoReturn, get_args
 from fusecache.base import wire
 from hintsd.client.asking import Asking, Mask
 from hintsd.client.connection import TEXT_BYTES_MOST, Connection, Stopped, fail, said
-from hintsd.client.finding import NotMounted, Unhinted, find_socket
+from hintsd.client.finding import (
+    SOCKET_VARIABLE,
+    NotMounted,
+    Unhinted,
+    find_socket,
+    place_of,
+)
 from hintsd.client.warning import script_place, warn_once, was_warned
 from hintsd.orders.hint import Files, Hint
 from hintsd.orders.spec import OrderSpec, to_message
@@ -326,8 +332,8 @@ class Link:
             # Not at once: `fusecache mount` starts a hintsd a moment after the mount is there.
             self._warn(
                 f"none answers for {self._shown_path} ({error.strerror or error}): hintsd "
-                "serve, or fusecache mount of it, starts one; going on without hints until one "
-                "does",
+                "serve, or fusecache mount of it, starts one; a container needs the directory of "
+                f"its socket ({SOCKET_VARIABLE}); going on without hints until one does",
                 "absent",
             )
             self._settled.set()
@@ -375,7 +381,7 @@ class Link:
         message["files"] = _by_name(message["files"], arrays, 0)
         if message["spec"]:
             message["spec"] = _by_name(message["spec"], arrays, INLINE_BYTES_MOST)
-        message.update(resume=self._job, tell_state=True)
+        message.update(resume=self._job, tell_state=True, **place_of(self._path))
         yield from _array_frames(arrays)
         yield wire.encode("job", message)
 

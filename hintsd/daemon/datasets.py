@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -91,6 +92,18 @@ class Resolved(NamedTuple):
     """What the job's user should know."""
 
 
+def placed(hint: Hint, device: str, inside: bytes) -> Hint:
+    """With its dataset's path as we see it. Its client may be in another mount namespace, or read
+    through a bind mount of a part. JobRefused: it is not mounted here.
+    """
+    found = mounts.shown_at(device, os.fsdecode(inside))
+    if found is None:
+        raise JobRefused(
+            f"{os.fsdecode(hint.path)} is on a mount that hintsd does not see (device {device})"
+        )
+    return replace(hint, path=os.fsencode(found[1]))
+
+
 async def locate(path: bytes) -> tuple[str, bytes]:
     """The mount point that a dataset's directory is below, and its path from there. JobRefused."""
     shown = os.fsdecode(path)
@@ -127,10 +140,16 @@ async def locate_for(guest: Guest, hint: Hint) -> tuple[str, bytes]:
 
 
 def _place(real: bytes, mount: mounts.Mount) -> tuple[str, bytes]:
-    root = relative(real, os.fsencode(mount.mountpoint))
+    """`real` may lie in a bind mount of a part of it."""
+    shown = os.fsdecode(real)
+    found = mounts.shown_at(mount.device, mounts.inside(shown, mount))
+    if found is None:
+        raise JobRefused(f"{shown} is a part of a mount that hintsd does not see as a whole")
+    whole, path = found
+    root = relative(os.fsencode(path), os.fsencode(whole.mountpoint))
     if root is None:
-        raise JobRefused(f"{os.fsdecode(real)} cannot be found in {mount.mountpoint}")
-    return mount.mountpoint, root
+        raise JobRefused(f"{shown} cannot be found in {whole.mountpoint}")
+    return whole.mountpoint, root
 
 
 async def resolve(

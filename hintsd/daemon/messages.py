@@ -21,6 +21,7 @@ from fusecache.base.wire import Fields, WireError
 from hintsd.orders.hint import (
     BATCH_MOST,
     NAME_LENGTH_MOST,
+    PATH_BYTES_MOST,
     PATHS_BYTES_MOST,
     Hint,
     read_hint,
@@ -198,6 +199,18 @@ def hint(fields: Fields, arrays: Arrays) -> Hint:
 def is_of_others(fields: Fields) -> bool:
     """Field `of_others` of a `job` message. WireError."""
     return fields.raw().get("of_others") is not None and fields.bool("of_others")
+
+
+def place(fields: Fields) -> tuple[str, bytes] | None:
+    """Fields `device` and `inside` of a `job` message; None: its client is an older one. WireError.
+    ValueError: one line.
+    """
+    if "device" not in fields:
+        return None
+    inside = fields.bytes("inside", PATH_BYTES_MOST)
+    if not inside.startswith(b"/") or b"\0" in inside or b".." in inside.split(b"/"):
+        raise ValueError("inside must be absolute, without `..`")
+    return fields.str("device", 32), inside
 
 
 def resumed_job(fields: Fields) -> str | None:

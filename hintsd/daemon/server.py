@@ -27,7 +27,7 @@ from fusecache.base import mounts, wire
 from fusecache.base.errors import UserError
 from fusecache.base.wire import Fields, WireError
 from fusecache.base.wire_trio import FrameStream
-from hintsd.daemon import messages
+from hintsd.daemon import datasets, messages
 from hintsd.daemon.datasets import Guest, is_guests
 from hintsd.daemon.director import Director
 from hintsd.daemon.jobs import Jobs, LiveJob, OpenDirector
@@ -442,6 +442,7 @@ class Server:
         peer = connection.peer
         resumed, is_of_others = messages.resumed_job(fields), messages.is_of_others(fields)
         hint = await self._read(connection, "job", messages.hint, fields)
+        hint = self._placed(hint, fields)
         pid = self._trainer(hint, peer, is_of_others=is_of_others)
         job = await self._jobs.resume(resumed, peer.uid, pid, hint)
         if job is None:
@@ -459,6 +460,15 @@ class Server:
             connection.job = None
             raise Refusal(job.refusal or job.reason)
         return job
+
+    @staticmethod
+    def _placed(hint: Hint, fields: Fields) -> Hint:
+        """With the path at which we see its dataset. Refusal."""
+        try:
+            place = messages.place(fields)
+            return hint if place is None else datasets.placed(hint, *place)
+        except (JobRefused, ValueError) as error:
+            raise Refusal(str(error)) from None
 
     def _trainer(self, hint: Hint, peer: wire.Peer, *, is_of_others: bool) -> int | None:
         """The process whose end is to end the job. Refusal."""

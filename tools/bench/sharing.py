@@ -1,7 +1,7 @@
 """Row sharing: what four jobs on one dataset take from the origin together.
 
 All have seeds of their own and read side by side through one mount, whose cache takes a part of the
-dataset, from an origin of 100 MB/s that is what limits them. An arm is what is said of their order,
+dataset, from an origin of 60 MB/s that is what limits them. An arm is what is said of their order,
 and by which sampler it is made.
 """
 
@@ -19,12 +19,12 @@ from tools.bench.rows import Bench
 from tools.hintsd_command import HintsdCommand
 from tools.slow_origin import LoopOrigin
 
-FILES, FILES_QUICK, FILE_BYTES = 4_000, 1_500, 100_000
-ORIGIN_BPS, ORIGIN_IOPS = 100_000_000, 2_000
-EPOCHS = 3
+FILES, FILES_QUICK, FILE_BYTES = 12_000, 3_000, 50_000
+ORIGIN_BPS, ORIGIN_IOPS = 60_000_000, 2_000
+EPOCHS = 2
 SHARES = (0.2, 0.4)
-BATCH, WORKERS, JOBS = 16, 2, 4
-PAUSE_S = 0.01
+BATCH, WORKERS, JOBS = 4, 2, 4
+PAUSE_S = 0.0025
 ROUNDS = 3
 ARMS: dict[str, dict[str, Any]] = {
     "no hints": {"sampler": "shuffle", "hinted": False},
