@@ -90,9 +90,9 @@ def test_a_cache_directory_of_another_format_is_refused(place: Place, mounting: 
 
 
 def mount_processes(mount: Mount) -> list[int]:
-    from tests.support.mounted import processes_naming
+    from tests.support.mounted import processes_of
 
-    return processes_naming(str(mount.log_file))
+    return processes_of(mount.path)
 
 
 @in_one_mode
