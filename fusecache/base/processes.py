@@ -114,10 +114,13 @@ def watchdog_s() -> float | None:
 
 
 def handed_over() -> list[socket.socket]:
-    """The sockets that systemd opened for this process (sd_listen_fds(3))."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+    """The sockets that systemd opened for this process (sd_listen_fds(3)). To be called once: what
+    its environment said of them, and of the watchdog, is taken out for those it starts.
+    """
+    told = {name: os.environ.pop(name, "") for name in FOR_US_ALONE - {"NOTIFY_SOCKET"}}
+    if told["LISTEN_PID"] != str(os.getpid()):
         return []
-    count = os.environ.get("LISTEN_FDS", "")
+    count = told["LISTEN_FDS"]
     sockets = [
         socket.socket(fileno=fd)
         for fd in range(_LISTEN_FD_FIRST, _LISTEN_FD_FIRST + int(count if count.isdecimal() else 0))

@@ -1,9 +1,9 @@
 """The server process: loads the C extension in the right way, then serves.
 
-Started by the keeper with one JSON argument (see `launch.Launch`), or as a spare (`--spare FD MOUNTPOINT`,
-see keeper/spare.py), which imports everything and waits for that argument. Says on the ready descriptor
-that it serves, or why it cannot. Exit code 0: unmounted, or asked to stop (SIGTERM); anything else
-is a crash to the keeper.
+Started by the keeper with one JSON argument (see `launch.Launch`), or as a spare (`--spare FD
+MOUNTPOINT`, see keeper/spare.py), which imports everything and waits for that argument. Says on the
+ready descriptor that it serves, or why it cannot. Exit code 0: unmounted, or asked to stop
+(SIGTERM); anything else is a crash to the keeper.
 
 The order of imports matters: the C extension has to be loaded with RTLD_GLOBAL before pyfuse3 is,
 or its interposed functions are not found (zero-open mode, docs/ARCHITECTURE.md). So `serving`,

@@ -125,8 +125,6 @@ def _handed_over(socket_path: str) -> socket.socket | None:
     us. CannotServe: it is another one.
     """
     handed = processes.handed_over()
-    for name in processes.FOR_US_ALONE.intersection(os.environ) - {"NOTIFY_SOCKET"}:
-        del os.environ[name]  # they are not for the processes that we start
     if not handed:
         return None
     names = [each.getsockname() for each in handed]

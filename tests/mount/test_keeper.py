@@ -262,6 +262,27 @@ def test_a_mount_is_found_with_another_runtime_directory(place: Place, zero_open
 
 
 @in_one_mode
+def test_ps_shows_processes_with_their_mount(place: Place, mounting: Mounting) -> None:
+    def shown(pid: int) -> str:
+        done = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+        )
+        return done.stdout.rstrip()
+
+    mount = mounting()
+    keeper = f"fusecache: keeper {mount.path}"
+    assert shown(mount.keeper_pid) == keeper
+    assert shown(mount.server_pid()) == f"fusecache: server {mount.path}"
+    mount.kill_server()
+    eventually(lambda: bool(processes_of(mount.path, "spare")))
+    (spare,) = processes_of(mount.path, "spare")
+    assert shown(spare) == f"fusecache: spare {mount.path}"
+    mount.kill_server()
+    eventually(lambda: mount.server_pid() == spare)
+    assert shown(spare) == f"fusecache: server {mount.path}"
+
+
+@in_one_mode
 def test_umount_of_the_source_leaves_the_mount(place: Place, mounting: Mounting) -> None:
     place.write("file", b"content")
     mount = mounting()
