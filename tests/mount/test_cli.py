@@ -111,6 +111,7 @@ def test_what_an_ordinary_user_cannot(ordinary_user: OrdinaryUser) -> None:
         "env": ordinary_user.env,
     }
     mine, readable = ordinary_user.directory("mine"), ordinary_user.directory("readable")
+    (readable / "file").touch()
     closed = ordinary_user.base / "closed"
     closed.mkdir(mode=0o700)
     foreign = ordinary_user.base / "foreign"

@@ -219,7 +219,8 @@ class Mount:
         mode = [] if self.zero_open else ["--no-zero-open"]
         return [
             *("mount", str(self.source), str(self.path), "--cache-dir", str(self.cache_dir)),
-            *("--log-file", str(self.log_file), "--hintsd", "none", *mode, *self.flags),
+            *("--log-file", str(self.log_file), "--hintsd", "none", "--allow-empty"),
+            *(*mode, *self.flags),
         ]
 
     def start(self) -> Mount:
