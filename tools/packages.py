@@ -153,7 +153,7 @@ def check(made: list[Path], *, manylinux: bool) -> list[str]:
         _require(not any(m.issym() or m.islnk() for m in members.values()), f"{path.name}: a link")
         wanted = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
         if name == "fusecache":
-            tree = ("*.md", "docs/*.md", "systemd/*", "deploy/*/*", "fusecache/native/*/*.[ch]")
+            tree = ("*.md", "docs/*.md", "deploy/*/*", "fusecache/native/*/*.[ch]")
             wanted |= {str(p.relative_to(ROOT)) for pattern in tree for p in ROOT.glob(pattern)}
         missing = wanted - members.keys()
         _require(not missing, f"{path.name} lacks {', '.join(sorted(missing))}")
@@ -166,7 +166,7 @@ def _check_server(wheel: Wheel, manylinux: bool) -> str:
     code = [file for file in wheel.files if re.search(r"\.(c|h|cc|o)$", file)]
     _require(not code, f"{name} holds C sources: {', '.join(code)}")
     for package in ("fusecache", "hintsd"):
-        kept = ("py", "pyi", "toml", "typed")
+        kept = ("py", "pyi", "service", "socket", "toml", "typed")
         tree = {
             str(path.relative_to(ROOT))
             for path in (ROOT / package).rglob("*")

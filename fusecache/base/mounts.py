@@ -45,6 +45,7 @@ MOUNTING_LOCK = "mounting.lock"
 MOUNTING_S = 60.0  # so long another's mount(2), or its fusermount3, may take
 
 _ROOT_BASE = "/run/fusecache"
+KEEPER_TITLE = "fusecache: keeper "  # `ps` shows it, with the mount point
 _NOT_PUBLIC = "is not a directory that only you can write to"
 _RECORD_BYTES_MOST = 1 << 20
 
@@ -392,8 +393,9 @@ def _bases_of_keepers(uid: int) -> Iterator[str]:
             if not name.isdigit() or os.stat(f"/proc/{name}").st_uid != uid:
                 continue
             with open(f"/proc/{name}/cmdline", "rb") as file:
-                if b"\0fusecache.keeper\0" not in file.read():
-                    continue
+                words = file.read()
+            if b"\0fusecache.keeper\0" not in words and not words.startswith(KEEPER_TITLE.encode()):
+                continue
             with open(f"/proc/{name}/environ", "rb") as file:
                 for item in file.read().split(b"\0"):
                     if item.startswith(b"XDG_RUNTIME_DIR="):

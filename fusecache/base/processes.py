@@ -1,5 +1,5 @@
 """Processes that hang, are stopped, or were started with less than they need; the memory that one
-may use. Stdlib only.
+may use; how one is shown by `ps`, and what it and systemd tell each other. Stdlib only.
 
 What may hang for ever (a look at a mount, or at an origin) is done in a child: a thread that hangs
 in the kernel could not be left behind when its process ends.
@@ -10,9 +10,12 @@ be what keeps the mount's connection open, nor the pipe of a process that reads 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable
 
@@ -21,6 +24,11 @@ SILENT_S = 30.0  # so long its event loop may say nothing
 BEAT_S = 5.0  # how often it does
 ROUND_MOST_S = 1.0
 ANSWER_BYTES_MOST = 4096
+FOR_US_ALONE = frozenset(
+    ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+)
+"""What systemd tells a service in its environment, and its children have no use for."""
+_LISTEN_FD_FIRST = 3  # SD_LISTEN_FDS_START
 
 
 def open_standard_descriptors() -> None:
@@ -69,6 +77,60 @@ def program(pid: int) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def show_as(title: str) -> None:
+    """Have `ps` show this process as `title`. It takes the place of the arguments, as
+    setproctitle(3) has it; what is longer than they were is cut off. The environment stays.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
+        file.write(title.partition(":")[0].encode())
+    begin, end = map(int, stat(os.getpid())[45:47])  # arg_start, arg_end
+    text = os.fsencode(title)[: max(0, end - begin - 1)]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+# ---- systemd -------------------------------------------------------------------------------------
+
+
+def tell_systemd(state: str) -> None:
+    """sd_notify(3); nothing is done where no systemd asked for it."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.connect("\0" + address[1:] if address.startswith("@") else address)
+        out.sendall(state.encode(errors="surrogateescape"))
+
+
+def watchdog_s() -> float | None:
+    """How often systemd wants to hear WATCHDOG=1: twice as often as it demands
+    (sd_watchdog_enabled(3)). None: it does not.
+    """
+    usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID")
+    if not usec.isdecimal() or not int(usec) or pid not in (None, str(os.getpid())):
+        return None
+    return int(usec) / 2e6
+
+
+def handed_over() -> list[socket.socket]:
+    """The sockets that systemd opened for this process (sd_listen_fds(3)). To be called once: what
+    its environment said of them, and of the watchdog, is taken out for those it starts.
+    """
+    told = {name: os.environ.pop(name, "") for name in FOR_US_ALONE - {"NOTIFY_SOCKET"}}
+    if told["LISTEN_PID"] != str(os.getpid()):
+        return []
+    count = told["LISTEN_FDS"]
+    sockets = [
+        socket.socket(fileno=fd)
+        for fd in range(_LISTEN_FD_FIRST, _LISTEN_FD_FIRST + int(count if count.isdecimal() else 0))
+    ]
+    for each in sockets:
+        each.set_inheritable(False)
+    return sockets
+
+
+# ---- questions -----------------------------------------------------------------------------------
 
 
 def ask(question: Callable[[], str], timeout_s: float) -> str | None:

@@ -36,6 +36,7 @@ from fusecache.cli import (
     host_commands,
     mount_command,
     probe_command,
+    service_command,
     status_command,
     trace_command,
     warm_command,
@@ -211,6 +212,7 @@ for _one in (
     mount_command.restart,
     mount_command.umount,
     install_helpers,
+    service_command.service,
 ):
     cli.add_command(_one)
 

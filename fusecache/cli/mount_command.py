@@ -128,6 +128,13 @@ def _collect(
 @click.command()
 @click.argument("places", nargs=-1, type=PATH, metavar="[SOURCE] [MOUNTPOINT]")
 @_settings_flags(shows_defaults=True)
+@click.option(
+    "--require-mounted",
+    is_flag=True,
+    default=None,
+    help="Refuse a SOURCE on the file system of /: its own is not mounted.",
+)
+@click.option("--allow-empty", is_flag=True, default=None, help="SOURCE may hold nothing.")
 @click.option("--foreground", "-f", is_flag=True, default=None, help="Stay, and log on stderr.")
 @click.option(
     "-o",

@@ -191,6 +191,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "layout": _choice(*LAYOUTS),
     "allow_other": _truth,
     "noexec": _truth,
+    "require_mounted": _truth,
+    "allow_empty": _truth,
     "revalidate": _revalidate,
     "zero_open": _truth,
     "origin_timeout": _seconds,
@@ -235,11 +237,11 @@ def _names() -> list[str]:
     return [name.replace("_", "-") for name in _PARSERS]
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """The settings of a TOML file."""
+def read_file(path: str, opener: Callable[[str, int], int] | None = None) -> dict[str, Any]:
+    """The settings of a TOML file. `opener` is that of `open`."""
     named = path or "''"
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opener) as file:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"--config {named}: {error.strerror}") from None

@@ -27,7 +27,7 @@ def check_places(config: Config) -> Config:
     """
     table = mounts.mounts()
     _check_not_fusecache(config.mountpoint, table)  # before any look-up: it may hang
-    _check_origin_answers(config)
+    is_empty = _look_at_origin(config)
     source, mountpoint = os.path.realpath(config.source), os.path.realpath(config.mountpoint)
     _check_not_fusecache(mountpoint, table)
     _check_source(source)
@@ -45,6 +45,7 @@ def check_places(config: Config) -> Config:
             EXIT_USAGE,
         )
     check_fuse(config.allow_other)
+    _check_is_mounted(config, source, is_empty)
     return check_cache_dirs(dataclasses.replace(config, source=source, mountpoint=mountpoint))
 
 
@@ -149,20 +150,37 @@ def _check_not_fusecache(mountpoint: str, table: list[mounts.Mount]) -> None:
         )
 
 
-def _check_origin_answers(config: Config) -> None:
-    """A look that hangs in the kernel could not be interrupted."""
+def _look_at_origin(config: Config) -> bool:
+    """Whether the source is a directory without entries. UserError: it does not answer."""
 
-    def look() -> str:
+    def look() -> str:  # one that hangs in the kernel could not be interrupted
         os.path.realpath(config.mountpoint)
         os.close(os.open(config.source, os.O_RDONLY | os.O_DIRECTORY))
         with os.scandir(config.source) as entries:
-            next(entries, None)
-        return ""
+            return "" if next(entries, None) else _EMPTY
 
-    if processes.ask(look, config.origin_timeout_s) is None:
+    answer = processes.ask(look, config.origin_timeout_s)
+    if answer is None:
         raise UserError(
             f"source {config.source} does not answer within {config.origin_timeout_s:g} s "
             "(--origin-timeout): is its server, or the network, down?"
+        )
+    return answer == _EMPTY
+
+
+def _check_is_mounted(config: Config, source: str, is_empty: bool) -> None:
+    """A directory that a file system is to be mounted on is there before it is, mostly empty. No
+    mistake of usage (EXIT_USAGE): it may be mounted in a moment, so a service tries again.
+    """
+    holding = mounts.holding(source)
+    if config.require_mounted and (holding is None or holding.mountpoint == "/"):
+        raise UserError(
+            f"source {source} lies on the file system of /: mount its own first (--require-mounted)"
+        )
+    if is_empty and not config.allow_empty:
+        raise UserError(
+            f"source {source} is empty: mount its file system first; "
+            "if nothing is meant to be there yet: --allow-empty"
         )
 
 
@@ -272,6 +290,8 @@ def _is_default(cache_dir: str) -> bool:
     except ConfigError:
         return False
 
+
+_EMPTY = "empty"
 
 # What the disk says of a directory that must not keep the others from being used.
 _FAILED_DISK = (

@@ -49,6 +49,8 @@ class Config:
     layout: str = "static"  # of hinted samples on SSD: docs/TUNING.md
     allow_other: bool = False
     noexec: bool = False
+    require_mounted: bool = False  # of the source, looked at when the mount begins
+    allow_empty: bool = False  # the same
     revalidate_s: float | None = 60.0  # None: never
     zero_open: bool = True
     origin_timeout_s: float = 30.0

@@ -41,7 +41,7 @@ import time
 from functools import partial
 from typing import NoReturn
 
-from fusecache.base import processes
+from fusecache.base import mounts, processes
 from fusecache.keeper import mount_namespace, mounting
 from fusecache.keeper.held_mount import HeldMount
 from fusecache.keeper.log_file import LogFile
@@ -65,6 +65,8 @@ class Keeper:
         self._signals: list[int] = []
         self._household = mount_namespace.Household()
         self._next_look_around = time.monotonic() + LOOK_AROUND_S
+        self._watchdog_s = processes.watchdog_s()
+        self._next_ping = 0.0
         self.log = LogFile(self._foreground, config.get("log_file"))
         self.mount = HeldMount(config, self.log)
         self.servers = Servers(config, self.mount, self.log, self._mounted_at)
@@ -123,7 +125,9 @@ class Keeper:
             for line in warnings:
                 self.log.write("WARNING", line)
             self.log.write("INFO", f"mounted {self.mount.source} on {self.mount.mountpoint}")
-            _tell_systemd(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={self.mount.mountpoint}")
+            processes.tell_systemd(
+                f"READY=1\nMAINPID={os.getpid()}\nSTATUS={self.mount.mountpoint}"
+            )
             return
         message = {
             "ready": True,
@@ -160,6 +164,7 @@ class Keeper:
                     self.servers.look()
                 if self._is_deserted() and self._leave():
                     break
+                self.ping()
                 pause_s = POLL_S
             except Exception as error:  # INVARIANT: nothing but the mount's end ends this loop
                 self.log.write("ERROR", f"keeper: {type(error).__name__}: {error}")
@@ -186,6 +191,16 @@ class Keeper:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 512)
         return happened
+
+    def ping(self) -> None:
+        """Tell systemd's watchdog that all is well: this loop goes round, and the mount is served,
+        or its next server may still come. A slow origin is no reason to be silent.
+        """
+        now = time.monotonic()
+        if self._watchdog_s is None or now < self._next_ping or self.servers.is_hopeless:
+            return
+        processes.tell_systemd("WATCHDOG=1")
+        self._next_ping = now + self._watchdog_s
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -226,7 +241,7 @@ class Keeper:
             self.servers.restart(None, None)
         if not any(number != signal.SIGHUP for number in caught):
             return False
-        _tell_systemd("STOPPING=1")
+        processes.tell_systemd("STOPPING=1")
         answer = self._unmount(lazy=False)
         if answer is not None and answer.get("error") == "busy":
             line = f"asked to end while in use by {answer['pids']}: unmounting lazily"
@@ -266,16 +281,6 @@ def _kernel_version() -> tuple[int, int]:
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
-def _tell_systemd(state: str) -> None:
-    """sd_notify(3), for Type=notify units."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-        out.connect("\0" + address[1:] if address.startswith("@") else address)
-        out.sendall(state.encode(errors="surrogateescape"))
-
-
 def main(arguments: list[str]) -> NoReturn:
     processes.open_standard_descriptors()
     report_fd = int(arguments[1]) if len(arguments) > 1 else None
@@ -284,7 +289,9 @@ def main(arguments: list[str]) -> NoReturn:
     try:
         os.chdir("/")
         os.umask(0o077)
-        code = Keeper(json.loads(arguments[0]), report_fd).run()
+        config = json.loads(arguments[0])
+        processes.show_as(f"{mounts.KEEPER_TITLE}{config['mountpoint']}")
+        code = Keeper(config, report_fd).run()
     except KeeperError as failure:
         code = failure.exit_code
         if report_fd is None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from fusecache.base import mounts, processes
 
+_OUR_TITLES = b"fusecache: "
 _OUR_COMMANDS = (b"\0fusecache.keeper\0", b"\0fusecache.server\0", b"\0--until-unmounted\0")
 
 
@@ -55,6 +56,8 @@ class Household:
             return False  # it has ended
         except OSError:
             return True
+        if words.startswith(_OUR_TITLES):
+            return False
         return not any(ours in words for ours in _OUR_COMMANDS)
 
     def _is_held_by_a_file(self) -> bool:

@@ -32,7 +32,8 @@ def package_environment() -> dict[str, str]:
 
 def environment() -> dict[str, str]:
     """Ours, without what is meant for the keeper alone."""
-    ours = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "_FUSE_COMMFD")}
+    others = {"_FUSE_COMMFD", *processes.FOR_US_ALONE}
+    ours = {name: value for name, value in os.environ.items() if name not in others}
     return {**ours, **package_environment()}
 
 

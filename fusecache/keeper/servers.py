@@ -19,6 +19,7 @@ from fusecache.keeper.spare import Spare
 POLL_S = 0.025  # how long a dead main thread can stay unnoticed
 START_TIMEOUT_S = 900.0  # a first start may rebuild a large index
 FIRST_STARTS_MAX = 3
+HOPELESS_STARTS = 12  # so many servers in turn that died before they were ready: most of a minute
 STABLE_S = 30.0  # a server that lived so long after ready is replaced without delay
 KILLS_MAX, KILLS_WINDOW_S = 20, 10.0  # so many SIGKILLs are an administrator's, not a fault's
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
@@ -96,7 +97,7 @@ class Servers:
         self._mounted_at = mounted_at
         self._unreaped: list[Server] = []
         self._spare: Spare | None = None
-        self._died_early = False  # the last server, before it was ready
+        self._early_deaths = 0  # of the last servers in turn, before they were ready
         self._restart: Restart | None = None
         self._stop_deadline: float | None = None
 
@@ -107,6 +108,11 @@ class Servers:
     @property
     def is_ready(self) -> bool:
         return self.server is not None and self.server.ready_at is not None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no next server is likely to do better. It is started all the same."""
+        return self.server is None and self._early_deaths >= HOPELESS_STARTS
 
     def _use(self, config: Json) -> None:
         self.config = config
@@ -230,7 +236,7 @@ class Servers:
         return True
 
     def _start_next(self) -> None:
-        if self._died_early and self._restart is None:
+        if self._early_deaths and self._restart is None:
             self._have_spare()
         if self._spare is not None and self._spare.is_coming():
             return
@@ -245,7 +251,7 @@ class Servers:
     def _have_spare(self) -> None:
         if self._spare is None:
             with contextlib.suppress(OSError):
-                self._spare = Spare(command(), environment(), 2)
+                self._spare = Spare(command(), environment(), 2, self._mount.mountpoint)
 
     def _drop_spare(self) -> None:
         spare, self._spare = self._spare, None
@@ -281,7 +287,7 @@ class Servers:
         planned = self._stop_deadline is not None
         self._stop_deadline = None
         self.server = None
-        self._died_early = server.ready_at is None
+        self._early_deaths = self._early_deaths + 1 if server.ready_at is None else 0
         code = server.exit_code(0.01)
         if code is None:
             self._unreaped.append(server)

@@ -32,8 +32,10 @@ _PATIENCE_S = 30.0  # with one that is still importing
 class Spare:
     """The keeper's end."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], stderr: int) -> None:
-        """OSError: no process can be had."""
+    def __init__(
+        self, command: list[str], environment: dict[str, str], stderr: int, mountpoint: str
+    ) -> None:
+        """`mountpoint`: `ps` shows it. OSError: no process can be had."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._patience_end = time.monotonic() + _PATIENCE_S
@@ -41,7 +43,7 @@ class Spare:
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    [*command, "--spare", str(theirs.fileno())],
+                    [*command, "--spare", str(theirs.fileno()), mountpoint],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=stderr,

@@ -1,9 +1,9 @@
 """The server process: loads the C extension in the right way, then serves.
 
-Started by the keeper with one JSON argument (see `launch.Launch`), or as a spare (`--spare FD`, see
-keeper/spare.py), which imports everything and waits for that argument. Says on the ready descriptor
-that it serves, or why it cannot. Exit code 0: unmounted, or asked to stop (SIGTERM); anything else
-is a crash to the keeper.
+Started by the keeper with one JSON argument (see `launch.Launch`), or as a spare (`--spare FD
+MOUNTPOINT`, see keeper/spare.py), which imports everything and waits for that argument. Says on the
+ready descriptor that it serves, or why it cannot. Exit code 0: unmounted, or asked to stop
+(SIGTERM); anything else is a crash to the keeper.
 
 The order of imports matters: the C extension has to be loaded with RTLD_GLOBAL before pyfuse3 is,
 or its interposed functions are not found (zero-open mode, docs/ARCHITECTURE.md). So `serving`,
@@ -21,6 +21,7 @@ import resource
 import sys
 from importlib.util import find_spec
 
+from fusecache.base import processes
 from fusecache.base.errors import UserError
 from fusecache.config.settings import Config
 from fusecache.keeper import spare
@@ -49,7 +50,9 @@ def load_extension(zero_open: bool) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["--spare"] and len(arguments) == 2:
+    if arguments[:1] == ["--spare"]:
+        arguments += [""]  # a keeper of an older version names no mount point
+        processes.show_as(f"fusecache: spare {arguments[2]}")
         load_extension(zero_open=True)
         _import()
         needed = spare.wait(int(arguments[1]))
@@ -66,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     logging.captureWarnings(True)
     launch = Launch.from_json(arguments[0])
+    processes.show_as(f"fusecache: server {launch.config['mountpoint']}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shlex
-import socket
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 import click
 
 from fusecache import __version__
-from fusecache.base import command, mounts, trust, units
+from fusecache.base import command, mounts, processes, trust, units
 from fusecache.base.command import PATH, Commands, console
 from fusecache.base.errors import (
     EXIT_FAILED,
@@ -212,14 +211,8 @@ def _look_for_torch() -> None:
 
 
 def _ready() -> None:
-    """sd_notify(3), for Type=notify units."""
     threading.Thread(target=_look_for_torch, daemon=True).start()
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-        out.connect("\0" + address[1:] if address.startswith("@") else address)
-        out.sendall(b"READY=1")
+    processes.tell_systemd("READY=1")
 
 
 # ---- asking the daemon ---------------------------------------------------------------------------

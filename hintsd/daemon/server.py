@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar, cast
 import trio
 
 from fusecache import __version__
-from fusecache.base import mounts, wire
+from fusecache.base import mounts, processes, wire
 from fusecache.base.errors import UserError
 from fusecache.base.wire import Fields, WireError
 from fusecache.base.wire_trio import FrameStream
@@ -94,7 +94,7 @@ def serve(
     `ready` is called when clients are answered. `others`: who is served at the public socket; None:
     nobody. `ram_bytes`, `keep`, `until_unmounted`: see `hintsd serve --help`.
     """
-    directory = os.path.dirname(socket_path)
+    directory, watchdog_s = os.path.dirname(socket_path), processes.watchdog_s()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -105,17 +105,32 @@ def serve(
     except (OSError, JournalBusy) as error:
         raise CannotServe(_line(directory, error)) from None
     with contextlib.closing(journal):
+        kept = _handed_over(socket_path)
         try:
-            listener = listen(socket_path)
+            listener = kept or listen(socket_path)
         except OSError as error:
             raise CannotServe(_line(socket_path, error)) from None
         try:
             director = functools.partial(Director, ram_bytes=ram_bytes, keep=keep)
             server = Server(listener, journal, director, _public(socket_path, others))
-            trio.run(_serve_until_told, server, until_unmounted, ready)
+            trio.run(_serve_until_told, server, until_unmounted, ready, watchdog_s)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(socket_path)
+            if kept is None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(socket_path)
+
+
+def _handed_over(socket_path: str) -> socket.socket | None:
+    """The listening socket of hintsd.socket, which stays when we end; None: systemd has none for
+    us. CannotServe: it is another one.
+    """
+    handed = processes.handed_over()
+    if not handed:
+        return None
+    names = [each.getsockname() for each in handed]
+    if names != [socket_path] or not handed[0].getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise CannotServe(f"systemd listens on {names}: ListenStream= is to be {socket_path} alone")
+    return handed[0]
 
 
 def _public(socket_path: str, others: Others | None) -> socket.socket | None:
@@ -136,18 +151,30 @@ def _line(path: str, error: Exception) -> str:
 
 
 async def _serve_until_told(
-    server: Server, until_unmounted: bool, ready: Callable[[], None]
+    server: Server,
+    until_unmounted: bool,
+    ready: Callable[[], None],
+    watchdog_s: float | None,
 ) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run)
             ready()
+            if watchdog_s is not None:
+                nursery.start_soon(_ping, watchdog_s)
             if until_unmounted:
                 nursery.start_soon(_until_unmounted, server, nursery.cancel_scope)
             async for number in signals:
                 log.info("ends with %s", signal.Signals(number).name)
                 break
             nursery.cancel_scope.cancel()
+
+
+async def _ping(every_s: float) -> None:
+    """Tell systemd's watchdog that this event loop goes round."""
+    while True:
+        processes.tell_systemd("WATCHDOG=1")
+        await trio.sleep(every_s)
 
 
 async def _until_unmounted(server: Server, scope: trio.CancelScope) -> None:

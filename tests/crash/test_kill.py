@@ -33,7 +33,7 @@ from tests.support.mounted import (
     environment,
     eventually,
     is_mounted,
-    processes_naming,
+    processes_of,
     started,
     watched,
 )
@@ -259,11 +259,9 @@ def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
             starting = pool.submit(command, *mount.mount_arguments(), env=started())
             end = time.monotonic() + 0.2 + rng.random()
             while time.monotonic() < end and not starting.done():
-                for pid in processes_naming("fusecache.server"):
+                for pid in processes_of(mount.path, "server"):
                     with contextlib.suppress(OSError):
-                        cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
-                        if os.fsencode(str(mount.log_file)) in cmdline:
-                            os.kill(pid, signal.SIGKILL)
+                        os.kill(pid, signal.SIGKILL)
                 time.sleep(0.02)
             done = starting.result(PATIENCE_S)
             if done.returncode == 0:
@@ -272,7 +270,7 @@ def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
             else:
                 assert len(done.stderr.strip().splitlines()) == 1, done.stderr
             assert not is_mounted(place.mountpoint)
-            eventually(lambda: not processes_naming(str(mount.log_file)))
+            eventually(lambda: not processes_of(mount.path))
 
 
 def _is_over(group: int) -> bool:

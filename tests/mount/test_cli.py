@@ -90,9 +90,9 @@ def test_a_cache_directory_of_another_format_is_refused(place: Place, mounting: 
 
 
 def mount_processes(mount: Mount) -> list[int]:
-    from tests.support.mounted import processes_naming
+    from tests.support.mounted import processes_of
 
-    return processes_naming(str(mount.log_file))
+    return processes_of(mount.path)
 
 
 @in_one_mode
@@ -111,6 +111,7 @@ def test_what_an_ordinary_user_cannot(ordinary_user: OrdinaryUser) -> None:
         "env": ordinary_user.env,
     }
     mine, readable = ordinary_user.directory("mine"), ordinary_user.directory("readable")
+    (readable / "file").touch()
     closed = ordinary_user.base / "closed"
     closed.mkdir(mode=0o700)
     foreign = ordinary_user.base / "foreign"

@@ -28,7 +28,7 @@ from tests.support.mounted import (
     environment,
     eventually,
     is_mounted,
-    processes_naming,
+    processes_of,
     watched,
 )
 from tests.support.trees import assert_same, make_files
@@ -134,7 +134,7 @@ def test_a_first_start_that_fails_leaves_nobody(place: Place, zero_open: bool) -
             if done.returncode == 0:
                 assert command("umount", place.mountpoint).returncode == 0
         assert not is_mounted(place.mountpoint)
-        eventually(lambda: not processes_naming(str(mount.log_file)))
+        eventually(lambda: not processes_of(mount.path))
         left = [pid for pid in set(children(os.getpid())) - before if state(pid) not in "ZX"]
         assert not left
     finally:
@@ -262,6 +262,27 @@ def test_a_mount_is_found_with_another_runtime_directory(place: Place, zero_open
 
 
 @in_one_mode
+def test_ps_shows_processes_with_their_mount(place: Place, mounting: Mounting) -> None:
+    def shown(pid: int) -> str:
+        done = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+        )
+        return done.stdout.rstrip()
+
+    mount = mounting()
+    keeper = f"fusecache: keeper {mount.path}"
+    assert shown(mount.keeper_pid) == keeper
+    assert shown(mount.server_pid()) == f"fusecache: server {mount.path}"
+    mount.kill_server()
+    eventually(lambda: bool(processes_of(mount.path, "spare")))
+    (spare,) = processes_of(mount.path, "spare")
+    assert shown(spare) == f"fusecache: spare {mount.path}"
+    mount.kill_server()
+    eventually(lambda: mount.server_pid() == spare)
+    assert shown(spare) == f"fusecache: server {mount.path}"
+
+
+@in_one_mode
 def test_umount_of_the_source_leaves_the_mount(place: Place, mounting: Mounting) -> None:
     place.write("file", b"content")
     mount = mounting()
@@ -318,11 +339,11 @@ def test_a_mount_in_a_private_namespace_ends_with_it(place: Place, zero_open: bo
     assert shell.stdout is not None
     try:
         assert shell.stdout.read(7) == b"content"
-        assert processes_naming(str(mount.log_file))
+        assert processes_of(mount.path)
         shell.stdin.write(b"\n")
         shell.stdin.close()
         assert shell.wait(PATIENCE_S) == 0
-        eventually(lambda: not processes_naming(str(mount.log_file)))
+        eventually(lambda: not processes_of(mount.path))
         assert "no process is left" in mount.log()
     finally:
         shell.kill()

@@ -39,7 +39,7 @@ def mount_line(place: Place, cache_dir: Path, *flags: str | Path) -> tuple[int, 
     """Exit code and stderr of a mount that is to be refused."""
     done = command(
         *("mount", place.source, place.mountpoint, "--cache-dir", cache_dir),
-        *("--ssd", "64M", "--hintsd", "none", *flags),
+        *("--ssd", "64M", "--hintsd", "none", "--allow-empty", *flags),
     )
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert not is_mounted(place.mountpoint)
@@ -184,7 +184,7 @@ def test_the_log_may_go_to_a_fifo_of_ours_by_a_link_of_ours(place: Place) -> Non
     with watched(place.mountpoint):
         done = command(
             *("mount", place.source, place.mountpoint, "--cache-dir", place.cache_dir),
-            *("--ssd", "64M", "--hintsd", "none", "--log-file", link),
+            *("--ssd", "64M", "--hintsd", "none", "--allow-empty", "--log-file", link),
         )
         try:
             assert done.returncode == 0, done.stderr

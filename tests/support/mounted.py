@@ -124,14 +124,20 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def processes_naming(text: str) -> list[int]:
-    """Processes with `text` in their command line, this one excepted."""
+def processes_of(mountpoint: Path, role: str = "") -> list[int]:
+    """Keeper, server and spare of that mount, or the one of this role, as `ps` shows them; before
+    they have a title, as they were started.
+    """
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                if os.fsencode(text) in Path(f"/proc/{entry}/cmdline").read_bytes():
-                    found.append(int(entry))
+    title = re.compile(rb"fusecache: (keeper|server|spare) " + re.escape(os.fsencode(mountpoint)))
+    setting = f'"mountpoint": {json.dumps(str(mountpoint))}'.encode()
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            shown = Path(f"/proc/{entry}/cmdline").read_bytes().rstrip(b"\0")
+            started = setting in shown and f"fusecache.{role}".encode() in shown
+            has_title = title.fullmatch(shown)
+            if started or (has_title and role in ("", has_title[1].decode())):
+                found.append(int(entry))
     return found
 
 
@@ -213,7 +219,8 @@ class Mount:
         mode = [] if self.zero_open else ["--no-zero-open"]
         return [
             *("mount", str(self.source), str(self.path), "--cache-dir", str(self.cache_dir)),
-            *("--log-file", str(self.log_file), "--hintsd", "none", *mode, *self.flags),
+            *("--log-file", str(self.log_file), "--hintsd", "none", "--allow-empty"),
+            *(*mode, *self.flags),
         ]
 
     def start(self) -> Mount:
@@ -344,14 +351,14 @@ class Mount:
                 if self.keeper_pid:
                     self.umount()
                 assert not self.unexpected_log_lines(), self.unexpected_log_lines()
-                eventually(lambda: not processes_naming(str(self.log_file)))
+                eventually(lambda: not processes_of(self.path))
             finally:
                 self.destroy()
 
     def destroy(self) -> None:
         """Whatever is left ends now: connection, mount, processes."""
         pids = {*children(self.keeper_pid), self.keeper_pid} if self.keeper_pid else set()
-        pids.update(processes_naming(str(self.log_file)))
+        pids.update(processes_of(self.path))
         abort_mount(str(self.path))
         deadline = time.monotonic() + 3
         while any(alive(pid) for pid in pids) and time.monotonic() < deadline:

@@ -1005,6 +1005,7 @@ def test_the_helper_understands_mount(
 ) -> None:
     paths = {"s": tmp_path / "source", "m": tmp_path / "mnt", "c": tmp_path / "cache"}
     paths["s"].mkdir()
+    (paths["s"] / "file").touch()
     paths["m"].mkdir()
     mounted: list[Config] = []
     monkeypatch.setattr(mount_command, "start", mounted.append)

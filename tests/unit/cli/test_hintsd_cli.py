@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fusecache.base import command, mounts, processes
+from fusecache.base import command, mounts, processes, wire
 from hintsd import autohint
 from hintsd.cli import main as cli
 from hintsd.cli import report
@@ -523,6 +523,44 @@ def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> No
             assert process.returncode == 0
     assert not path.exists()
     assert "ends with SIGTERM" in log.read_text()
+
+
+def test_serve_takes_the_socket_that_systemd_has_opened(tmp_path: Path) -> None:
+    path, log = tmp_path / "sock", tmp_path / "log"
+    script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@" 3<&0'
+    environment = {
+        **os.environ,
+        "NOTIFY_SOCKET": str(tmp_path / "ready"),
+        "WATCHDOG_USEC": "100000",
+    }
+    flags = ["--socket", str(path), "--log-file", str(log)]
+    arguments = ["sh", "-c", script, "sh", sys.executable, "-m", "hintsd", "serve", *flags]
+    with (
+        socket.socket(socket.AF_UNIX) as opened,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
+    ):
+        opened.bind(str(path))
+        opened.listen()
+        ready.bind(str(tmp_path / "ready"))
+        ready.settimeout(ANSWER_TIMEOUT_S)
+        early = socket.socket(socket.AF_UNIX)
+        with early, subprocess.Popen(arguments, env=environment, stdin=opened.fileno()) as process:
+            early.connect(str(path))  # before anybody listens: it waits
+            early.settimeout(ANSWER_TIMEOUT_S)
+            try:
+                assert [ready.recv(100) for _ in range(3)] == [b"READY=1", *[b"WATCHDOG=1"] * 2]
+                early.sendall(wire.encode("hello", {"version": 1}))
+                assert b"welcome" in early.recv(1000)
+            finally:
+                process.terminate()
+            assert process.wait(ANSWER_TIMEOUT_S) == 0
+        assert path.exists(), "systemd listens on, for the next one"
+        arguments[arguments.index(str(path))] = str(tmp_path / "other")
+        done = subprocess.run(arguments, stdin=opened.fileno(), stderr=subprocess.PIPE, text=True)
+        line = (
+            f"hintsd: systemd listens on ['{path}']: ListenStream= is to be {tmp_path}/other alone"
+        )
+        assert (done.returncode, done.stderr) == (1, f"{line}\n")
 
 
 def test_serve_says_why_its_log_cannot_be_written(run: Run, tmp_path: Path) -> None:

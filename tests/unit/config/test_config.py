@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.base import errors, mounts, processes
-from fusecache.base.errors import ConfigError, UserError
+from fusecache.base.errors import EXIT_FAILED, ConfigError, UserError
 from fusecache.config import building, options
 from fusecache.config import places as places_module
 from fusecache.config.settings import RAM_BYTES_MIN, Config
@@ -24,6 +24,7 @@ GIB = 1 << 30
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").touch()
     (tmp_path / "mnt").mkdir()
     return {
         "source": str(tmp_path / "source"),
@@ -432,6 +433,25 @@ def test_a_place_that_cannot_be_is_named(
     changed = {name: str(tmp_path / value) for name, value in settings.items()}
     made = building.build({**places, **changed})
     assert part.format(tmp_path) in line_of(lambda: places_module.check_places(made))
+
+
+def test_a_source_whose_file_system_is_not_mounted_is_refused(
+    tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, table = tmp_path / "source", [mounts.Mount(1, "0:1", "/", "ext4", "/dev/vda")]
+    monkeypatch.setattr(mounts, "mounts", lambda: table)
+    required = building.build({**places, "require_mounted": True})
+    line = f"source {source} lies on the file system of /: mount its own first (--require-mounted)"
+    assert line_of(lambda: places_module.check_places(required)) == line
+    table.append(mounts.Mount(2, "0:2", str(tmp_path), "nfs4", "server:/export"))
+    assert places_module.check_places(required).require_mounted
+    (source / "file").unlink()
+    with pytest.raises(UserError) as refused:
+        places_module.check_places(required)
+    assert str(refused.value).startswith(f"source {source} is empty: mount its file system first")
+    assert refused.value.exit_code == EXIT_FAILED, "a service is to try again"
+    empty = building.build({**places, "allow_empty": True})
+    assert places_module.check_places(empty).source == str(source)
 
 
 def test_of_a_cache_directory_only_the_last_component_is_made(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -94,6 +95,77 @@ def test_a_kill_a_second_makes_no_reader_wait_however_long_it_goes_on(
     for second in range(200):
         monkeypatch.setattr(time, "monotonic", lambda now_s=1000.0 + second: now_s)
         assert delays(lone.servers, [Dead(-signal.SIGKILL, 0.1)]) == [0.0]
+
+
+def test_the_watchdog_of_systemd_hears_of_a_mount_that_is_served_or_may_be_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s[0])
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "20000000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+
+        def said() -> bytes:
+            with contextlib.suppress(BlockingIOError):
+                return systemd.recv(100)
+            return b""
+
+        made = Keeper(dict(CONFIG), report_fd=-1)
+        monkeypatch.setattr(made.mount, "_directory", "/nonexistent")
+        made.ping()
+        assert said() == b"WATCHDOG=1"
+        clock_s[0] += 9
+        made.ping()
+        assert said() == b"", "half of the time is early enough"
+        delays(made.servers, [Dead(1, None)] * (servers.HOPELESS_STARTS - 1))
+        clock_s[0] += 1
+        made.ping()
+        assert said() == b"WATCHDOG=1", "the next server may come"
+        delays(made.servers, [Dead(1, None)])
+        clock_s[0] += 100
+        made.ping()
+        assert said() == b""
+        delays(made.servers, [Dead(1, 0.1)])
+        made.ping()
+        assert said() == b"WATCHDOG=1", "it was ready before it died"
+        monkeypatch.setenv("WATCHDOG_PID", "1")
+        Keeper(dict(CONFIG), report_fd=-1).ping()
+        assert said() == b"", "the watchdog is another process's"
+
+
+def test_what_systemd_tells_the_keeper_is_not_told_to_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "XDG_SEAT"):
+        monkeypatch.setenv(name, "1")
+    assert {
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+        "LISTEN_FDS",
+        "XDG_SEAT",
+    }.intersection(server_process.environment()) == {"XDG_SEAT"}
+
+
+def test_a_title_takes_the_place_of_the_arguments_and_of_nothing_else() -> None:
+    code = (
+        "import os, sys; from fusecache.base import processes\n"
+        "processes.show_as('fusecache: keeper /data/' + 'long/' * 1000)\n"
+        "for name in ('cmdline', 'environ', 'comm'):\n"
+        "    print(open(f'/proc/self/{name}').read().rstrip('\\0\\n'))\n"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, env={**IMPORTABLE, "LAST": "kept"})
+    cmdline, environ, comm = done.stdout.splitlines()
+    assert cmdline.startswith("fusecache: keeper /data/long/")
+    assert len(cmdline) <= sum(len(word) + 1 for word in words)
+    assert "LAST=kept" in environ.split("\0")
+    assert f"PYTHONPATH={IMPORTABLE['PYTHONPATH']}" in environ.split("\0")
+    assert comm == "fusecache"
 
 
 def test_a_new_configuration_that_crashes_gives_way_to_the_old(lone: Keeper) -> None:

@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> Iterator[int]:
 
 
 def begin(code: str, log: int) -> Spare:
-    return Spare([sys.executable, "-c", code], {"PYTHONPATH": str(ROOT)}, log)
+    return Spare([sys.executable, "-c", code], {"PYTHONPATH": str(ROOT)}, log, "/m")
 
 
 def said(log: int) -> str:

@@ -1,0 +1,1 @@
+"""Mounts as services of systemd: the units, and their installation (docs/CONFIGURATION.md)."""

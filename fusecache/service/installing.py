@@ -1,0 +1,160 @@
+"""`fusecache service install` and `uninstall`: files for systemd, and what was done, in lines.
+
+Whatever runs is what root alone may change: program and settings of others are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusecache.base import trust
+from fusecache.base.errors import ConfigError, UserError
+from fusecache.config.building import default_cache_dir
+from fusecache.config.options import read_file
+from fusecache.service import units
+
+_DROP_IN = "mounts.conf"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are on a machine with systemd."""
+
+    units: Path = Path("/etc/systemd/system")
+    settings: Path = Path("/etc/fusecache")
+    booted: Path = Path("/run/systemd/system")  # there while systemd runs: sd_booted(3)
+    programs: Path = Path(sys.executable).parent
+
+    def drop_in(self, name: str) -> Path:
+        return self.units / f"fusecache@{name}.service.d" / _DROP_IN
+
+    def instances(self) -> set[str]:
+        """Names of the mounts that are installed, or enabled."""
+        found = {*self.units.glob("fusecache@?*.service.d")}
+        found.update(self.units.glob("*.wants/fusecache@?*.service"))
+        return {path.name.removeprefix("fusecache@").partition(".service")[0] for path in found}
+
+
+def install(name: str, config_file: str | None, places: Places) -> Iterator[str]:
+    """Units and drop-in of the mount `name`; a line for each file. UserError.
+
+    `config_file` is copied to where the unit reads it; None: it is there.
+    """
+    _check(name, places)
+    _check_programs(places.programs)
+    there = places.settings / f"{name}.toml"
+    given = Path(os.path.abspath(config_file)) if config_file is not None else there
+    data, paths = _read(given)
+    if there.exists() and there.read_bytes() != data:
+        raise UserError(f"{there} is there, and differs from {given}: remove it, or edit it")
+    yield from _write(there, data)
+    for unit, text in units.rendered(str(places.programs)).items():
+        yield from _write(places.units / unit, text.encode())
+    yield from _write(places.drop_in(name), units.drop_in(paths).encode())
+    _systemctl("daemon-reload")
+
+
+def uninstall(name: str, places: Places) -> Iterator[str]:
+    """Ends the mount, and removes what `install` wrote; the units with the last mount. Settings
+    and cache stay. UserError.
+    """
+    _check(name, places)
+    if name not in places.instances():
+        others = ", ".join(sorted(places.instances())) or "none"
+        raise UserError(f"there is no service fusecache@{name}; installed: {others}")
+    _systemctl("disable", "--now", f"fusecache@{name}.service")
+    drop_in = places.drop_in(name)
+    if drop_in.exists():
+        drop_in.unlink()
+        yield f"removed {drop_in}"
+    with contextlib.suppress(OSError):  # somebody else's drop-ins keep it
+        drop_in.parent.rmdir()
+    if not places.instances():
+        present = [unit for unit in units.NAMES if (places.units / unit).exists()]
+        hints = [unit for unit in present if "@" not in unit]
+        if hints:
+            _systemctl("disable", "--now", *hints)
+        for unit in present:
+            (places.units / unit).unlink()
+            yield f"removed {places.units / unit}"
+    _systemctl("daemon-reload")
+
+
+def _check(name: str, places: Places) -> None:
+    if not units.INSTANCE.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for a service: letters, digits, and . _ - in it")
+    if os.geteuid() != 0:
+        raise UserError("only root may install services of systemd")
+    if not places.booted.is_dir():
+        raise UserError("no systemd runs here: use fusecache mount, or /etc/fstab")
+
+
+def _check_programs(directory: Path) -> None:
+    """UserError: they are not there, or another user may change what root would run."""
+    for name in ("fusecache", "hintsd"):
+        program = directory / name
+        if not os.access(program, os.X_OK):
+            raise UserError(f"{program} does not exist: install the package with pip first")
+        try:
+            real = trust.real_path(str(program))
+            trust.check_private(os.stat(real), real)
+        except OSError as error:
+            raise UserError(
+                f"{program} is no program for root to run: {error.strerror}; "
+                "install fusecache in a directory of root's"
+            ) from None
+
+
+def _read(config_file: Path) -> tuple[bytes, list[str]]:
+    """The file, and what has to be mounted before the mount is made. ConfigError."""
+    try:
+        fd = trust.open_file(str(config_file))
+    except OSError as error:
+        raise ConfigError(f"--config {config_file}: {error.strerror}") from None
+    with open(fd, "rb") as file:  # one descriptor: another user could put another file there
+        settings: dict[str, Any] = read_file(str(config_file), lambda *_: os.dup(fd))
+        file.seek(0)
+        data = file.read()
+    if "mountpoint" not in settings:
+        raise ConfigError(f"--config {config_file}: no mountpoint")
+    cache = settings.get("cache_dir", default_cache_dir())
+    mountpoint = settings["mountpoint"]
+    caches = [cache] if isinstance(cache, str) else cache
+    return data, [settings.get("source", mountpoint), os.path.dirname(mountpoint), *caches]
+
+
+def _write(path: Path, data: bytes) -> Iterator[str]:
+    """The whole file, or none of it; a line if it was not as it is now. UserError."""
+    try:
+        if path.is_file() and path.read_bytes() == data:
+            return
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd, new = tempfile.mkstemp(dir=path.parent, prefix=".fusecache-")
+        with open(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        os.replace(new, path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    yield f"wrote {path}"
+
+
+def _systemctl(*words: str) -> None:
+    """UserError: what it said."""
+    program = shutil.which("systemctl")
+    if program is None:
+        raise UserError("systemctl is not installed")
+    done = subprocess.run([program, *words], capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise UserError(f"systemctl {' '.join(words)}: {said}")

@@ -1,0 +1,41 @@
+"""The units as they are installed: `units/`, with the paths of this installation, and drop-ins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import Final
+
+NAMES: Final = ("fusecache@.service", "hintsd.service", "hintsd.socket")
+INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""Names that systemd takes as they are (systemd-escape(1))."""
+
+
+def rendered(directory: str) -> dict[str, str]:
+    """Text of each unit, by name. `directory` holds the commands `fusecache` and `hintsd`."""
+    found = {}
+    for name in NAMES:
+        text = resources.files(__package__).joinpath("units", name).read_text(encoding="utf-8")
+        for command in ("fusecache", "hintsd"):
+            text = text.replace(f"@{command}@", quoted(f"{directory}/{command}"))
+        found[name] = text
+    return found
+
+
+def drop_in(paths: Sequence[str]) -> str:
+    """Of one mount: it is started after the file systems that these paths lie on."""
+    words = " ".join(quoted(path) for path in dict.fromkeys(paths))
+    return f"# Written by `fusecache service install`.\n[Unit]\nRequiresMountsFor={words}\n"
+
+
+def quoted(path: str) -> str:
+    """One word of a unit file, whatever is in it (systemd.syntax(7), systemd.unit(5))."""
+    text = path.replace("%", "%%")
+    if re.fullmatch(r"[\w./%@:,+-]+", text, re.ASCII):
+        return text
+    escaped = "".join(
+        f"\\x{byte:02x}" if byte < 0x20 or chr(byte) in "\"'\\" or byte >= 0x7F else chr(byte)
+        for byte in text.encode("utf-8", "surrogateescape")
+    )
+    return f'"{escaped}"'

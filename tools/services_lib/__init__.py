@@ -1,0 +1,1 @@
+"""tools/services: the units of systemd, in a systemd that has booted."""
