@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from hintsd.orders.extensions import IMG_EXTENSIONS
 from hintsd.client.finding import Unhinted
-from hintsd.client.link import Link, State, Ways
+from hintsd.client.link import Link, Listener, State, Ways
 from hintsd.client.warning import warn_once
 from hintsd.orders.hint import Check, Files, Hint
 from hintsd.orders.spec import LoaderDraws, OrderSpec
@@ -44,8 +44,15 @@ class Job:
     In a forked child (a DataLoader worker) every method does nothing.
     """
 
-    def __init__(self, hint: Hint | None, ways: Ways = (), ahead: Ahead | None = None) -> None:
-        """`hint` None: a job without; else `ways` to say its files. `ahead` gives the order of an
+    def __init__(
+        self,
+        hint: Hint | None,
+        ways: Ways = (),
+        ahead: Ahead | None = None,
+        *,
+        why: str = "see the warning",
+    ) -> None:
+        """`hint` None: a job without, and `why`; else `ways` to say its files. `ahead` gives the order of an
         epoch; it is called once for each, in turn, when the epoch before it begins; None from it:
         no more."""
         told = hint or Hint(b"")
@@ -54,7 +61,7 @@ class Job:
         self._batch = told.start_batch
         self._ahead = ahead
         if hint is None:
-            self._link.leave("see the warning")
+            self._link.leave(why)
             return
         self._look_ahead()
         weakref.finalize(self, self._link.stop).atexit = False  # link.py sees to that
@@ -80,6 +87,21 @@ class Job:
         Costs nothing, from any thread.
         """
         return self._link.state
+
+    @property
+    def why(self) -> str:
+        """Why it is in its state, in one line; "": there is nothing to say."""
+        return self._link.why
+
+    def watch(self, listener: Listener) -> None:
+        """Have `listener` told the state and why, now and when it changes; also `failed`: the job
+        was given up. Called in another thread; it must not refer to the job."""
+        self._link.watch(listener)
+
+    def hear(self, timeout_s: float) -> bool:
+        """Wait so long at most until hintsd has accepted the job, or a warning has said why not;
+        whether that came."""
+        return self.is_over or self._link.hear(timeout_s)
 
     def __repr__(self) -> str:
         return f"<hintsd.Job {self._link}>"

@@ -27,6 +27,7 @@ from fusecache.base import wire
 from hintsd.client.asking import Asking, Mask
 from hintsd.client.connection import TEXT_BYTES_MOST, Connection, Stopped, fail, said
 from hintsd.client.finding import NotMounted, Unhinted, find_socket
+from hintsd.client.summary import FAILED
 from hintsd.client.warning import script_place, warn_once, was_warned
 from hintsd.orders.hint import Files, Hint
 from hintsd.orders.spec import OrderSpec, to_message
@@ -41,6 +42,9 @@ INLINE_BYTES_MOST: Final = 1 << 16
 
 State = Literal["waiting", "hinted", "wrong", "over"]
 
+Listener = Callable[[str, str], None]
+"""Takes a State, or FAILED, and why."""
+
 Ways = tuple[Callable[[], Files], ...]
 """To say which files, tried in turn until one is accepted. Called in the thread: may be slow."""
 
@@ -54,6 +58,19 @@ class _JobState:
         self._told: tuple[State, str] = ("waiting", "")  # by hintsd, on this connection
         self.is_over = False  # no thread will ever look again
         self._why_over = "closed"  # where hintsd has not said it
+        self._listener: Listener | None = None
+        self._lock = threading.Lock()  # what the listener is told comes in order
+
+    def watch(self, listener: Listener) -> None:
+        """It is told the state now, and when it changes: in the thread. What it holds, we hold."""
+        with self._lock:
+            self._listener = listener
+            listener(*self.shown)
+
+    def _notify(self, state: str, why: str) -> None:
+        with self._lock:
+            if self._listener is not None:
+                self._listener(state, why)
 
     @property
     def shown(self) -> tuple[State, str]:
@@ -66,15 +83,23 @@ class _JobState:
         for known in get_args(State):
             if state == known:
                 self._told = known, reason
+                self._notify(known, reason)
 
     def wait(self, why: str) -> None:
         """There is no connection."""
         if self._told[0] != "over":
             self._told = "waiting", why
+            if why:
+                self._notify("waiting", why)
 
     def explain(self, why: str) -> None:
         """Why it will be over, if hintsd says nothing."""
         self._why_over = why
+
+    def fail(self, why: str) -> None:
+        """It will be over because of that."""
+        self.explain(why)
+        self._notify(FAILED, why)
 
     def end(self) -> None:
         self.is_over = True
@@ -195,6 +220,15 @@ class Link:
         """Where it stands now: see `Job.state`."""
         return self._state.shown[0]
 
+    @property
+    def why(self) -> str:
+        """Why it stands there; "": there is nothing to say."""
+        return self._state.shown[1]
+
+    def watch(self, listener: Listener) -> None:
+        """Have it told the state, now and when it changes, in the thread."""
+        self._state.watch(listener)
+
     def start(self) -> None:
         """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there, and not again
         in a process that has waited in vain."""
@@ -202,7 +236,7 @@ class Link:
             self._connection.prepare()
             self._thread.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, to be had
-            self._state.explain(str(error))
+            self._state.fail(str(error))
             self._state.end()
             warn_once(f"going on without hints: {error}", "no resources")
             return
@@ -255,7 +289,7 @@ class Link:
     def give_up(self, why: str) -> None:
         """End the job, with a warning that says why."""
         if not self.is_over and not self._connection.is_stopping:
-            self._state.explain(why)
+            self._state.fail(why)
             self._warn(f"{why}; going on without hints")
             self.stop()
 
@@ -274,15 +308,15 @@ class Link:
         except Stopped:
             self._say_goodbye()
         except Unhinted as problem:
-            self._state.explain(str(problem))
+            self._state.fail(str(problem))
             self._warn(str(problem), problem.reason)
         except wire.WireError as error:
             why = f"not understood, going on without hints: {error}"
-            self._state.explain(why)
+            self._state.fail(why)
             self._warn(why, "protocol")
         except Exception as error:  # a fault of ours must not reach the trainer either
             why = f"going on without hints after an internal error: {error!r}"
-            self._state.explain(why)
+            self._state.fail(why)
             self._warn(why)
         finally:
             self._state.end()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import functools
 import itertools
 import logging
 import os
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from hintsd.client import summary
 from hintsd.orders import samplers
 from hintsd.client.client import (
     Job,
@@ -54,8 +56,13 @@ if TYPE_CHECKING:
 # INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
 COPIED_MOST: Final = 1 << 27  # indices of a sampler that is copied: as a list, 1 GiB
 
+REQUIRED_TIMEOUT_S: Final = 60.0  # hintsd may have to list the dataset
+
 _jobs: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Job, Announcer | None]]
 _jobs = weakref.WeakKeyDictionary()
+_numbers: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
+_count = itertools.count()
+_required: set[int] = set()  # their numbers: those that were waited for
 
 
 def attach(
@@ -84,8 +91,7 @@ def attach(
     if not hasattr(loader, "dataset") or not hasattr(loader, "batch_sampler"):
         kind = type(loader).__name__
         article = "an" if kind[0] in "aeiouAEIOU" else "a"
-        warn_once(f"attach takes a torch DataLoader, not {article} {kind}; going on without hints")
-        return Job(None)
+        return _without(f"attach takes a torch DataLoader, not {article} {kind}")
     loader = samplers.iterated_loader(loader)
     known = _jobs.get(loader)
     if known is not None:
@@ -100,30 +106,54 @@ def attach(
     try:
         made = _attach(loader, tidy, epochs, copy_sampler)
     except Unreadable as problem:
-        warn_once(f"{problem}; going on without hints")
-        made = Job(None), None
+        made = _without(str(problem)), None
     except Exception as error:  # a dataset or sampler that does not behave
-        warn_once(f"this DataLoader cannot be read ({error!r}); going on without hints")
-        made = Job(None), None
+        made = _without(f"this DataLoader cannot be read ({error!r})"), None
     _jobs[loader] = made
     return made[0]
 
 
+def _without(why: str) -> Job:
+    warn_once(f"{why}; going on without hints")
+    return Job(None, why=why)
+
+
 def attach_unasked(loader: DataLoader[Any]) -> None:
     """`attach` on behalf of `hintsd run`: not in DataLoader workers, not again what has failed or
-    was closed, and not what reads no files. Never raises."""
-    try:
-        import torch.utils.data
+    was closed, and not what reads no files. What becomes of it is noted for the summary.
 
-        if torch.utils.data.get_worker_info() is not None:
+    NotHinted: it is required, and will not be. Nothing else is raised.
+    """
+    try:
+        job = _job_unasked(loader)
+        if job is None:
             return
-        known = _jobs.get(loader)
-        if known is None and is_in_memory(loader.dataset):
-            logging.getLogger("hintsd").info("a dataset in memory reads no files: not hinted")
-        elif known is None or not known[0].is_over:
-            attach(loader)
+        number = _numbers.setdefault(loader, next(_count))
+        job.watch(functools.partial(summary.note, number))
+        if number not in _required and summary.is_set(summary.REQUIRE):
+            _required.add(number)
+            if not job.hear(REQUIRED_TIMEOUT_S) or job.state != "hinted":
+                why = job.why or summary.UNANSWERED
+                raise summary.NotHinted(f"hintsd run --require: a DataLoader is not hinted: {why}")
+    except summary.NotHinted:
+        raise
     except Exception as error:
         warn_once(f"this DataLoader cannot be hinted: {error!r}")
+
+
+def _job_unasked(loader: DataLoader[Any]) -> Job | None:
+    """None: it needs none."""
+    import torch.utils.data
+
+    if torch.utils.data.get_worker_info() is not None:
+        return None
+    known = _jobs.get(loader)
+    if known is None and is_in_memory(loader.dataset):
+        logging.getLogger("hintsd").info("a dataset in memory reads no files: not hinted")
+        return None
+    if known is not None and known[0].is_over:
+        return known[0]
+    return attach(loader, copy_sampler=summary.is_set(summary.COPY_SAMPLERS))
 
 
 def _attach(
