@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.orders.extensions import IMG_EXTENSIONS
+from hintsd.client.figures import Number, ask_figures
 from hintsd.client.finding import Unhinted
 from hintsd.client.link import Link, Listener, State, Ways
 from hintsd.client.warning import warn_once
@@ -102,6 +103,14 @@ class Job:
         """Wait so long at most until hintsd has accepted the job, or a warning has said why not;
         whether that came."""
         return self.is_over or self._link.hear(timeout_s)
+
+    def stats(self, timeout_s: float = ASKED_TIMEOUT_S) -> dict[str, Number]:
+        """Its figures now, for a training's log: `epoch`, `index`, `not_late`, `late`, `unplanned`,
+        `window_bytes`, `samples_per_s`, `predicted_stall_s`, as `hintsd status` explains them. {}:
+        hintsd did not say so within `timeout_s` seconds, or is not there. Never a warning.
+        """
+        name = self.name
+        return {} if name is None else ask_figures(self._link.path, name, timeout_s)
 
     def __repr__(self) -> str:
         return f"<hintsd.Job {self._link}>"
@@ -377,6 +386,53 @@ def stock_order(
 def connect(path: Path) -> Connection:
     """The dataset directory `path`, somewhere in a fusecache mount."""
     return Connection(path)
+
+
+def files(
+    order: Iterable[Path] | Callable[[int], Iterable[Path]],
+    *,
+    epochs: int | None = None,
+    batch_size: int = 1,
+    workers: int = 0,
+    prefetch_factor: int = 2,
+) -> Job:
+    """A reader of any kind (tf.data, DALI, a loop) reads these files in this order.
+
+    `order`: paths, read in this order in each epoch; or a function that gives those of an epoch,
+    counted from 0, among the paths of the first one. Such a function is asked for an epoch when the
+    one before begins: say so with `job.step(0, epoch)`. The other arguments: `Connection.shuffle`.
+    ValueError: it has no paths, or a later epoch has one that the first has not.
+    """
+    here = os.getcwd()
+    connection = connect(here)
+    if not callable(order):
+        return connection.shuffle(
+            sampler="sequential",
+            paths=tidy_paths(list(order), here),
+            epochs=epochs,
+            batch_size=batch_size,
+            workers=workers,
+            prefetch_factor=prefetch_factor,
+        )
+    of_epoch = order
+    paths = sorted({*tidy_paths(list(of_epoch(0)), here)})
+    number = {path: index for index, path in enumerate(paths)}
+
+    def indices(epoch: int) -> list[int]:
+        told = tidy_paths(list(of_epoch(epoch)), here)
+        strange = next((path for path in told if path not in number), None)
+        if strange is not None:
+            raise ValueError(f"order of epoch {epoch} has {strange}, which epoch 0 has not")
+        return [number[path] for path in told]
+
+    return connection.order(
+        indices,
+        paths=paths,
+        epochs=epochs,
+        batch_size=batch_size,
+        workers=workers,
+        prefetch_factor=prefetch_factor,
+    )
 
 
 def explicit_order(

@@ -221,6 +221,11 @@ class Link:
         return self._state.shown[0]
 
     @property
+    def path(self) -> str:
+        """The dataset's directory, absolute."""
+        return self._shown_path
+
+    @property
     def why(self) -> str:
         """Why it stands there; "": there is nothing to say."""
         return self._state.shown[1]

@@ -113,6 +113,16 @@ def attach(
     return made[0]
 
 
+def stats() -> dict[str, float]:
+    """`Job.stats` of each DataLoader of this process that is hinted: `hintsd/0/late`, …"""
+    jobs = [job for job, _ in _jobs.values() if job.state in ("hinted", "wrong")]
+    return {
+        f"hintsd/{number}/{name}": value
+        for number, job in enumerate(jobs)
+        for name, value in job.stats().items()
+    }
+
+
 def _without(why: str) -> Job:
     warn_once(f"{why}; going on without hints")
     return Job(None, why=why)
