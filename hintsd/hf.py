@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import TrainerCallback
+from typing import TYPE_CHECKING, Any
 
 from hintsd import autohint
 
+if TYPE_CHECKING:
+    TrainerCallback = object
+else:
+    from transformers import TrainerCallback
 
-class HintsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # it may have no types
+
+class HintsCallback(TrainerCallback):
     """All DataLoaders of the process announce their order; the jobs' figures (`hintsd.Job.stats`)
     join what the Trainer logs."""
 

@@ -38,6 +38,8 @@ class Stack:
     read: Reading
     processes: int = 1
     copy_samplers: bool = False
+    is_wrapped: bool = True
+    """Below `hintsd run`; else the stack asks for hints itself."""
 
 
 STACKS: Final[dict[str, Stack]] = {}
@@ -179,6 +181,31 @@ def torch_registered_sampler(root: str) -> Iterator[None]:
     return _epochs(DataLoader(data, BATCH, sampler=sampler), sampler)
 
 
+@stack("torch", "`import hintsd.auto` in the script", is_wrapped=False)
+def torch_auto(root: str) -> Iterator[None]:
+    import hintsd.auto  # noqa: F401
+
+    return torch_shuffle(root)
+
+
+@stack("torch", "a loop of one's own, `hintsd.files`", is_wrapped=False)
+def files_loop(root: str) -> Iterator[None]:
+    import random
+
+    import hintsd
+
+    paths = _Listed(root).files
+    orders = [random.Random(epoch).sample(paths, len(paths)) for epoch in range(EPOCHS + 1)]
+    job = hintsd.files(lambda epoch: orders[epoch], epochs=EPOCHS)
+    for epoch in range(EPOCHS):
+        job.step(0, epoch)
+        for path in orders[epoch]:
+            _opened(path)
+        yield
+    job.hear(60.0)
+    job.close()
+
+
 @stack("torch", "`IterableDataset`", "no")
 def torch_iterable(root: str) -> Iterator[None]:
     from torch.utils.data import DataLoader, IterableDataset
@@ -195,7 +222,7 @@ def torch_iterable(root: str) -> Iterator[None]:
 
 @stack("torchdata", "`StatefulDataLoader`, resumed amid an epoch")
 def torchdata_resumed(root: str) -> Iterator[None]:
-    from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     def loader() -> Any:
         return StatefulDataLoader(_folder(root), BATCH, shuffle=True)
@@ -213,7 +240,7 @@ def torchdata_resumed(root: str) -> Iterator[None]:
 @stack("torchdata", "`StatefulDistributedSampler`")
 def torchdata_distributed(root: str) -> Iterator[None]:
     from torchdata.stateful_dataloader import StatefulDataLoader
-    from torchdata.stateful_dataloader.sampler import (  # type: ignore[import-untyped]
+    from torchdata.stateful_dataloader.sampler import (
         StatefulDistributedSampler,
     )
 
@@ -226,8 +253,8 @@ def torchdata_distributed(root: str) -> Iterator[None]:
 
 
 def _prepared(root: str, **settings: Any) -> Iterator[None]:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
-    from accelerate.utils import DataLoaderConfiguration  # type: ignore[import-untyped]
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
     from torch.utils.data import DataLoader
 
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
@@ -266,7 +293,7 @@ def accelerate_dispatched(root: str) -> Iterator[None]:
     return _prepared(root, dispatch_batches=True)
 
 
-def _trained(root: str, resume: bool = False) -> Iterator[None]:
+def _trained(root: str, resume: bool = False, callbacks: Any = ()) -> Iterator[None]:
     import tempfile
 
     import torch
@@ -280,7 +307,7 @@ def _trained(root: str, resume: bool = False) -> Iterator[None]:
         def forward(self, x: Any) -> dict[str, Any]:
             return {"loss": (self.weight * x.float()).mean()}
 
-    class Ends(TrainerCallback):  # type: ignore[misc]
+    class Ends(TrainerCallback):
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
             end_epoch()
 
@@ -301,7 +328,7 @@ def _trained(root: str, resume: bool = False) -> Iterator[None]:
             arguments,
             train_dataset=_folder(root),
             data_collator=lambda rows: {"x": torch.tensor([row[0] for row in rows])},
-            callbacks=[Ends()],
+            callbacks=[Ends(), *callbacks],
         ).train(**settings)
 
     with tempfile.TemporaryDirectory() as out:
@@ -334,12 +361,19 @@ def trainer_resumed(root: str) -> Iterator[None]:
     return _trained(root, resume=True)
 
 
+@stack("transformers", "`Trainer` with `hintsd.hf.HintsCallback`", is_wrapped=False)
+def trainer_callback(root: str) -> Iterator[None]:
+    import hintsd.hf
+
+    return _trained(root, callbacks=[hintsd.hf.HintsCallback()])
+
+
 # ---- timm ----------------------------------------------------------------------------------------
 
 
 def _timm(root: str, **settings: Any) -> Iterator[None]:
     import torch
-    from timm.data import create_dataset, create_loader  # type: ignore[import-untyped]
+    from timm.data import create_dataset, create_loader
 
     data = create_dataset("", root=root, split="")
     loader = create_loader(
@@ -396,7 +430,7 @@ def _initialized() -> None:
 # ---- Lightning -----------------------------------------------------------------------------------
 
 
-def _fitted(root: str, devices: int) -> Iterator[None]:
+def _fitted(root: str, devices: int, callbacks: Any = ()) -> Iterator[None]:
     import lightning
     import torch
     from torch.utils.data import DataLoader
@@ -417,6 +451,7 @@ def _fitted(root: str, devices: int) -> Iterator[None]:
 
     lightning.Trainer(
         max_epochs=EPOCHS,
+        callbacks=list(callbacks),
         accelerator="cpu",
         devices=devices,
         strategy="ddp" if devices > 1 else "auto",
@@ -438,11 +473,18 @@ def lightning_two(root: str) -> Iterator[None]:
     return _fitted(root, 2)
 
 
+@stack("lightning", "`Trainer.fit` with `hintsd.lightning.HintsCallback`", is_wrapped=False)
+def lightning_callback(root: str) -> Iterator[None]:
+    import hintsd.lightning
+
+    return _fitted(root, 1, [hintsd.lightning.HintsCallback()])
+
+
 # ---- MONAI ---------------------------------------------------------------------------------------
 
 
 def _monai(root: str, dataset: str = "Dataset", item: Any = None, **settings: Any) -> Any:
-    import monai.data  # type: ignore[import-untyped]
+    import monai.data
 
     files = [item(path) if item else path for path in _Listed(root).files]
 
@@ -490,7 +532,7 @@ def monai_cached(root: str) -> Iterator[None]:
 
 
 def _images(root: str) -> Any:
-    import datasets  # type: ignore[import-untyped]
+    import datasets
 
     return datasets.load_dataset(
         "imagefolder", data_dir=root, split="train", cache_dir=os.environ["LOADERS_CACHE"]
@@ -541,7 +583,7 @@ def datasets_streaming(root: str) -> Iterator[None]:
 def webdataset_shards(root: str) -> Iterator[None]:
     import tarfile
 
-    import webdataset  # type: ignore[import-untyped]
+    import webdataset
 
     shards = os.path.join(os.environ["LOADERS_CACHE"], "shard-0.tar")
     with tarfile.open(shards, "w") as tar:
@@ -586,7 +628,7 @@ def main(name: str, root: str, log: str) -> None:
     from hintsd.client import link
 
     socket = os.environ["LOADERS_SOCKET"]
-    link.find_socket = lambda path: (socket, path)  # as if the dataset were on a mount
+    vars(link)["find_socket"] = lambda path: (socket, path)  # as if the dataset were on a mount
     torch.manual_seed(7)
     _watch(root)
     for _ in STACKS[name].read(root):

@@ -42,8 +42,8 @@ def test_the_command_gets_our_signals_once() -> None:
     running = subprocess.Popen(
         [*RUN, "--", sys.executable, "-c", _COUNTS], stdout=subprocess.PIPE, text=True
     )
+    assert running.stdout is not None
     try:
-        assert running.stdout is not None
         assert running.stdout.readline() == "True set()\n"
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             running.send_signal(number)
