@@ -58,6 +58,7 @@ class Job:
         no more."""
         told = hint or Hint(b"")
         self._link = Link(told, ways)
+        self._path = os.fsdecode(told.path)
         self._epoch = self._next_epoch = told.start_epoch
         self._batch = told.start_batch
         self._ahead = ahead
@@ -87,17 +88,17 @@ class Job:
         one; `over`: see `is_over`. A second old at most. Printing the job gives the reason, too.
         Costs nothing, from any thread.
         """
-        return self._link.state
+        return self._link.state.shown[0]
 
     @property
     def why(self) -> str:
         """Why it is in its state, in one line; "": there is nothing to say."""
-        return self._link.why
+        return self._link.state.shown[1]
 
     def watch(self, listener: Listener) -> None:
         """Have `listener` told the state and why, now and when it changes; also `failed`: the job
         was given up. Called in another thread; it must not refer to the job."""
-        self._link.watch(listener)
+        self._link.state.watch(listener)
 
     def hear(self, timeout_s: float) -> bool:
         """Wait so long at most until hintsd has accepted the job, or a warning has said why not;
@@ -110,7 +111,7 @@ class Job:
         hintsd did not say so within `timeout_s` seconds, or is not there. Never a warning.
         """
         name = self.name
-        return {} if name is None else ask_figures(self._link.path, name, timeout_s)
+        return {} if name is None else ask_figures(self._path, name, timeout_s)
 
     def __repr__(self) -> str:
         return f"<hintsd.Job {self._link}>"

@@ -131,7 +131,7 @@ def torch_telling_dataset(root: str) -> Iterator[None]:
 
 
 def _repeated(data: Any) -> Any:
-    """torchvision's references/classification/sampler.py, in short: repeated augmentation."""
+    """The RASampler of torchvision's reference scripts, in short: repeated augmentation."""
     import torch
     from torch.utils.data import Sampler
 
