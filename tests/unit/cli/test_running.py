@@ -26,15 +26,12 @@ def test_the_exit_status_is_the_commands() -> None:
 
 _COUNTS = """
 import os, signal, sys
-came = []
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: came.append(number))
-print(os.getpgrp() == os.getpgid(os.getppid()), signal.pthread_sigmask(signal.SIG_BLOCK, []),
-      flush=True)
-while len(came) < 3:
-    signal.pause()
-    print(came[-1], flush=True)
-sys.exit(5)
+told = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+before = signal.pthread_sigmask(signal.SIG_BLOCK, told)
+print(os.getpgrp() == os.getpgid(os.getppid()), before, flush=True)
+for _ in told:
+    print(int(signal.sigwait(told)), flush=True)
+sys.exit(5 + len(signal.sigpending()))
 """
 
 
