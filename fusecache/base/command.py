@@ -20,7 +20,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
 from fusecache import __version__
-from fusecache.base import processes
+from fusecache.base import logs, processes
 from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 
 WIDTH_MOST: Final = 10_000
@@ -94,8 +94,9 @@ def _open_standard_streams() -> None:
 
 
 def complain(program: str, line: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"{program}: {printable(line)}\n")
+    """One line on stderr. "warning: …" is no error to the journal."""
+    mark = logs.priority("WARNING" if line.startswith("warning: ") else "ERROR")
+    sys.stderr.write(f"{mark}{program}: {printable(line)}\n")
     sys.stderr.flush()
 
 

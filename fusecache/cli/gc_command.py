@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from fusecache.base import cache_names, command
+from fusecache.base import command
 from fusecache.base.command import PATH
+from fusecache.base.disk import cache_names
 from fusecache.base.errors import EXIT_BUSY, EXIT_NOT_A_MOUNT, CacheFault, UserError
 from fusecache.base.units import format_bytes
 from fusecache.control import control_client

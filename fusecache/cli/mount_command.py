@@ -25,6 +25,7 @@ import click
 from fusecache.base import command, mounts, processes, trust
 from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_BUSY, EXIT_FAILED, EXIT_USAGE, ConfigError, UserError
+from fusecache.base.logs import FORMATS, LEVELS
 from fusecache.config.building import build
 from fusecache.config.options import parse_setting, read_file, read_options
 from fusecache.config.places import (
@@ -94,6 +95,8 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
             type=PATH,
             metavar="FILE",
         ),
+        flag("--log-level", "Of what is logged, the least.", "info", metavar="|".join(LEVELS)),
+        flag("--log-format", "json: an object a line.", "text", metavar="|".join(FORMATS)),
     ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,9 @@ from typing import Final
 import click
 from rich.table import Table
 
-from fusecache.base import cache_names, command, mounts, probe
+from fusecache.base import command, mounts
 from fusecache.base.command import PATH
+from fusecache.base.disk import cache_names, probe
 from fusecache.base.errors import EXIT_NOT_A_MOUNT, UserError
 from fusecache.base.units import format_bytes, format_duration
 from fusecache.control import control_client

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 import click
 
 from fusecache import __version__
-from fusecache.base import command, mounts, processes, trust, units
+from fusecache.base import command, logs, mounts, processes, trust, units
 from fusecache.base.command import PATH, Commands, console
 from fusecache.base.errors import (
     EXIT_FAILED,
@@ -127,6 +127,8 @@ def cli() -> None:
     help="Whose hints for root's mounts are taken, besides root's. [all; with --socket none]",
 )
 @click.option("--log-file", type=PATH, metavar="FILE", help="[stderr]")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(logs.FORMATS), default="text", show_default=True)
 def serve(
     socket_path: str | None,
     ram: int | None,
@@ -134,6 +136,8 @@ def serve(
     until_unmounted: bool,
     others: str | None,
     log_file: str | None,
+    log_level: str,
+    log_format: str,
 ) -> None:
     """Be the daemon, in the foreground. SIGTERM ends it; the jobs are left to the next one.
 
@@ -145,9 +149,7 @@ def serve(
     Of root's, other users have what their own rights allow: hints for directories that they may
     list, and jobs that nobody else sees or ends (SECURITY.md).
     """
-    import logging
-
-    from hintsd.daemon import messages, server
+    from hintsd.daemon import server
 
     served = _others(others, socket_path)
     if socket_path is None:
@@ -157,10 +159,7 @@ def serve(
         stream = _open_log(os.path.abspath(log_file)) if log_file else None
     except OSError as error:
         raise server.CannotServe(f"cannot write the log {log_file}: {error.strerror}") from None
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(messages.OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)
-    logging.captureWarnings(True)
+    logs.begin(log_level, log_format, stream=stream)
     server.serve(
         os.path.abspath(socket_path),
         ram_bytes=ram,

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from fusecache.base import command, errors, mounts, probe, wire
+from fusecache.base import command, errors, mounts, wire
+from fusecache.base.disk import probe
 from fusecache.base.errors import UserError
 from fusecache.base.wire import peer_of
 from fusecache.cli import files, mount_command
