@@ -426,7 +426,10 @@ def restart(
 @click.option(
     "--config", "config_file", type=PATH, metavar="FILE", help="TOML that names the mount point."
 )
-def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -> None:
+@command.json_flag
+def umount(
+    path: str | None, lazy: bool, force: bool, config_file: str | None, as_json: bool
+) -> None:
     """End the mount. What is cached stays on SSD for the next one.
 
     Refused while a file or directory of it is in use, or while a training with hints runs, which
@@ -470,7 +473,11 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
                 "hints was reading: mount again if one fails",
             )
         if answer.get("detached"):
-            command.complain("fusecache", "detached; open files are served until they are closed")
+            line = "detached; open files are served until they are closed"
+            command.complain("fusecache", line, "INFO")
+        if as_json:
+            detached = bool(answer.get("detached"))
+            command.say_json({"mountpoint": target.mountpoint, "detached": detached})
         return
     line, code = str(answer.get("error")), int(answer.get("exit", EXIT_FAILED))
     if code == EXIT_BUSY:

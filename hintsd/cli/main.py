@@ -288,6 +288,7 @@ def _default_socket() -> str:
     help="Of the reader, or of one that starts it: the hint is theirs, and ends with it.",
 )
 @click.option("--detach", is_flag=True, help="Return; see `hintsd status`, `hintsd end`.")
+@click.option("--json", "as_json", is_flag=True, help="With --detach: its name, for machines.")
 @_client_socket_flag
 def hint(
     path: str,
@@ -300,6 +301,7 @@ def hint(
     importance: str | None,
     pid: int | None,
     detach: bool,
+    as_json: bool,
     socket_path: str | None,
     **order: Any,
 ) -> None:
@@ -318,6 +320,8 @@ def hint(
     from hintsd.orders.hint import PID_MOST, Files, Hint
 
     spec = _order(order)
+    if as_json and not detach:
+        raise click.UsageError("--json: with --detach only; hintsd status --json shows the others")
     if pid is not None and pid > PID_MOST:
         raise click.UsageError(f"--pid must lie in 1 … {PID_MOST}")
     if epochs is not None and start_epoch >= epochs:
@@ -347,7 +351,7 @@ def hint(
                 if scores is not None:
                     tell_scores(channel, scores)
                 if name is None:
-                    _announce(accepted, socket_path if detach else None)
+                    _announce(accepted, socket_path if detach else None, as_json)
                 name = accepted["job"]
                 if not detach:
                     _follow(channel, name)
@@ -358,10 +362,14 @@ def hint(
             complain("the connection was lost; waiting for the next hintsd")
 
 
-def _announce(accepted: dict[str, Any], end_at: str | None) -> None:
+def _announce(accepted: dict[str, Any], end_at: str | None, as_json: bool) -> None:
     """`end_at`: the socket to end it at; None: it ends with this command."""
     for line in accepted["warnings"]:
         complain(f"warning: {line}")
+    if as_json:
+        told = ("job", "samples_per_epoch")
+        command.say_json({name: accepted[name] for name in told})
+        return
     line = f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch"
     if end_at is not None:
         line += f"; to end it: hintsd end {accepted['job']}"

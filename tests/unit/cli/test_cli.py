@@ -602,6 +602,19 @@ def progress(done: int) -> Message:
     return {"progress": {**figures, "errors": 0}}
 
 
+def test_where_there_is_no_terminal_progress_is_a_line_now_and_then(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    now = 0.0
+    with files.progress("warming", lambda: now) as show:
+        for now in range(0, 70, 5):
+            files.show_files(show, progress(now // 5 + 1)["progress"] | {"bytes_total": 40 << 20})
+    assert capfd.readouterr().err.splitlines() == [
+        "fusecache: warming: 7 MiB of 40 MiB (18%), 205 KiB/s, 2 min 45 s left, 7 of 9 files",
+        "fusecache: warming: 13 MiB of 40 MiB (32%), 205 KiB/s, 2 min 15 s left, 13 of 9 files",
+    ]
+
+
 def test_warm_of_an_empty_glob_is_refused(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("warm", "/data/a", "") == errors.EXIT_USAGE
     assert capfd.readouterr().err == "fusecache: '' is no glob\n"
@@ -874,6 +887,29 @@ def test_verify(play: Script, capfd: pytest.CaptureFixture[str], bad: int, code:
     assert f"5 blocks, 50 B checked, {bad} bad" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "result", "code"),
+    [
+        (
+            ["warm", "/data/a"],
+            {"files": 9, "bytes": 5, "already": 4, "skipped": 2, "skipped_bytes": 7},
+            errors.EXIT_FAILED,
+        ),
+        (["evict", "/data/a", "x"], EVICTED | {"pinned": 1}, errors.EXIT_FAILED),
+        (["pin", "/data/a", "x"], {"globs": ["x"], "files": 3, "bytes": 5}, errors.EXIT_OK),
+        (["verify", "/data/a"], {"blocks": 5, "bytes": 50, "bad": 2}, errors.EXIT_FAILED),
+    ],
+)
+def test_as_json_a_command_says_its_result_and_ends_as_ever(
+    play: Script, capfd: pytest.CaptureFixture[str], words: list[str], result: Message, code: int
+) -> None:
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "result": {**result, "carried": {}}}])
+    assert run(*words, "--json") == code
+    told = json.loads(capfd.readouterr().out)
+    assert {**told, **result} == told
+    assert ("carried" in told) is (words[0] != "warm")
+
+
 def test_a_refusal_has_its_exit_code(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     play(mounts.CONTROL_SOCKET, [{"ok": False, "error": "not now", "exit": 4}])
     assert run("verify", "/data/a") == errors.EXIT_BUSY
@@ -940,7 +976,9 @@ def test_umount_says_who_is_in_the_way(play: Script, capfd: pytest.CaptureFixtur
     assert run("umount", "/data/a") == errors.EXIT_BUSY
     assert f"({os.getpid()}); --lazy detaches" in capfd.readouterr().err
     assert os.getcwd() == "/"  # what a command is in, it would keep busy
-    assert run("umount", "--lazy", "/data/a") == 0
+    capfd.readouterr()
+    assert run("umount", "--lazy", "/data/a", "--json") == 0
+    assert json.loads(capfd.readouterr().out) == {"mountpoint": "/data/a", "detached": True}
     assert peer.requests[1] == {"op": "umount", "lazy": True}
 
 

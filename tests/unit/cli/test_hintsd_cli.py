@@ -327,6 +327,8 @@ def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     code, out, _ = run("hint", str(link), *flags.split(), "--socket", daemon.path)
     end = f"hintsd end hint-1 --socket {daemon.path}"
     assert (code, out) == (0, f"hint-1: 100 samples an epoch; to end it: {end}\n")
+    code, out, _ = run("hint", str(link), "--detach", "--json", "--socket", daemon.path)
+    assert (code, json.loads(out)) == (0, {"job": "hint-2", "samples_per_epoch": 100})
     request = daemon.director.requests["hint-1"]  # it is detached
     spec = request.spec_over(100)
     assert spec is not None
@@ -337,7 +339,8 @@ def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     assert (request.workers, request.prefetch_factor) == (4, 3)
     assert (request.path, request.files.extensions) == (os.fsencode(tmp_path), [".a", ".b"])
     assert request.pid is None
-    assert run("end", "hint-1", "--socket", daemon.path)[0] == 0
+    for name in ("hint-1", "hint-2"):
+        assert run("end", name, "--socket", daemon.path)[0] == 0
     assert not daemon.director.requests
 
 
