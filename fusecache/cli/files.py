@@ -32,6 +32,12 @@ BATCH_PATHS: Final = 4096
 PATH_BYTES_MOST: Final = 4096
 
 
+def share(part: float, whole: float) -> str:
+    """412 GiB of 480 GiB (85%). Rounded down: 100% is all."""
+    percent = min(100, int(100 * part / whole)) if whole else 100
+    return f"{format_bytes(part)} of {format_bytes(whole)} ({percent}%)"
+
+
 class _Figures(ProgressColumn):
     def get_table_column(self) -> Column:
         return Column(no_wrap=True)
@@ -42,10 +48,7 @@ class _Figures(ProgressColumn):
 
 def _figures(task: Task) -> str:
     """How far it is, how fast, and how long it takes. What a narrow terminal cuts comes last."""
-    done = format_bytes(task.completed)
-    if task.total:
-        done += f" of {format_bytes(task.total)} ({min(task.completed / task.total, 1):.0%})"
-    parts = [done]
+    parts = [share(task.completed, task.total) if task.total else format_bytes(task.completed)]
     if task.speed:
         parts.append(f"{format_bytes(task.speed)}/s")
     if task.time_remaining is not None and not task.finished:

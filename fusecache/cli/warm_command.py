@@ -148,10 +148,12 @@ class _Warming:
         result = self._result
         has_failed = files.complain_of({**result, "unmatched": None})
         already, skipped = result["already"], result["skipped"]
-        extra = f"; {skipped:,} skipped" if skipped else ""
+        extra, size = "", format_bytes(result["bytes"])
+        if skipped:
+            extra = f"; {skipped:,} skipped"
+            size = files.share(result["bytes"], result["bytes"] + result["skipped_bytes"])
         line = (
-            f"{result['files']:,} files, {format_bytes(result['bytes'])} in the cache; "
-            f"{already:,} were there before{extra}"
+            f"{result['files']:,} files, {size} in the cache; {already:,} were there before{extra}"
         )
         command.say_json(self._facts()) if as_json else command.say(line)
         has_failed |= files.complain_of({"unmatched": result.get("unmatched")})
