@@ -1,4 +1,4 @@
-"""How log lines look: of keeper, server and hintsd alike (docs/OPERATING.md, "Logs").
+"""How log lines look: of keeper, server and hintsd alike (docs/OPERATING.md, "Log files").
 
 * text: `2026-11-25 20:21:06,123 INFO fusecache.read.origin: what happened`
 * json: an object a line, with ts (RFC 3339), level, logger, message; where they are known mount,

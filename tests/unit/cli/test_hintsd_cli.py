@@ -510,7 +510,7 @@ def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> No
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ready:
         ready.bind(str(tmp_path / "ready"))
         ready.settimeout(ANSWER_TIMEOUT_S)
-        flags = ["--socket", str(path), "--log-file", str(log)]
+        flags = ["--socket", str(path), "--log-file", str(log), "--log-format", "json"]
         arguments = [sys.executable, "-m", "hintsd", "serve", *flags]
         environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "ready")}
         with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE) as process:
@@ -525,7 +525,9 @@ def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> No
             assert process.communicate(timeout=ANSWER_TIMEOUT_S)[1] == b""
             assert process.returncode == 0
     assert not path.exists()
-    assert "ends with SIGTERM" in log.read_text()
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert told[-1]["message"] == "ends with SIGTERM"
+    assert {line["level"] for line in told} <= {"info", "warning"}
 
 
 def test_serve_takes_the_socket_that_systemd_has_opened(tmp_path: Path) -> None:
