@@ -134,8 +134,16 @@ class Wheel:
 
     @property
     def modules(self) -> dict[str, bytes]:
-        """What is not metadata."""
-        return {n: data for n, data in self.files.items() if ".dist-info/" not in n}
+        """What is neither metadata nor man pages."""
+        return {
+            n: data for n, data in self.files.items() if not re.search(r"\.(dist-info|data)/", n)
+        }
+
+    @property
+    def pages(self) -> dict[str, bytes]:
+        """The man pages, by name."""
+        before = f"{self.name}-{self.version}.data/data/share/man/man1/"
+        return {n[len(before) :]: data for n, data in self.files.items() if n.startswith(before)}
 
     def metadata(self, name: str = "METADATA") -> Message:
         file = self.files[f"{self.name}-{self.version}.dist-info/{name}"]
@@ -183,8 +191,7 @@ def _check_server(wheel: Wheel, manylinux: bool) -> str:
         }
         missing = tree - wheel.files.keys()
         _require(not missing, f"{name} lacks {', '.join(sorted(missing))}")
-    pages = [file for file in wheel.files if "/share/man/man1/" in file]
-    _require(len(pages) > 1, f"{name} has no man pages")
+    _require(bool(wheel.pages), f"{name} has no man pages")
     extensions = [file for file in wheel.files if file.endswith(".so")]
     _require(len(extensions) == 1, f"{name}: extensions are {extensions}")
     with tempfile.NamedTemporaryFile() as file:
