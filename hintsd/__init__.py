@@ -24,13 +24,17 @@ __all__ = [
     "__version__",
     "attach",
     "connect",
+    "files",
+    "order_of",
+    "paths_of",
 ]
 
 if TYPE_CHECKING:
-    from hintsd.client.client import Job, connect
+    from hintsd.client.client import Job, connect, files
     from hintsd.client.importance.chunked import ChunkedSampler
     from hintsd.client.importance.sampler import ImportanceSampler
     from hintsd.client.importance.substitutable import SubstitutableSampler
+    from hintsd.client.known.extending import order_of, paths_of
     from hintsd.client.loaders import attach
 else:  # unseen by type checkers, to which it would give every name
     _HOMES = {
@@ -40,6 +44,9 @@ else:  # unseen by type checkers, to which it would give every name
         "SubstitutableSampler": "hintsd.client.importance.substitutable",
         "attach": "hintsd.client.loaders",
         "connect": "hintsd.client.client",
+        "files": "hintsd.client.client",
+        "order_of": "hintsd.client.known.extending",
+        "paths_of": "hintsd.client.known.extending",
     }
 
     def __getattr__(name: str) -> Any:

@@ -27,6 +27,7 @@ TABLES_OF_ROWS = (
     "| fusecache/ | what it owns",
     "| hintsd/ | what it owns",
     "| C room | what it is about |",
+    "| library | stack | its order |",
 )
 CLIENT = ROOT / "client/README.md"
 CLAIMING = ("docs/SEMANTICS.md", "SECURITY.md")

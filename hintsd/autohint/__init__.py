@@ -5,13 +5,15 @@ the sitecustomize.py here when it starts. That installs an import hook, which do
 torch's DataLoader is imported; then each DataLoader is attached when it is first iterated (its
 sampler may still be replaced before, as Lightning does).
 
-INVARIANT: the script sees no difference: what fails here is silent or one warning. The directory
+INVARIANT: the script sees no difference: what fails here is silent or one warning (`--require`
+alone ends a script that is not hinted). The directory
 holds no other module, since anything in it could be imported by its bare name.
 Not reached: `python -S`, `-I`, `-E`, and an interpreter that has no hintsd installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -74,12 +76,11 @@ def _patch(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def begin(self: Any, loader: Any, *rest: Any, **named: Any) -> None:
-        try:
-            from hintsd.client.loaders import attach_unasked
-
-            attach_unasked(loader)
-        except Exception:  # an installation without numpy, say; the script must not notice
-            pass
+        attach: Any = None
+        with contextlib.suppress(Exception):  # without numpy, say; the script must not notice
+            from hintsd.client.loaders import attach_unasked as attach
+        if attach is not None:
+            attach(loader)
         original(self, loader, *rest, **named)
 
     begin._hintsd = True  # type: ignore[attr-defined]

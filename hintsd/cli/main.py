@@ -31,6 +31,7 @@ from fusecache.base.errors import (
 )
 from hintsd.cli import report
 from hintsd.cli.channel import Channel, channel_again, complain, open_channel
+from hintsd.cli.running import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, run_command
 from hintsd.cli.scores import read_scores, tell_scores
 from hintsd.client.finding import SOCKET_VARIABLE
 from hintsd.keeping import AUTO, NAMES
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 STATUS_INTERVAL_S: Final = 1.0
 
-EXIT_NOT_EXECUTABLE: Final = 126
-EXIT_NOT_FOUND: Final = 127
-
 EXIT_CODES: Final = f"""\b
 Exit codes:
   {EXIT_OK}    done
@@ -53,7 +51,8 @@ Exit codes:
   {EXIT_USAGE}    a flag cannot be used
   {EXIT_NOT_A_MOUNT}    hint: the path is on no fusecache mount, or hints are off for it
   {EXIT_INTERRUPTED}  interrupted with Ctrl-C
-  run: the command's own, or {EXIT_NOT_FOUND}: not found, {EXIT_NOT_EXECUTABLE}: not executable"""
+  run: the command's own (128 + N: ended by signal N), or {EXIT_NOT_FOUND}: not found,
+       {EXIT_NOT_EXECUTABLE}: not executable; {EXIT_FAILED}: --require, and not all is hinted"""
 
 
 class _Whole(click.IntRange):
@@ -520,24 +519,24 @@ def end(job: str, socket_path: str | None) -> None:
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--require", is_flag=True, help="A DataLoader that is not hinted is an error.")
+@click.option(
+    "--copy-samplers",
+    is_flag=True,
+    help="Read copies of samplers that are not known (docs/LIMITS.md, Samplers and datasets).",
+)
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
-def run(words: tuple[str, ...]) -> NoReturn:
+def run(words: tuple[str, ...], require: bool, copy_samplers: bool) -> NoReturn:
     """Run COMMAND with its DataLoaders announcing their order by themselves.
 
     \b
     hintsd run -- python train.py --data /data/imagenet
-    hintsd run -- torchrun --nproc-per-node 8 train.py
-    """
-    from hintsd.autohint import environment
+    hintsd run --require -- torchrun --nproc-per-node 8 train.py
 
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execvpe(words[0], words, environment(os.environ))
-    except FileNotFoundError:
-        raise UserError(f"{words[0]}: command not found", EXIT_NOT_FOUND) from None
-    except OSError as error:
-        raise UserError(f"{words[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE) from None
+    The last line says how many were hinted, and why others were not. With --require the script gets
+    an error (hintsd.client.summary.NotHinted) where it reads a DataLoader that is not hinted.
+    """
+    sys.exit(run_command(words, require=require, copy_samplers=copy_samplers))
 
 
 cli.add_command(lab)

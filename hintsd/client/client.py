@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.orders.extensions import IMG_EXTENSIONS
+from hintsd.client.figures import Number, ask_figures
 from hintsd.client.finding import Unhinted
-from hintsd.client.link import Link, State, Ways
+from hintsd.client.link import Link, Listener, State, Ways
 from hintsd.client.warning import warn_once
 from hintsd.orders.hint import Check, Files, Hint
 from hintsd.orders.spec import LoaderDraws, OrderSpec
@@ -44,17 +45,25 @@ class Job:
     In a forked child (a DataLoader worker) every method does nothing.
     """
 
-    def __init__(self, hint: Hint | None, ways: Ways = (), ahead: Ahead | None = None) -> None:
-        """`hint` None: a job without; else `ways` to say its files. `ahead` gives the order of an
+    def __init__(
+        self,
+        hint: Hint | None,
+        ways: Ways = (),
+        ahead: Ahead | None = None,
+        *,
+        why: str = "see the warning",
+    ) -> None:
+        """`hint` None: a job without, and `why`; else `ways` to say its files. `ahead` gives the order of an
         epoch; it is called once for each, in turn, when the epoch before it begins; None from it:
         no more."""
         told = hint or Hint(b"")
         self._link = Link(told, ways)
+        self._path = os.fsdecode(told.path)
         self._epoch = self._next_epoch = told.start_epoch
         self._batch = told.start_batch
         self._ahead = ahead
         if hint is None:
-            self._link.leave("see the warning")
+            self._link.leave(why)
             return
         self._look_ahead()
         weakref.finalize(self, self._link.stop).atexit = False  # link.py sees to that
@@ -79,7 +88,30 @@ class Job:
         one; `over`: see `is_over`. A second old at most. Printing the job gives the reason, too.
         Costs nothing, from any thread.
         """
-        return self._link.state
+        return self._link.state.shown[0]
+
+    @property
+    def why(self) -> str:
+        """Why it is in its state, in one line; "": there is nothing to say."""
+        return self._link.state.shown[1]
+
+    def watch(self, listener: Listener) -> None:
+        """Have `listener` told the state and why, now and when it changes; also `failed`: the job
+        was given up. Called in another thread; it must not refer to the job."""
+        self._link.state.watch(listener)
+
+    def hear(self, timeout_s: float) -> bool:
+        """Wait so long at most until hintsd has accepted the job, or a warning has said why not;
+        whether that came."""
+        return self.is_over or self._link.hear(timeout_s)
+
+    def stats(self, timeout_s: float = ASKED_TIMEOUT_S) -> dict[str, Number]:
+        """Its figures now, for a training's log: `epoch`, `index`, `not_late`, `late`, `unplanned`,
+        `window_bytes`, `samples_per_s`, `predicted_stall_s`, as `hintsd status` explains them. {}:
+        hintsd did not say so within `timeout_s` seconds, or is not there. Never a warning.
+        """
+        name = self.name
+        return {} if name is None else ask_figures(self._path, name, timeout_s)
 
     def __repr__(self) -> str:
         return f"<hintsd.Job {self._link}>"
@@ -355,6 +387,53 @@ def stock_order(
 def connect(path: Path) -> Connection:
     """The dataset directory `path`, somewhere in a fusecache mount."""
     return Connection(path)
+
+
+def files(
+    order: Iterable[Path] | Callable[[int], Iterable[Path]],
+    *,
+    epochs: int | None = None,
+    batch_size: int = 1,
+    workers: int = 0,
+    prefetch_factor: int = 2,
+) -> Job:
+    """A reader of any kind (tf.data, DALI, a loop) reads these files in this order.
+
+    `order`: paths, read in this order in each epoch; or a function that gives those of an epoch,
+    counted from 0, among the paths of the first one. Such a function is asked for an epoch when the
+    one before begins: say so with `job.step(0, epoch)`. The other arguments: `Connection.shuffle`.
+    ValueError: it has no paths, or a later epoch has one that the first has not.
+    """
+    here = os.getcwd()
+    connection = connect(here)
+    if not callable(order):
+        return connection.shuffle(
+            sampler="sequential",
+            paths=tidy_paths(list(order), here),
+            epochs=epochs,
+            batch_size=batch_size,
+            workers=workers,
+            prefetch_factor=prefetch_factor,
+        )
+    of_epoch = order
+    paths = sorted({*tidy_paths(list(of_epoch(0)), here)})
+    number = {path: index for index, path in enumerate(paths)}
+
+    def indices(epoch: int) -> list[int]:
+        told = tidy_paths(list(of_epoch(epoch)), here)
+        strange = next((path for path in told if path not in number), None)
+        if strange is not None:
+            raise ValueError(f"order of epoch {epoch} has {strange}, which epoch 0 has not")
+        return [number[path] for path in told]
+
+    return connection.order(
+        indices,
+        paths=paths,
+        epochs=epochs,
+        batch_size=batch_size,
+        workers=workers,
+        prefetch_factor=prefetch_factor,
+    )
 
 
 def explicit_order(

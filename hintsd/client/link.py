@@ -33,6 +33,7 @@ from hintsd.client.finding import (
     find_socket,
     place_of,
 )
+from hintsd.client.summary import FAILED
 from hintsd.client.warning import script_place, warn_once, was_warned
 from hintsd.orders.hint import Files, Hint
 from hintsd.orders.spec import OrderSpec, to_message
@@ -47,6 +48,9 @@ INLINE_BYTES_MOST: Final = 1 << 16
 
 State = Literal["waiting", "hinted", "wrong", "over"]
 
+Listener = Callable[[str, str], None]
+"""Takes a State, or FAILED, and why."""
+
 Ways = tuple[Callable[[], Files], ...]
 """To say which files, tried in turn until one is accepted. Called in the thread: may be slow."""
 
@@ -60,6 +64,19 @@ class _JobState:
         self._told: tuple[State, str] = ("waiting", "")  # by hintsd, on this connection
         self.is_over = False  # no thread will ever look again
         self._why_over = "closed"  # where hintsd has not said it
+        self._listener: Listener | None = None
+        self._lock = threading.Lock()  # what the listener is told comes in order
+
+    def watch(self, listener: Listener) -> None:
+        """It is told the state now, and when it changes: in the thread. What it holds, we hold."""
+        with self._lock:
+            self._listener = listener
+            listener(*self.shown)
+
+    def _notify(self, state: str, why: str) -> None:
+        with self._lock:
+            if self._listener is not None:
+                self._listener(state, why)
 
     @property
     def shown(self) -> tuple[State, str]:
@@ -72,15 +89,23 @@ class _JobState:
         for known in get_args(State):
             if state == known:
                 self._told = known, reason
+                self._notify(known, reason)
 
     def wait(self, why: str) -> None:
         """There is no connection."""
         if self._told[0] != "over":
             self._told = "waiting", why
+            if why:
+                self._notify("waiting", why)
 
     def explain(self, why: str) -> None:
         """Why it will be over, if hintsd says nothing."""
         self._why_over = why
+
+    def fail(self, why: str) -> None:
+        """It will be over because of that."""
+        self.explain(why)
+        self._notify(FAILED, why)
 
     def end(self) -> None:
         self.is_over = True
@@ -171,7 +196,8 @@ class Link:
         self._settled = threading.Event()  # welcome, or known to be without hints for now
         self._told = threading.Event()  # accepted, or a warning has said why not
         self._agenda = _Agenda(hint.start_epoch, hint.start_batch)
-        self._state = _JobState()
+        self.state = _JobState()
+        """Looked at, and watched, by whoever wants."""
         self._ways = list(ways)
         self._job: str | None = None
         self._path = self._shown_path  # without links, once it was found
@@ -188,18 +214,13 @@ class Link:
     @property
     def is_over(self) -> bool:
         """Whether nothing that is said now will ever be sent."""
-        return self._state.is_over
+        return self.state.is_over
 
     def __str__(self) -> str:
         of = f" of {self._shown_path}" if self._shown_path else ""
-        state, reason = self._state.shown
+        state, reason = self.state.shown
         why = f" ({reason})" if reason else ""
         return f"{self._job or 'unnamed'}{of}: {state}{why}"
-
-    @property
-    def state(self) -> State:
-        """Where it stands now: see `Job.state`."""
-        return self._state.shown[0]
 
     def start(self) -> None:
         """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there, and not again
@@ -208,8 +229,8 @@ class Link:
             self._connection.prepare()
             self._thread.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, to be had
-            self._state.explain(str(error))
-            self._state.end()
+            self.state.fail(str(error))
+            self.state.end()
             warn_once(f"going on without hints: {error}", "no resources")
             return
         _links.add(self)
@@ -261,16 +282,16 @@ class Link:
     def give_up(self, why: str) -> None:
         """End the job, with a warning that says why."""
         if not self.is_over and not self._connection.is_stopping:
-            self._state.explain(why)
+            self.state.fail(why)
             self._warn(f"{why}; going on without hints")
             self.stop()
 
     def leave(self, why: str) -> None:
         """Be over without a word. In a forked child: the connection is the parent's."""
-        self._state.explain(why)
-        self._state.end()
+        self.state.explain(why)
+        self.state.end()
         self._connection.leave()
-        self._state.wait("")
+        self.state.wait("")
 
     # Everything below runs in the thread.
 
@@ -280,18 +301,18 @@ class Link:
         except Stopped:
             self._say_goodbye()
         except Unhinted as problem:
-            self._state.explain(str(problem))
+            self.state.fail(str(problem))
             self._warn(str(problem), problem.reason)
         except wire.WireError as error:
             why = f"not understood, going on without hints: {error}"
-            self._state.explain(why)
+            self.state.fail(why)
             self._warn(why, "protocol")
         except Exception as error:  # a fault of ours must not reach the trainer either
             why = f"going on without hints after an internal error: {error!r}"
-            self._state.explain(why)
+            self.state.fail(why)
             self._warn(why)
         finally:
-            self._state.end()
+            self.state.end()
             self._disconnect()
             _links.discard(self)
             self._agenda.clear()
@@ -321,7 +342,7 @@ class Link:
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
 
     def _disconnect(self, why: str = "") -> None:
-        self._state.wait(why)
+        self.state.wait(why)
         self._connection.disconnect()
         self._asking.give_up()
 
@@ -365,7 +386,7 @@ class Link:
                 fail(answer)
             del self._ways[0]
         self._job = answer.fields.str("job", wire.FRAME_BYTES_MOST)
-        self._state.tell("hinted")
+        self.state.tell("hinted")
         for warning in answer.fields.strings("warnings", 64, wire.FRAME_BYTES_MOST):
             self._warn(warning)
         self._told.set()
@@ -417,7 +438,7 @@ class Link:
             self._warn(said(frame))
         elif frame.type == "state":
             state = frame.fields.str("state", 64)
-            self._state.tell(state, frame.fields.str("reason", TEXT_BYTES_MOST))
+            self.state.tell(state, frame.fields.str("reason", TEXT_BYTES_MOST))
             if state == "over":
                 raise Stopped
         elif frame.type == "cached":

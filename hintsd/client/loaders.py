@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import functools
 import itertools
 import logging
 import os
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from hintsd.client import summary
 from hintsd.orders import samplers
 from hintsd.client.client import (
     Job,
@@ -38,8 +40,10 @@ from hintsd.client.client import (
     whole_number,
 )
 from hintsd.client.importance.telling import telling_of
-from hintsd.client.datasets import Unreadable, files_of, is_in_memory
+from hintsd.client.known.datasets import files_of, is_in_memory
+from hintsd.client.known.extending import Unreadable
 from hintsd.client.iterators import drawing_iterator
+from hintsd.client.sampler_order import Seat, SamplerOrder, generators_kept, seat_of
 from hintsd.client.warning import warn_once
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.hint import Hint
@@ -52,8 +56,13 @@ if TYPE_CHECKING:
 # INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
 COPIED_MOST: Final = 1 << 27  # indices of a sampler that is copied: as a list, 1 GiB
 
+REQUIRED_TIMEOUT_S: Final = 60.0  # hintsd may have to list the dataset
+
 _jobs: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Job, Announcer | None]]
 _jobs = weakref.WeakKeyDictionary()
+_numbers: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
+_count = itertools.count()
+_required: set[int] = set()  # their numbers: those that were waited for
 
 
 def attach(
@@ -82,13 +91,12 @@ def attach(
     if not hasattr(loader, "dataset") or not hasattr(loader, "batch_sampler"):
         kind = type(loader).__name__
         article = "an" if kind[0] in "aeiouAEIOU" else "a"
-        warn_once(f"attach takes a torch DataLoader, not {article} {kind}; going on without hints")
-        return Job(None)
+        return _without(f"attach takes a torch DataLoader, not {article} {kind}")
     loader = samplers.iterated_loader(loader)
     known = _jobs.get(loader)
     if known is not None:
         job, announcer = known
-        if not job.is_over and announcer is not None and announcer is _seat(loader).taken_by:
+        if not job.is_over and announcer is not None and announcer is seat_of(loader).taken_by:
             return job
         job.close()
     dataset: Any = loader.dataset
@@ -98,30 +106,64 @@ def attach(
     try:
         made = _attach(loader, tidy, epochs, copy_sampler)
     except Unreadable as problem:
-        warn_once(f"{problem}; going on without hints")
-        made = Job(None), None
+        made = _without(str(problem)), None
     except Exception as error:  # a dataset or sampler that does not behave
-        warn_once(f"this DataLoader cannot be read ({error!r}); going on without hints")
-        made = Job(None), None
+        made = _without(f"this DataLoader cannot be read ({error!r})"), None
     _jobs[loader] = made
     return made[0]
 
 
+def stats() -> dict[str, float]:
+    """`Job.stats` of each DataLoader of this process that is hinted: `hintsd/0/late`, …"""
+    jobs = [job for job, _ in _jobs.values() if job.state in ("hinted", "wrong")]
+    return {
+        f"hintsd/{number}/{name}": value
+        for number, job in enumerate(jobs)
+        for name, value in job.stats().items()
+    }
+
+
+def _without(why: str) -> Job:
+    warn_once(f"{why}; going on without hints")
+    return Job(None, why=why)
+
+
 def attach_unasked(loader: DataLoader[Any]) -> None:
     """`attach` on behalf of `hintsd run`: not in DataLoader workers, not again what has failed or
-    was closed, and not what reads no files. Never raises."""
-    try:
-        import torch.utils.data
+    was closed, and not what reads no files. What becomes of it is noted for the summary.
 
-        if torch.utils.data.get_worker_info() is not None:
+    NotHinted: it is required, and will not be. Nothing else is raised.
+    """
+    try:
+        job = _job_unasked(loader)
+        if job is None:
             return
-        known = _jobs.get(loader)
-        if known is None and is_in_memory(loader.dataset):
-            logging.getLogger("hintsd").info("a dataset in memory reads no files: not hinted")
-        elif known is None or not known[0].is_over:
-            attach(loader)
+        number = _numbers.setdefault(loader, next(_count))
+        job.watch(functools.partial(summary.note, number))
+        if number not in _required and summary.is_set(summary.REQUIRE):
+            _required.add(number)
+            if not job.hear(REQUIRED_TIMEOUT_S) or job.state != "hinted":
+                why = job.why or summary.UNANSWERED
+                raise summary.NotHinted(f"hintsd run --require: a DataLoader is not hinted: {why}")
+    except summary.NotHinted:
+        raise
     except Exception as error:
         warn_once(f"this DataLoader cannot be hinted: {error!r}")
+
+
+def _job_unasked(loader: DataLoader[Any]) -> Job | None:
+    """None: it needs none."""
+    import torch.utils.data
+
+    if torch.utils.data.get_worker_info() is not None:
+        return None
+    known = _jobs.get(loader)
+    if known is None and is_in_memory(loader.dataset):
+        logging.getLogger("hintsd").info("a dataset in memory reads no files: not hinted")
+        return None
+    if known is not None and known[0].is_over:
+        return known[0]
+    return attach(loader, copy_sampler=summary.is_set(summary.COPY_SAMPLERS))
 
 
 def _attach(
@@ -135,19 +177,21 @@ def _attach(
     if isinstance(loader.dataset, IterableDataset):
         raise Unreadable("an IterableDataset has no indices that could be announced")
     if paths is None:
-        root, ways = files_of(loader.dataset)
+        with generators_kept():  # others' code is asked
+            root, ways = files_of(loader.dataset)
     else:
         root, listed = common_root(paths), paths
         ways = (listed_files(root, lambda: listed),)
-    seat = _seat(loader)
-    source = _Source(loader, seat)
+    seat = seat_of(loader)
+    source = SamplerOrder(loader, seat, _plain)
     spec = source.stock_spec(base_seed_drawn=False)
     is_told = spec is not None or type(source.sampler) in (list, tuple, range)
-    is_told = is_told or source.telling is not None
+    is_told = is_told or source.telling is not None or source.told_by is not None
     if not is_told and not copy_sampler and source.rebatched_spec() is None:
         raise Unreadable(
             f"the order of {type(source.sampler).__name__} cannot be told without reading it: "
-            "attach(loader, copy_sampler=True) if a copy of it may be read"
+            "hintsd.order_of.register its class, or allow that a copy of it is read "
+            "(attach(loader, copy_sampler=True), hintsd run --copy-samplers)"
         )
     is_known = spec is not None and spec.epochs_known is None
     job = Job(
@@ -173,36 +217,10 @@ def _attach(
     return job, announcer
 
 
-# Where a loader keeps its sampler
+# What stands in the sampler's place
 
 
-@dataclass(frozen=True)
-class _Seat:
-    """The attribute that the loader's indices come from: `holder.attribute`.
-
-    That is the sampler in a stock BatchSampler; if there is none, whatever the loader iterates.
-    """
-
-    holder: Any
-    attribute: str
-
-    @property
-    def taken_by(self) -> Any:
-        return getattr(self.holder, self.attribute)
-
-    def give(self, announcer: Announcer) -> None:
-        object.__setattr__(self.holder, self.attribute, announcer)  # DataLoader's own refuses
-
-
-def _seat(loader: DataLoader[Any]) -> _Seat:
-    attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    outer = getattr(loader, attribute)
-    if samplers.is_plain_batching(outer):
-        return _Seat(outer, "sampler")
-    return _Seat(loader, attribute)
-
-
-def _announcers_of(seat: _Seat) -> list[Announcer]:
+def _announcers_of(seat: Seat) -> list[Announcer]:
     """Those that were attached to this sampler before: to another loader, or by mistake."""
     found = [seat.taken_by]
     if type(found[0]) is Announcer:
@@ -216,7 +234,7 @@ class Announcer:
 
     __slots__ = ("__weakref__", "_job", "_source")
 
-    def __init__(self, source: _Source, job: Job) -> None:
+    def __init__(self, source: SamplerOrder, job: Job) -> None:
         object.__setattr__(self, "_source", source)
         object.__setattr__(self, "_job", job)
 
@@ -264,8 +282,7 @@ class Announcer:
             yield from indices
             return
         epoch = spec.start_epoch
-        source.epoch = epoch + 1
-        source.look_for_set_epoch()
+        source.begin(epoch)
         if source.telling is None or not source.telling.is_told(spec):
             job.announce(epoch, spec)
         if (uses := source.new_scores(spec)) is not None:
@@ -369,220 +386,5 @@ def _itself(value: Any) -> Any:
     return value
 
 
-# What order a sampler is about to draw
-
-
 def _plain(sampler: Any) -> Any:
     return sampler._source.sampler if type(sampler) is Announcer else sampler
-
-
-class _Source:
-    """A sampler, with all of its loader that bears on the order."""
-
-    def __init__(self, loader: DataLoader[Any], seat: _Seat) -> None:
-        self.sampler: Any = _plain(seat.taken_by)
-        self.batching: tuple[int, bool] | None = None
-        self.outer: Any = None
-        """What the loader iterates, if not the sampler."""
-        if samplers.is_plain_batching(seat.holder):
-            self.outer = seat.holder
-            self.batching = seat.holder.batch_size, seat.holder.drop_last
-        self.dataset = loader.dataset
-        self.generator = loader.generator
-        self.persistent_workers = loader.persistent_workers
-        self.batches_ahead = loader.num_workers * (loader.prefetch_factor or 0)
-        self.draws_at_next = samplers.is_rebatching(self.sampler) or inspect.isgeneratorfunction(
-            getattr(type(self.sampler), "__iter__", None)
-        )
-        self.yields_batches = False
-        self.batch_ends: np.ndarray[Any, Any] | None = None
-        """Of a sampler with batches of several lengths: samples before each batch; the spec's
-        batches are of one sample then."""
-        self.sampler_epoch: int | None = None
-        """A DistributedSampler's, in the epoch before."""
-        self._are_weights_told = False
-        self.telling = telling_of(self.sampler, self.dataset, self.batching)
-        self.epoch = 0
-        """The next one. A DistributedSampler's own numbers are used as long as they rise."""
-        self.epoch = self._next_epoch()
-
-    def new_scores(self, spec: OrderSpec) -> np.ndarray[Any, Any] | None:
-        """How often each sample is expected to be used in an epoch that is not drawn yet, shape
-        (samples,); None: all alike, or as was told before.
-        """
-        if spec.weights is None or self._are_weights_told:
-            return None
-        self._are_weights_told = True
-        weights = np.asarray(spec.weights, np.float64)
-        most = np.inf if spec.replacement else 1
-        uses = weights * (spec.num_samples or len(weights)) / weights.sum()
-        scores = np.zeros(len(self.dataset))  # type: ignore[arg-type]  # a map-style dataset has one
-        scores[: len(uses)] = uses.clip(max=most)[: len(scores)]
-        return scores
-
-    def look_for_set_epoch(self) -> None:
-        """One warning where each epoch of a DistributedSampler has the same order."""
-        if not samplers.is_distributed(self.sampler) or not self.sampler.shuffle:
-            return
-        if self.sampler.epoch == self.sampler_epoch:
-            warn_once(
-                "set_epoch of the DistributedSampler was not called since the epoch before: both "
-                "have the same order",
-                "set_epoch",
-            )
-        self.sampler_epoch = int(self.sampler.epoch)
-
-    def _next_epoch(self) -> int:
-        if samplers.is_distributed(self.sampler):
-            return max(self.epoch, int(self.sampler.epoch))
-        if self.telling is not None:
-            return max(self.epoch, self.telling.epoch)
-        return self.epoch
-
-    def stock_spec(self, *, base_seed_drawn: bool) -> OrderSpec | None:
-        """Of a stock sampler, read without drawing; None: of unknown code."""
-        from torch.utils.data import BatchSampler
-
-        return spec_of(
-            self.sampler,
-            None if self.batching is None else BatchSampler(self.sampler, *self.batching),
-            self.generator,
-            start_epoch=self._next_epoch(),
-            length=len(self.dataset),  # type: ignore[arg-type]  # a map-style dataset has one
-            base_seed_drawn=base_seed_drawn,
-            persistent_workers=self.persistent_workers,
-        )
-
-    def rebatched_spec(self) -> OrderSpec | None:
-        """Of what gives out the batches of a stock BatchSampler anew; None: of unknown code."""
-        if not samplers.is_rebatching(self.sampler):
-            return None
-        from torch.utils.data import BatchSampler
-
-        inner = samplers.batching_within(self.sampler)
-        if not samplers.is_plain_batching(inner):
-            return None
-        sampler, epoch = _plain(inner.sampler), self._next_epoch()
-        spec = spec_of(sampler, None, self.generator, start_epoch=epoch)
-        if spec is None:
-            return None
-        indices = access_sequence(spec, epoch).tolist()
-        batches = BatchSampler(indices, inner.batch_size, inner.drop_last)
-        return self._listed(list(samplers.rebatched(self.sampler, batches)))
-
-    def spec(self, job: Job) -> OrderSpec | None:
-        """The order of the epoch that begins now. None: there is none, and the job was closed."""
-
-        def read() -> OrderSpec:
-            if self.telling is not None:
-                return self.telling.begun(self._next_epoch())
-            stock = self.stock_spec(base_seed_drawn=True) or self.rebatched_spec()
-            return stock or self._listed(self._read_copy(self.sampler))
-
-        return self._read(job, read)
-
-    def resumed(self, job: Job, indices: Any) -> tuple[OrderSpec | None, int]:
-        """As `spec`, of an iterator of the sampler that has just taken a state, and how many
-        indices of that order are behind it."""
-        drawn = 0
-
-        def read() -> OrderSpec | None:
-            nonlocal drawn
-            stock = self.stock_spec(base_seed_drawn=True)
-            if stock is None or samplers.random_kind(self.sampler) != samplers.RESUMING:
-                left = self._read_copy(indices)
-                return self._listed(left) if left else None
-            state = indices.state_dict()
-            drawn = int(state["yielded"])
-            return replace(stock, generator_state=state["generator"].numpy().tobytes())
-
-        return self._read(job, read), drawn
-
-    def _read(self, job: Job, read: Callable[[], OrderSpec | None]) -> OrderSpec | None:
-        try:
-            return read()
-        except Exception as error:
-            job.give_up(f"the order of {type(self.sampler).__name__} cannot be told ({error!r})")
-            return None
-
-    def _read_copy(self, original: Any) -> list[Any]:
-        """What a copy of the sampler, or of its iterator, yields."""
-        if len(self.sampler) > COPIED_MOST:
-            raise ValueError(f"it is longer than {COPIED_MOST}")
-        with _generators_kept(), _no_collectives():
-            twin = copy.deepcopy(original, _shared_datasets(self.sampler, self.dataset))
-            return list(itertools.islice(iter(twin), len(self.sampler)))
-
-    def _listed(self, items: list[Any]) -> OrderSpec:
-        """Of the indices, or batches of indices, that the sampler will yield."""
-        length = len(self.dataset)  # type: ignore[arg-type]  # a map-style dataset has one
-        batch_size, drop_last = self.batching or (1, False)
-        self.batch_ends = None
-        self.yields_batches = bool(items) and hasattr(items[0], "__len__") and np.ndim(items[0]) > 0
-        if self.yields_batches:
-            sizes = np.array([len(batch) for batch in items])
-            if (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]:
-                batch_size = int(sizes[0])
-            else:
-                self.batch_ends = np.concatenate([[0], np.cumsum(sizes)])
-            items = list(itertools.chain.from_iterable(items))
-        indices = np.fromiter(map(int, items), np.int64, len(items))
-        indices[indices < 0] += length
-        return explicit_order(indices, self._next_epoch(), batch_size, drop_last, length)
-
-
-def _shared_datasets(sampler: Any, dataset: Any) -> dict[int, Any]:
-    """A memo for deepcopy that keeps it from copying datasets along with the sampler."""
-    from torch.utils.data import Dataset, Sampler
-
-    memo: dict[int, Any] = {id(dataset): dataset}
-    todo, seen = [sampler], set()
-    while todo:
-        inner = todo.pop()
-        seen.add(id(inner))
-        for value in getattr(inner, "__dict__", {}).values():
-            if isinstance(value, Dataset):
-                memo[id(value)] = value
-            elif isinstance(value, Sampler) and id(value) not in seen:
-                todo.append(value)
-    return memo
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """All global generators stand afterwards where they stood before."""
-    import torch
-
-    on_cpu, in_python = torch.get_rng_state(), random.getstate()
-    in_numpy = np.random.get_state(legacy=False)
-    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
-    on_cuda = torch.cuda.get_rng_state_all() if has_cuda else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(on_cpu)
-        np.random.set_state(in_numpy)
-        random.setstate(in_python)
-        if on_cuda is not None:
-            torch.cuda.set_rng_state_all(on_cuda)
-
-
-def _no_collectives() -> Any:
-    """A context in which torch.distributed refuses to communicate: another rank, without hints,
-    would not take part in what the copy of a sampler does, and all would wait for ever."""
-    import torch
-
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return nullcontext()
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func.namespace == "c10d":
-                raise Unreadable("it communicates with other processes")
-            return func(*args, **(kwargs or {}))
-
-    return Refuse()  # type: ignore[no-untyped-call]  # as above

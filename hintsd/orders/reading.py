@@ -36,8 +36,9 @@ def spec_of(
     `base_seed_drawn=False` of the loader (before `iter(loader)`; a loader whose persistent workers
     run already draws none). `length`: of the dataset, bounds SubsetRandomSampler's indices.
 
-    A DistributedSampler is taken to have `set_epoch` called with numbers that rise by one.
-    Of torchdata's and accelerate's random samplers (samplers.py) one epoch is known.
+    A DistributedSampler is taken to have `set_epoch` called with numbers that rise by one, and
+    accelerate's SeedableRandomSampler to be read to the end. Of torchdata's random sampler
+    (samplers.py) one epoch is known.
     None: none of these samplers (its exact type; a subclass may do anything), or one whose order
     torch does not tell in advance.
     """
@@ -77,6 +78,12 @@ def _read_sampler(sampler: object, start_epoch: int, length: int | None) -> dict
     if type(sampler) is SequentialSampler:
         return {"sampler": "sequential", "length": len(sampler.data_source)}
     kind: Any = sampler
+    if _reads_each_once_by_seed(kind):
+        return {  # one generator, seeded anew each epoch: as a DistributedSampler of one rank
+            "sampler": "distributed",
+            "length": len(kind.data_source),
+            "seed": kind.initial_seed + kind.epoch - start_epoch,
+        }
     if type(sampler) is RandomSampler or samplers.random_kind(sampler):
         return {
             "sampler": "random",
@@ -114,6 +121,15 @@ def _read_sampler(sampler: object, start_epoch: int, length: int | None) -> dict
             "drop_last": kind.drop_last,
         }
     return None
+
+
+def _reads_each_once_by_seed(sampler: Any) -> bool:
+    return (
+        samplers.random_kind(sampler) == samplers.SEEDING
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+        and (sampler.generator is None or sampler.generator.device.type == "cpu")
+    )
 
 
 def _read_generator(

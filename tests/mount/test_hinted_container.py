@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+import hintsd
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_other_users import TRAIN
 from tests.support.hintsd_support import JOB, Client, DaemonProcess
-from tests.support.mounted import Mount
+from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
 
 FILES, FILE_BYTES = 40, 30_000
@@ -132,3 +133,17 @@ def test_a_place_that_hintsd_does_not_see_is_refused(mount: Mount, daemon: Daemo
     ):
         told = {**JOB, "path": b"/data", "device": device, "inside": inside}
         assert why in json.dumps(client.ask("job", **told)), (device, inside)
+
+
+def test_figures_of_a_job_are_asked_where_the_environment_says(
+    mount: Mount, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HINTSD_SOCKET", daemon.path)
+    mount.restart("--hintsd", "none")
+    with hintsd.connect(mount.path / "train").shuffle(epochs=1, batch_size=4) as job:
+        eventually(lambda: job.stats(timeout_s=60))  # once its first plan is made
+        figures = job.stats(timeout_s=60)
+        nothing_read = {"epoch": 0, "index": 0, "late": 0, "unplanned": 0, "not_late": 0}
+        assert nothing_read.items() <= figures.items()
+        assert all(isinstance(value, int | float) for value in figures.values())
+    assert job.stats() == {}

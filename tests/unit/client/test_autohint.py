@@ -264,3 +264,56 @@ iter(DataLoader(Paths()))
     assert (done.returncode, done.stdout) == (0, "4\n6\n2\n")
     assert done.stderr.count("RuntimeWarning") == 1
     assert "which files a Paths reads is not known" in done.stderr
+
+
+_SEVERAL = """
+import random, torch
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+
+class Files(Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        return index
+
+class Telling(Files):
+    def __hintsd_paths__(self):
+        return [f"{root}/{{i}}" for i in range(6)]
+
+class Own(Sampler):
+    def __len__(self):
+        return 6
+    def __iter__(self):
+        return iter(random.sample(range(6), 6))
+
+list(DataLoader(TensorDataset(torch.arange(4))))
+told = DataLoader(Telling(), sampler=Own())
+for _ in range(2):
+    print(torch.cat(list(told)).tolist())
+list(DataLoader(Files()))
+print("done")
+"""
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hintsd", "run", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
+
+
+def test_the_last_line_of_hintsd_run(daemon: FakeHintsd, root: str, tmp_path: Path) -> None:
+    script = tmp_path / "several.py"
+    script.write_text(_FIND.format(socket=str(daemon.path)) + _SEVERAL.format(root=root))
+    python = ("--", sys.executable, "-W", "ignore", str(script))
+    done = _run("--copy-samplers", *python)
+    assert done.returncode == 0
+    read = [eval(line) for line in done.stdout.splitlines()[:2]]
+    assert [sequence.tolist() for _, sequence in daemon.jobs[0].sequences()] == read
+    assert done.stderr == (
+        "hintsd: run: 1 loader hinted, 1 not: which files a Files reads is not known: give "
+        "hintsd.attach their paths, or the dataset a method __hintsd_paths__\n"
+    )
+    done = _run("--require", *python)
+    assert (done.returncode, done.stdout) == (1, "")
+    *_, error, line = done.stderr.splitlines()
+    assert "NotHinted: hintsd run --require: a DataLoader is not hinted: the order of Own" in error
+    assert line.startswith("hintsd: run: 0 loaders hinted, 1 not: the order of Own cannot be told")

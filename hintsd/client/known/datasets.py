@@ -1,4 +1,5 @@
-"""Which file each index of a torch dataset means: torchvision's, and Subsets and ConcatDatasets of
+"""Which file each index of a torch dataset means: of those that say so themselves or were registered
+(extending.py), torchvision's, and other libraries' (libraries.py); and Subsets and ConcatDatasets of
 them. torchvision is looked at where the script has imported it, and never imported.
 """
 
@@ -10,22 +11,34 @@ from typing import Any
 
 import numpy as np
 
-from hintsd.client.client import absolute, common_root, folder_files, listed_files
+from hintsd.client.client import (
+    absolute,
+    common_root,
+    folder_files,
+    listed_files,
+    tidy_paths,
+)
+from hintsd.client.known.extending import Unreadable, told_paths
+from hintsd.client.known.libraries import paths_in_library
 from hintsd.client.link import Ways
 from hintsd.orders.hint import CHECK_SAMPLES_MOST, Check
 
 
-class Unreadable(Exception):
-    """This loader cannot be hinted; one line that says why."""
+Told = dict[int, list[str]]
+"""By a dataset's id: its paths, absolute and tidy, where it is not torchvision's."""
 
 
 def files_of(dataset: Any) -> tuple[str, Ways]:
     """The directory of a dataset, and the ways to tell hintsd its files. Unreadable: unknown."""
     base, here = _folder_class(), os.getcwd()
-    root = common_root([folder + "/" for folder in _roots(dataset, base, here)])
-    listed = listed_files(root, lambda: [absolute(path, here) for path in _paths(dataset, base)])
+    told: Told = {}
+    root = common_root([folder + "/" for folder in _roots(dataset, base, here, told)])
+    listed = listed_files(
+        root, lambda: [absolute(path, here) for path in _paths(dataset, base, told)]
+    )
     follows_rule = (
         isinstance(dataset, base)
+        and not told
         and dataset.extensions is not None  # else: is_valid_file decided
         and type(dataset).find_classes is base.find_classes
         and type(dataset).make_dataset is base.make_dataset
@@ -73,26 +86,42 @@ class _NoFolder:
     """Stands for DatasetFolder where there is none: no dataset is one of these."""
 
 
-def _roots(dataset: Any, base: Any, here: str) -> list[str]:
+def _roots(dataset: Any, base: Any, here: str, told: Told) -> list[str]:
+    """The directories that it lies in; `told` is filled. Unreadable: not known."""
     from torch.utils.data import ConcatDataset, Subset
 
-    if isinstance(dataset, base):
+    paths = told_paths(dataset)
+    if paths is None and isinstance(dataset, base):
         return [os.path.normpath(os.path.join(here, os.fspath(dataset.root)))]
-    if type(dataset) is Subset:
-        return _roots(dataset.dataset, base, here)
-    if type(dataset) is ConcatDataset:
-        return [root for part in dataset.datasets for root in _roots(part, base, here)]
-    raise Unreadable(
-        f"which files a {type(dataset).__name__} reads is not known, give hintsd.attach their paths"
-    )
+    if paths is None and type(dataset) is Subset:
+        return _roots(dataset.dataset, base, here, told)
+    if paths is None and type(dataset) is ConcatDataset:
+        return [root for part in dataset.datasets for root in _roots(part, base, here, told)]
+    if paths is None:
+        paths = paths_in_library(dataset)
+    if paths is None:
+        raise Unreadable(
+            f"which files a {type(dataset).__name__} reads is not known: give hintsd.attach their "
+            "paths, or the dataset a method __hintsd_paths__"
+        )
+    try:
+        told[id(dataset)] = tidy_paths(paths, here)
+    except ValueError as error:
+        raise Unreadable(f"of a {type(dataset).__name__}: {error}") from None
+    if len(told[id(dataset)]) != len(dataset) or not len(dataset):
+        count = len(told[id(dataset)])
+        raise Unreadable(f"{count} paths for a {type(dataset).__name__} of {len(dataset)} samples")
+    return [common_root(told[id(dataset)])]
 
 
-def _paths(dataset: Any, base: Any) -> list[str]:
+def _paths(dataset: Any, base: Any, told: Told) -> list[str]:
     from torch.utils.data import Subset
 
+    if id(dataset) in told:
+        return told[id(dataset)]
     if isinstance(dataset, base):
         return [sample[0] for sample in dataset.samples]
     if type(dataset) is Subset:
-        whole = _paths(dataset.dataset, base)
+        whole = _paths(dataset.dataset, base, told)
         return [whole[index] for index in dataset.indices]
-    return [path for part in dataset.datasets for path in _paths(part, base)]
+    return [path for part in dataset.datasets for path in _paths(part, base, told)]

@@ -1,0 +1,1 @@
+../../hintsd/auto.py

@@ -1,1 +1,0 @@
-../../../hintsd/client/datasets.py

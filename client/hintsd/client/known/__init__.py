@@ -1,0 +1,1 @@
+../../../../hintsd/client/known/__init__.py

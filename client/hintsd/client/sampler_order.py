@@ -1,0 +1,1 @@
+../../../hintsd/client/sampler_order.py

@@ -1,0 +1,1 @@
+../../hintsd/hf.py

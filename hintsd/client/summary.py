@@ -1,0 +1,77 @@
+"""What became of each DataLoader below `hintsd run`: its process notes it in a file, line by line,
+and `hintsd run` sums the lines up when the command has ended.
+
+What `hintsd run` was asked for comes by environment variables, which its children inherit.
+INVARIANT: a note never fails, and is one write: processes do not tear each other's lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+NOTES: Final = "HINTSD_NOTES"  # the file
+REQUIRE: Final = "HINTSD_REQUIRE"
+COPY_SAMPLERS: Final = "HINTSD_COPY_SAMPLERS"
+
+FAILED: Final = "failed"
+"""Besides a job's states: it was given up, be it that it was hinted before."""
+UNANSWERED: Final = "hintsd has not answered"
+
+
+class NotHinted(RuntimeError):
+    """`hintsd run --require`: a DataLoader of the script is not hinted."""
+
+
+def is_set(variable: str) -> bool:
+    """REQUIRE or COPY_SAMPLERS."""
+    return os.environ.get(variable) == "1"
+
+
+def note(loader: int, state: str, why: str) -> None:
+    """Of this process's loader of that number. Without a `hintsd run`: nothing."""
+    path = os.environ.get(NOTES)
+    if not path:
+        return
+    why = " ".join(why.split()).partition("; going on without")[0]
+    line = json.dumps([os.getpid(), loader, state, why]) + "\n"
+    try:
+        notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.write(notes, line.encode())
+        finally:
+            os.close(notes)
+    except OSError:  # another machine's, or the disk is full
+        pass
+
+
+class Summary:
+    """Of the notes of all processes: how many loaders were hinted, and why others were not."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        outcome: dict[tuple[int, int], str | None] = {}  # None: hinted
+        for line in lines:
+            pid, loader, state, why = json.loads(line)
+            known = outcome.get((pid, loader), UNANSWERED)
+            if state == "hinted":
+                outcome[pid, loader] = None
+            elif state in ("wrong", FAILED) or known is not None:
+                outcome[pid, loader] = why or known or state
+        self.hinted = sum(why is None for why in outcome.values())
+        self.reasons = Counter(why for why in outcome.values() if why is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there were loaders, and all were hinted."""
+        return self.hinted > 0 and not self.reasons
+
+    def __str__(self) -> str:
+        count = sum(self.reasons.values())
+        if not self.hinted and not count:
+            return "no DataLoader was read"
+        line = f"{self.hinted} {'loader' if self.hinted == 1 else 'loaders'} hinted"
+        told = [why if n == 1 else f"{why} ({n} loaders)" for why, n in self.reasons.items()]
+        return f"{line}, {count} not: {'; '.join(told)}" if count else line

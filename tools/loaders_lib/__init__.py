@@ -1,0 +1,1 @@
+"""tools/loaders: which loaders are hinted, tried with the real libraries (docs/LOADERS.md)."""

@@ -1,0 +1,55 @@
+"""What was read against what was announced: the verdict on one run of a loader stack."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["exact", "no", "wrong"]
+_WARNING = re.compile(r"Warning: hintsd: (.*)")
+
+
+@dataclass(frozen=True)
+class Announced:
+    """By one job: its epochs' files, and whether all epochs were told at once."""
+
+    epochs: dict[int, list[str]]
+    is_foreseen: bool
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Of one stack."""
+
+    verdict: Verdict
+    why: str
+    """Of `no`, what the script was told; of `wrong`, which epoch of which process."""
+    is_foreseen: bool
+
+
+def judge(
+    read: dict[int, list[list[str]]], announced: dict[int, list[Announced]], stderr: str
+) -> Judged:
+    """By process. `exact`: each epoch that was read was announced, file by file; of one that began
+    amid an epoch, the rest of it. `no`: nothing was announced, of any process."""
+    jobs = [job for of_process in announced.values() for job in of_process]
+    if not any(job.epochs for job in jobs):
+        return Judged("no", "; ".join(dict.fromkeys(_reasons(stderr))), False)
+    for pid, epochs in read.items():
+        orders = [
+            files for job in announced.get(pid, []) for _, files in sorted(job.epochs.items())
+        ]
+        for number, files in enumerate(epochs):
+            found = [order for order in orders if order[-len(files) :] == files]
+            if not found:
+                begun = [order for order in orders if order[: len(files)] == files]
+                if begun and number < len(epochs) - 1:
+                    continue  # it was left early, and resumed
+                return Judged("wrong", f"epoch {number} of process {pid}", False)
+            orders.remove(found[0])
+    return Judged("exact", "", all(job.is_foreseen for job in jobs))
+
+
+def _reasons(stderr: str) -> list[str]:
+    return [line.partition("; going on without")[0] for line in _WARNING.findall(stderr)]

@@ -1,0 +1,641 @@
+"""The loader stacks that tools/loaders tries, each as people write it. None knows of hints.
+
+Run as a script below `hintsd run`, in an environment that has the libraries:
+
+    python stacks.py NAME DATASET LOG
+
+reads the ImageFolder DATASET with stack NAME, and writes to LOG/PID.json which of its files this
+process opened, in order: a list for each epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+BATCH: Final = 4
+EPOCHS: Final = 3
+
+Reading = Callable[[str], Iterator[None]]
+"""Reads the dataset at that path; yields at the end of each epoch."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One row of the table."""
+
+    library: str
+    """The distribution whose version is shown."""
+    what: str
+    expected: str
+    """`exact`, or `no`: not hinted, with a line that says why."""
+    read: Reading
+    processes: int = 1
+    copy_samplers: bool = False
+    is_wrapped: bool = True
+    """Below `hintsd run`; else the stack asks for hints itself."""
+
+
+STACKS: Final[dict[str, Stack]] = {}
+
+
+def stack(
+    library: str, what: str, expected: str = "exact", **settings: Any
+) -> Callable[[Reading], Reading]:
+    """Name a function's stack after it."""
+
+    def add(read: Reading) -> Reading:
+        STACKS[getattr(read, "__name__")] = Stack(library, what, expected, read, **settings)  # noqa: B009
+        return read
+
+    return add
+
+
+def _opened(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _folder(root: str) -> Any:
+    from torchvision.datasets import ImageFolder
+
+    return ImageFolder(root, loader=lambda path: len(_opened(path)))
+
+
+def _epochs(loader: Any, set_epoch: Any = None) -> Iterator[None]:
+    for epoch in range(EPOCHS):
+        if set_epoch is not None:
+            set_epoch.set_epoch(epoch)
+        for _ in loader:
+            pass
+        yield
+
+
+class _Listed:
+    """A dataset of one's own: a list of files, and no more."""
+
+    def __init__(self, root: str) -> None:
+        self.files = [str(path) for path in sorted(Path(root).rglob("*.png"))]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> int:
+        return len(_opened(self.files[index]))
+
+
+class _Telling(_Listed):
+    def __hintsd_paths__(self) -> list[str]:
+        return self.files
+
+
+# ---- torch ---------------------------------------------------------------------------------------
+
+
+@stack("torch", "`DataLoader(ImageFolder, shuffle=True)`")
+def torch_shuffle(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    return _epochs(DataLoader(_folder(root), BATCH, shuffle=True))
+
+
+@stack("torch", "`DistributedSampler`, `set_epoch`")
+def torch_distributed(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    data = _folder(root)
+    sampler: Any = DistributedSampler(data, num_replicas=2, rank=1)
+    return _epochs(DataLoader(data, BATCH, sampler=sampler), sampler)
+
+
+@stack("torch", "a dataset of one's own", "no")
+def torch_own_dataset(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    data: Any = _Listed(root)
+    return _epochs(DataLoader(data, BATCH, shuffle=True))
+
+
+@stack("torch", "a dataset of one's own with `__hintsd_paths__`")
+def torch_telling_dataset(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    data: Any = _Telling(root)
+    return _epochs(DataLoader(data, BATCH, shuffle=True))
+
+
+def _repeated(data: Any) -> Any:
+    """The RASampler of torchvision's reference scripts, in short: repeated augmentation."""
+    import torch
+    from torch.utils.data import Sampler
+
+    class RASampler(Sampler[int]):
+        def __init__(self) -> None:
+            self.epoch = 0
+
+        def __len__(self) -> int:
+            return len(data) // 2
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            generator = torch.Generator()
+            generator.manual_seed(self.epoch)
+            order = torch.randperm(len(data), generator=generator).tolist()
+            thrice = [index for index in order for _ in range(3)]
+            return iter(thrice[1::2][: len(self)])
+
+    return RASampler()
+
+
+@stack("torch", "a sampler of one's own (so is torchvision's RASampler)", "no")
+def torch_own_sampler(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    data = _folder(root)
+    sampler = _repeated(data)
+    return _epochs(DataLoader(data, BATCH, sampler=sampler), sampler)
+
+
+@stack("torch", "the same, `hintsd run --copy-samplers`", copy_samplers=True)
+def torch_copied_sampler(root: str) -> Iterator[None]:
+    return torch_own_sampler(root)
+
+
+@stack("torch", "the same, `hintsd.order_of.register`")
+def torch_registered_sampler(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    import hintsd
+
+    data = _folder(root)
+    sampler = _repeated(data)
+    hintsd.order_of.register(type(sampler), list)
+    return _epochs(DataLoader(data, BATCH, sampler=sampler), sampler)
+
+
+@stack("torch", "`import hintsd.auto` in the script", is_wrapped=False)
+def torch_auto(root: str) -> Iterator[None]:
+    import hintsd.auto  # noqa: F401
+
+    return torch_shuffle(root)
+
+
+@stack("torch", "a loop of one's own, `hintsd.files`", is_wrapped=False)
+def files_loop(root: str) -> Iterator[None]:
+    import random
+
+    import hintsd
+
+    paths = _Listed(root).files
+    orders = [random.Random(epoch).sample(paths, len(paths)) for epoch in range(EPOCHS + 1)]
+    job = hintsd.files(lambda epoch: orders[epoch], epochs=EPOCHS)
+    for epoch in range(EPOCHS):
+        job.step(0, epoch)
+        for path in orders[epoch]:
+            _opened(path)
+        yield
+    job.hear(60.0)
+    job.close()
+
+
+@stack("torch", "`IterableDataset`", "no")
+def torch_iterable(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Files(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter([len(_opened(path)) for path in _Listed(root).files])
+
+    return _epochs(DataLoader(Files(), BATCH))
+
+
+# ---- torchdata -----------------------------------------------------------------------------------
+
+
+@stack("torchdata", "`StatefulDataLoader`, resumed amid an epoch")
+def torchdata_resumed(root: str) -> Iterator[None]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        return StatefulDataLoader(_folder(root), BATCH, shuffle=True)
+
+    first = loader()
+    for place, _ in enumerate(first):
+        if place == 2:
+            state = first.state_dict()
+    yield
+    resumed = loader()
+    resumed.load_state_dict(state)
+    yield from _epochs(resumed)
+
+
+@stack("torchdata", "`StatefulDistributedSampler`")
+def torchdata_distributed(root: str) -> Iterator[None]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import (
+        StatefulDistributedSampler,
+    )
+
+    data = _folder(root)
+    sampler = StatefulDistributedSampler(data, num_replicas=2, rank=1)
+    return _epochs(StatefulDataLoader(data, BATCH, sampler=sampler), sampler)
+
+
+# ---- accelerate, transformers --------------------------------------------------------------------
+
+
+def _prepared(root: str, **settings: Any) -> Iterator[None]:
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+    from torch.utils.data import DataLoader
+
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+    loader = accelerator.prepare(DataLoader(_folder(root), BATCH, shuffle=True))
+    yield from _epochs(loader)
+    accelerator.end_training()
+
+
+@stack("accelerate", "`prepare`, one process")
+def accelerate_plain(root: str) -> Iterator[None]:
+    return _prepared(root)
+
+
+@stack("accelerate", "`SeedableRandomSampler`, one process")
+def accelerate_seedable(root: str) -> Iterator[None]:
+    return _prepared(root, use_seedable_sampler=True)
+
+
+@stack("accelerate", "`BatchSamplerShard`, two processes", processes=2)
+def accelerate_two(root: str) -> Iterator[None]:
+    return _prepared(root)
+
+
+@stack("accelerate", "`SeedableRandomSampler`, two processes", processes=2)
+def accelerate_seedable_two(root: str) -> Iterator[None]:
+    return _prepared(root, use_seedable_sampler=True)
+
+
+@stack("accelerate", "`use_stateful_dataloader`, one process")
+def accelerate_stateful(root: str) -> Iterator[None]:
+    return _prepared(root, use_stateful_dataloader=True)
+
+
+@stack("accelerate", "`dispatch_batches`, two processes: the first one reads", processes=2)
+def accelerate_dispatched(root: str) -> Iterator[None]:
+    return _prepared(root, dispatch_batches=True)
+
+
+def _trained(root: str, resume: bool = False, callbacks: Any = ()) -> Iterator[None]:
+    import tempfile
+
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Any) -> dict[str, Any]:
+            return {"loss": (self.weight * x.float()).mean()}
+
+    class Ends(TrainerCallback):
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            end_epoch()
+
+    def train(out: str, epochs: int, **settings: Any) -> None:
+        arguments = TrainingArguments(
+            out,
+            num_train_epochs=epochs,
+            per_device_train_batch_size=BATCH,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            logging_strategy="no",
+            remove_unused_columns=False,
+            **settings.pop("arguments"),
+        )
+        Trainer(
+            Model(),
+            arguments,
+            train_dataset=_folder(root),
+            data_collator=lambda rows: {"x": torch.tensor([row[0] for row in rows])},
+            callbacks=[Ends(), *callbacks],
+        ).train(**settings)
+
+    with tempfile.TemporaryDirectory() as out:
+        if resume:
+            train(out, 2, arguments={"save_steps": 8, "max_steps": 8})
+            end_epoch()
+            train(
+                out,
+                2,
+                arguments={"save_strategy": "no"},
+                resume_from_checkpoint=f"{out}/checkpoint-8",
+            )
+        else:
+            train(out, EPOCHS, arguments={"save_strategy": "no"})
+    yield from ()
+
+
+@stack("transformers", "`Trainer`, one process")
+def trainer(root: str) -> Iterator[None]:
+    return _trained(root)
+
+
+@stack("transformers", "`Trainer`, two processes", processes=2)
+def trainer_two(root: str) -> Iterator[None]:
+    return _trained(root)
+
+
+@stack("transformers", "`Trainer`, resumed amid an epoch")
+def trainer_resumed(root: str) -> Iterator[None]:
+    return _trained(root, resume=True)
+
+
+@stack("transformers", "`Trainer` with `hintsd.hf.HintsCallback`", is_wrapped=False)
+def trainer_callback(root: str) -> Iterator[None]:
+    import hintsd.hf
+
+    return _trained(root, callbacks=[hintsd.hf.HintsCallback()])
+
+
+# ---- timm ----------------------------------------------------------------------------------------
+
+
+def _timm(root: str, **settings: Any) -> Iterator[None]:
+    import torch
+    from timm.data import create_dataset, create_loader
+
+    data = create_dataset("", root=root, split="")
+    loader = create_loader(
+        data,
+        input_size=8,
+        batch_size=BATCH,
+        num_workers=0,
+        persistent_workers=False,
+        device=torch.device("cpu"),
+        **settings,
+    )
+    return _epochs(loader, loader.sampler if hasattr(loader.sampler, "set_epoch") else None)
+
+
+@stack("timm", "`create_loader`, `ImageDataset`, training")
+def timm_training(root: str) -> Iterator[None]:
+    return _timm(root, is_training=True)
+
+
+@stack("timm", "`create_loader`, validation")
+def timm_validation(root: str) -> Iterator[None]:
+    return _timm(root, is_training=False)
+
+
+@stack("timm", "`create_loader`, two processes", processes=2)
+def timm_two(root: str) -> Iterator[None]:
+    _initialized()
+    return _timm(root, is_training=True, distributed=True)
+
+
+@stack("timm", "`OrderedDistributedSampler`, two processes", processes=2)
+def timm_ordered(root: str) -> Iterator[None]:
+    _initialized()
+    return _timm(root, is_training=False, distributed=True)
+
+
+@stack("timm", "`RepeatAugSampler`, two processes", processes=2)
+def timm_repeated(root: str) -> Iterator[None]:
+    _initialized()
+    return _timm(root, is_training=True, distributed=True, num_aug_repeats=3)
+
+
+@stack("timm", "`use_multi_epochs_loader`", "no")
+def timm_multi_epochs(root: str) -> Iterator[None]:
+    return _timm(root, is_training=True, use_multi_epochs_loader=True)
+
+
+def _initialized() -> None:
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+
+
+# ---- Lightning -----------------------------------------------------------------------------------
+
+
+def _fitted(root: str, devices: int, callbacks: Any = ()) -> Iterator[None]:
+    import lightning
+    import torch
+    from torch.utils.data import DataLoader
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return (self.weight * batch[0].float()).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+        def on_train_epoch_end(self) -> None:
+            end_epoch()
+
+    lightning.Trainer(
+        max_epochs=EPOCHS,
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(), DataLoader(_folder(root), BATCH, shuffle=True))
+    yield from ()
+
+
+@stack("lightning", "`Trainer.fit`, one process")
+def lightning_one(root: str) -> Iterator[None]:
+    return _fitted(root, 1)
+
+
+@stack("lightning", "`Trainer.fit`, `ddp`, two processes", processes=2)
+def lightning_two(root: str) -> Iterator[None]:
+    return _fitted(root, 2)
+
+
+@stack("lightning", "`Trainer.fit` with `hintsd.lightning.HintsCallback`", is_wrapped=False)
+def lightning_callback(root: str) -> Iterator[None]:
+    import hintsd.lightning
+
+    return _fitted(root, 1, [hintsd.lightning.HintsCallback()])
+
+
+# ---- MONAI ---------------------------------------------------------------------------------------
+
+
+def _monai(root: str, dataset: str = "Dataset", item: Any = None, **settings: Any) -> Any:
+    import monai.data
+
+    files = [item(path) if item else path for path in _Listed(root).files]
+
+    def load(row: Any) -> int:
+        paths = [row] if isinstance(row, str) else row.values()
+        return sum(len(_opened(path)) for path in paths)
+
+    return getattr(monai.data, dataset)(files, load, **settings)
+
+
+@stack("monai", "`DataLoader(Dataset of paths)`")
+def monai_paths(root: str) -> Iterator[None]:
+    from monai.data import DataLoader
+
+    return _epochs(DataLoader(_monai(root), batch_size=BATCH, shuffle=True))
+
+
+@stack("monai", '`DataLoader(Dataset of {"image": path})`, MONAI\'s `DistributedSampler`')
+def monai_dicts(root: str) -> Iterator[None]:
+    from monai.data import DataLoader, DistributedSampler
+
+    data = _monai(root, item=lambda path: {"image": path})
+    sampler = DistributedSampler(data, even_divisible=False, num_replicas=2, rank=1)
+    return _epochs(DataLoader(data, batch_size=BATCH, sampler=sampler), sampler)
+
+
+@stack("monai", "`Dataset` of several files a sample", "no")
+def monai_pairs(root: str) -> Iterator[None]:
+    from monai.data import DataLoader
+
+    data = _monai(root, item=lambda path: {"image": path, "label": path})
+    return _epochs(DataLoader(data, batch_size=BATCH, shuffle=True))
+
+
+@stack("monai", "`CacheDataset`: reads once, at the start", "no")
+def monai_cached(root: str) -> Iterator[None]:
+    from monai.data import DataLoader
+
+    data = _monai(root, "CacheDataset", progress=False)
+    end_epoch()
+    return _epochs(DataLoader(data, batch_size=BATCH, shuffle=True))
+
+
+# ---- datasets, WebDataset ------------------------------------------------------------------------
+
+
+def _images(root: str) -> Any:
+    import datasets
+
+    return datasets.load_dataset(
+        "imagefolder", data_dir=root, split="train", cache_dir=os.environ["LOADERS_CACHE"]
+    )
+
+
+def _collated(rows: list[Any]) -> int:
+    return len(rows)
+
+
+@stack("datasets", '`load_dataset("imagefolder")`')
+def datasets_imagefolder(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    data = _images(root)
+    return _epochs(DataLoader(data, BATCH, shuffle=True, collate_fn=_collated))
+
+
+@stack("datasets", "the same, shuffled and cut by `datasets`, `with_transform`")
+def datasets_selected(root: str) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    data = _images(root).shuffle(seed=3).select(range(5, 25)).with_transform(lambda rows: rows)
+    return _epochs(DataLoader(data, BATCH, shuffle=True, collate_fn=_collated))
+
+
+@stack("datasets", "arrow files (`load_from_disk`): rows of one file", "no")
+def datasets_arrow(root: str) -> Iterator[None]:
+    import datasets
+    from torch.utils.data import DataLoader
+
+    rows = {"x": list(range(32))}
+    saved = os.path.join(os.environ["LOADERS_CACHE"], "saved")
+    datasets.Dataset.from_dict(rows).save_to_disk(saved)
+    return _epochs(DataLoader(datasets.load_from_disk(saved), BATCH, shuffle=True))
+
+
+@stack("datasets", "`streaming=True`", "no")
+def datasets_streaming(root: str) -> Iterator[None]:
+    import datasets
+    from torch.utils.data import DataLoader
+
+    data = datasets.load_dataset("imagefolder", data_dir=root, split="train", streaming=True)
+    return _epochs(DataLoader(data, BATCH, collate_fn=_collated))
+
+
+@stack("webdataset", "`WebDataset` of tar shards", "no")
+def webdataset_shards(root: str) -> Iterator[None]:
+    import tarfile
+
+    import webdataset
+
+    shards = os.path.join(os.environ["LOADERS_CACHE"], "shard-0.tar")
+    with tarfile.open(shards, "w") as tar:
+        for number, path in enumerate(_Listed(root).files):
+            tar.add(path, f"{number}.png")
+    data = webdataset.WebDataset([shards], shardshuffle=False)
+    from torch.utils.data import DataLoader
+
+    return _epochs(DataLoader(data, BATCH, collate_fn=_collated))
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+_read: list[list[str]] = [[]]
+
+
+def end_epoch() -> None:
+    """What is opened from now on is of the next one."""
+    _read.append([])
+
+
+def _watch(root: str) -> None:
+    below = os.path.join(root, "")
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(below):
+            path = arguments[0]
+            if path.endswith(".png") and not (arguments[2] & os.O_DIRECTORY):
+                _read[-1].append(path[len(below) :])
+
+    sys.addaudithook(look)
+
+
+def main(name: str, root: str, log: str) -> None:
+    """Read with the stack of that name."""
+    sys.path.append(str(ROOT))
+    from tools.torchvision_cpu import import_torchvision
+
+    import_torchvision()
+    import torch
+
+    from hintsd.client import link
+
+    socket = os.environ["LOADERS_SOCKET"]
+    vars(link)["find_socket"] = lambda path: (socket, path)  # as if the dataset were on a mount
+    torch.manual_seed(7)
+    _watch(root)
+    for _ in STACKS[name].read(root):
+        end_epoch()
+    read = [epoch for epoch in _read if epoch]
+    Path(log, f"{os.getpid()}.json").write_text(json.dumps(read))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
