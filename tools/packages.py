@@ -1,8 +1,8 @@
 """tools/build: wheels and sdists of both distributions, and what must be true of them.
 
 Each wheel is built from the unpacked sdist, so that an sdist lacks nothing, and nothing that lies
-about in the checkout (build/, a stale extension) gets into a wheel. Needs the standard library and
-binutils; the Python that builds needs setuptools.
+about in the checkout (build/, a stale extension) gets into a wheel. Needs binutils and, for the man
+pages, what fusecache needs; the Python that builds needs setuptools.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def build(python: str, out: Path, *, manylinux: bool) -> list[Path]:
         ignore = shutil.ignore_patterns(*NOT_SOURCES)
         shutil.copytree(ROOT, work / "tree", symlinks=True, ignore=ignore)
         env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        _write_man_pages(work / "tree/man", env)
         options: list[str] = []
         if manylinux:
             env |= _zig(python, work)
@@ -71,6 +72,14 @@ def build(python: str, out: Path, *, manylinux: bool) -> list[Path]:
             wheel = _run(python, unpacked, "build_wheel", work, env, *([] if is_pure else options))
             made += [Path(shutil.copy(built, out)) for built in (wheel, sdist)]
     return made
+
+
+def _write_man_pages(directory: Path, env: dict[str, str]) -> None:
+    directory.mkdir()
+    command = [sys.executable, "-m", "tools.man", str(directory)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise Problem(f"{done.stderr}the man pages need what fusecache needs: run tools/setup")
 
 
 def _run(
@@ -125,8 +134,16 @@ class Wheel:
 
     @property
     def modules(self) -> dict[str, bytes]:
-        """What is not metadata."""
-        return {n: data for n, data in self.files.items() if ".dist-info/" not in n}
+        """What is neither metadata nor man pages."""
+        return {
+            n: data for n, data in self.files.items() if not re.search(r"\.(dist-info|data)/", n)
+        }
+
+    @property
+    def pages(self) -> dict[str, bytes]:
+        """The man pages, by name."""
+        before = f"{self.name}-{self.version}.data/data/share/man/man1/"
+        return {n[len(before) :]: data for n, data in self.files.items() if n.startswith(before)}
 
     def metadata(self, name: str = "METADATA") -> Message:
         file = self.files[f"{self.name}-{self.version}.dist-info/{name}"]
@@ -174,6 +191,7 @@ def _check_server(wheel: Wheel, manylinux: bool) -> str:
         }
         missing = tree - wheel.files.keys()
         _require(not missing, f"{name} lacks {', '.join(sorted(missing))}")
+    _require(bool(wheel.pages), f"{name} has no man pages")
     extensions = [file for file in wheel.files if file.endswith(".so")]
     _require(len(extensions) == 1, f"{name}: extensions are {extensions}")
     with tempfile.NamedTemporaryFile() as file:

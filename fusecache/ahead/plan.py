@@ -24,6 +24,7 @@ import trio
 from fusecache import _native
 from fusecache.ahead.marks import Inos
 from fusecache.ahead.prefetcher import Prefetcher
+from fusecache.base.disk.probe import Device, Probe
 from fusecache.base.errors import OriginError, UnknownInode
 from fusecache.base.metrics import (
     CHANGES_SEEN,
@@ -36,7 +37,6 @@ from fusecache.base.metrics import (
     SEGMENTS_LOST,
     Metrics,
 )  # fmt: skip
-from fusecache.base.probe import Device, Probe
 from fusecache.base.wire import CHUNKS_MOST, VERSION, Fields, Observed, Standing, WireError
 from fusecache.base.wire_trio import FrameStream
 from fusecache.control.control import Message, Send

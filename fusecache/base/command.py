@@ -8,6 +8,7 @@ hintsd were installed over fusecache's (docs/PACKAGES.md).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
 from fusecache import __version__
-from fusecache.base import processes
+from fusecache.base import logs, processes
 from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 
 WIDTH_MOST: Final = 10_000
@@ -43,6 +44,9 @@ class _Path(click.ParamType):  # type: ignore[type-arg]  # which click 8.1 has n
 
 PATH: Final = _Path()
 """The type of an argument or option that is a path."""
+
+
+json_flag: Final = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
 
 class Commands(click.Group):
@@ -93,9 +97,10 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w", closefd=False))
 
 
-def complain(program: str, line: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"{program}: {printable(line)}\n")
+def complain(program: str, line: str, level: str = "ERROR") -> None:
+    """One line on stderr. `level` is for the journal, where "warning: …" is no error."""
+    mark = logs.priority("WARNING" if line.startswith("warning: ") else level)
+    sys.stderr.write(f"{mark}{program}: {printable(line)}\n")
     sys.stderr.flush()
 
 
@@ -104,6 +109,11 @@ def say(line: str) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
     sys.stdout.flush()
+
+
+def say_json(value: object) -> None:
+    """For machines."""
+    say(json.dumps(value, indent=2))
 
 
 def printable(value: object) -> str:

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     metavar="MANIFEST",
     help="Believe it of files with the same path, size and mtime: DIR is a copy.",
 )
-def digest(directory: str, output: str | None, algorithm: str, copy_of: str | None) -> None:
+@command.json_flag
+def digest(
+    directory: str, output: str | None, algorithm: str, copy_of: str | None, as_json: bool
+) -> None:
     """Write a manifest of DIR: what its files consist of. Mounts of it take from their cache what
     came there under another path, and read nothing of that at the origin.
 
@@ -71,7 +74,7 @@ def digest(directory: str, output: str | None, algorithm: str, copy_of: str | No
     except OSError as error:
         raise UserError(f"{directory}: {error.strerror}") from None
     try:
-        found = _write(root, directory, path, ALGORITHMS[algorithm], copy_of)
+        found = _write(root, directory, path, ALGORITHMS[algorithm], copy_of, as_json)
     except OSError as error:
         if output is None and writing.is_read_only(error):
             line = f"{path}: {error.strerror}: name a file elsewhere with -o FILE"
@@ -87,7 +90,9 @@ def digest(directory: str, output: str | None, algorithm: str, copy_of: str | No
         sys.exit(EXIT_FAILED)
 
 
-def _write(root: int, directory: str, path: str, algorithm: int, copy_of: str | None) -> Progress:
+def _write(
+    root: int, directory: str, path: str, algorithm: int, copy_of: str | None, as_json: bool
+) -> Progress:
     from fusecache.manifest.digesting import Digesting
     from fusecache.manifest.listed import Listed
     from fusecache.manifest.writing import Output, copied
@@ -98,11 +103,11 @@ def _write(root: int, directory: str, path: str, algorithm: int, copy_of: str | 
         for line in out.notes:
             command.complain("fusecache", line)
         digesting = Digesting(root, out, algorithm, believed, _left_out(directory, out.files))
-        with progress("digesting") as (bar, task):
+        with progress("digesting") as tell:
 
             def show(done: Progress) -> None:
                 note = f"{done.files:,} files, {done.read_files:,} read, {done.bad:,} bad"
-                bar.update(task, completed=done.seen_bytes, note=note)
+                tell(done.seen_bytes, None, note)
 
             digesting.run(show)
         why_unused = out.finish()
@@ -111,6 +116,18 @@ def _write(root: int, directory: str, path: str, algorithm: int, copy_of: str | 
     if why_unused:
         command.complain("fusecache", f"warning: {path}: {why_unused}")
     found = digesting.progress
+    if as_json:
+        facts = {
+            "manifest": path,
+            "files": found.files,
+            "bytes": found.seen_bytes,
+            "read_files": found.read_files,
+            "read_bytes": found.read_bytes,
+            "bad": found.bad,
+            "digest": out.whole.digest.hex(),
+        }
+        command.say_json(facts)
+        return found
     command.say(
         f"{path}: {format_count(found.files, 'file')}, {format_bytes(found.seen_bytes)}; read "
         f"{format_count(found.read_files, 'file')}, {format_bytes(found.read_bytes)}; "

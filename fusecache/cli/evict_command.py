@@ -19,10 +19,10 @@ from fusecache.control.control_client import Target
 def _ask(target: Target, request: dict[str, Any], what: str) -> dict[str, Any]:
     """The result. UserError."""
     result: dict[str, Any] = {}
-    with files.progress(what) as (bar, task):
+    with files.progress(what) as show:
         for message in control_client.converse(target, request):
             if "progress" in message:
-                files.show_files(bar, task, message["progress"])
+                files.show_files(show, message["progress"])
             else:
                 result = message["result"]
     return result
@@ -31,7 +31,8 @@ def _ask(target: Target, request: dict[str, Any], what: str) -> dict[str, Any]:
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("globs", nargs=-1, required=True, metavar="GLOB...")
-def evict(path: str, globs: tuple[str, ...]) -> None:
+@command.json_flag
+def evict(path: str, globs: tuple[str, ...], as_json: bool) -> None:
     """Drop the files that a GLOB names from the cache: from SSD, and their pages from RAM.
 
     GLOBs are those of `fusecache warm`, '**' is all. Readers notice nothing: what they read next
@@ -47,10 +48,11 @@ def evict(path: str, globs: tuple[str, ...]) -> None:
     target = control_client.find(path)
     result = _ask(target, files.request_of("evict", target.mountpoint, path, globs), "evicting")
     freed, absent = format_bytes(result["evicted_bytes"]), result["absent"]
-    command.say(
+    line = (
         f"{format_count(result['files'], 'file')}, {format_bytes(result['bytes'])} evicted, {freed}"
         f" given back on SSD; {absent:,} were not there"
     )
+    command.say_json(result) if as_json else command.say(line)
     has_failed = files.complain_of(result)
     of_jobs, pinned, staying = result["of_jobs"], result["pinned"], result["staying"]
     if of_jobs:
@@ -83,7 +85,8 @@ def evict(path: str, globs: tuple[str, ...]) -> None:
 @click.option(
     "--remove", is_flag=True, help="Unpin these globs, as they were given; none: all below PATH."
 )
-def pin(path: str, globs: tuple[str, ...], remove: bool) -> None:
+@command.json_flag
+def pin(path: str, globs: tuple[str, ...], remove: bool, as_json: bool) -> None:
     """Keep on SSD what is cached of the files that a GLOB names, now and later.
 
     GLOBs are those of `fusecache warm`, '**' is all. They are remembered, so they hold for files
@@ -107,8 +110,10 @@ def pin(path: str, globs: tuple[str, ...], remove: bool) -> None:
     request = files.request_of("pin", target.mountpoint, path, globs)
     result = _ask(target, {**request, "remove": remove}, "looking")
     count, size = format_count(result["files"], "file"), format_bytes(result["bytes"])
-    command.say(
-        f"pinned: {' '.join(result['globs'])} ({count}, {size})" if result["globs"] else "no pins"
-    )
+    pinned = f"pinned: {' '.join(result['globs'])} ({count}, {size})"
+    if as_json:
+        command.say_json(result)
+    else:
+        command.say(pinned if result["globs"] else "no pins")
     if files.complain_of(result):
         sys.exit(EXIT_FAILED)

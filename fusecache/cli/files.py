@@ -6,24 +6,24 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, Final
 
 from rich.console import Console
 from rich.progress import (
-    BarColumn,
-    DownloadColumn,
     Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
+    ProgressColumn,
+    Task,
 )
+from rich.table import Column
+from rich.text import Text
 
 from fusecache.base import command, mounts
 from fusecache.base.errors import EXIT_USAGE, ConfigError, UserError
-from fusecache.base.units import format_count
+from fusecache.base.units import format_bytes, format_count, format_duration
 
+LINE_EVERY_S: Final = 30.0  # of progress, where there is no terminal
 ERRORS_SHOWN: Final = 20
 NAMES_SHOWN: Final = 5
 # Of a request, whose line is 1 MiB at most, in JSON.
@@ -32,31 +32,63 @@ BATCH_PATHS: Final = 4096
 PATH_BYTES_MOST: Final = 4096
 
 
+def share(part: float, whole: float) -> str:
+    """412 GiB of 480 GiB (85%). Rounded down: 100% is all."""
+    percent = min(100, int(100 * part / whole)) if whole else 100
+    return f"{format_bytes(part)} of {format_bytes(whole)} ({percent}%)"
+
+
+class _Figures(ProgressColumn):
+    def get_table_column(self) -> Column:
+        return Column(no_wrap=True)
+
+    def render(self, task: Task) -> Text:
+        return Text(_figures(task))
+
+
+def _figures(task: Task) -> str:
+    """How far it is, how fast, and how long it takes. What a narrow terminal cuts comes last."""
+    parts = [share(task.completed, task.total) if task.total else format_bytes(task.completed)]
+    if task.speed:
+        parts.append(f"{format_bytes(task.speed)}/s")
+    if task.time_remaining is not None and not task.finished:
+        parts.append(f"{format_duration(task.time_remaining)} left")
+    if note := task.fields["note"]:
+        parts.append(str(note))
+    return f"{task.description}: {', '.join(parts)}"
+
+
+Show = Callable[[float, float | None, str], None]
+"""Takes the bytes done, the bytes in all, if that is known, and how far it is in other words."""
+
+
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
-    """On stderr, if that is a terminal."""
+def progress(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+    """On stderr, on a terminal in one line that changes; elsewhere a line each LINE_EVERY_S."""
     bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
+        _Figures(),
         console=Console(stderr=True),
+        get_time=clock,
         disable=not sys.stderr.isatty(),
     )
     with bar:
-        yield bar, bar.add_task(what, total=None, note="")
+        task = bar.add_task(what, total=None, note="")
+        next_line = clock() + LINE_EVERY_S
+
+        def show(done: float, total: float | None, note: str) -> None:
+            nonlocal next_line
+            bar.update(task, completed=done, total=total, note=note)
+            if bar.disable and clock() >= next_line:
+                next_line = clock() + LINE_EVERY_S
+                command.complain("fusecache", _figures(bar.tasks[0]), "INFO")
+
+        yield show
 
 
-def show_files(bar: Progress, task: TaskID, done: dict[str, Any]) -> None:
+def show_files(show: Show, done: dict[str, Any]) -> None:
     """A message of progress over files."""
-    bar.update(
-        task,
-        completed=done["bytes_done"],
-        total=done["bytes_total"],
-        note=f"{done['files_done']:,} of {done['files_total']:,} files",
-    )
+    note = f"{done['files_done']:,} of {done['files_total']:,} files"
+    show(done["bytes_done"], done["bytes_total"], note)
 
 
 def complain_of(result: dict[str, Any]) -> bool:

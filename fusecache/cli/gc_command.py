@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from fusecache.base import cache_names, command
+from fusecache.base import command
 from fusecache.base.command import PATH
+from fusecache.base.disk import cache_names
 from fusecache.base.errors import EXIT_BUSY, EXIT_NOT_A_MOUNT, CacheFault, UserError
 from fusecache.base.units import format_bytes
 from fusecache.control import control_client
@@ -33,7 +33,7 @@ _ROOM_BYTES = 16 << 20
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH, metavar="CACHE_DIR...|MOUNTPOINT")
 @click.option("--compact", is_flag=True, help="Rewrite what is alive in segments mostly dead.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@command.json_flag
 def gc(paths: tuple[str, ...], compact: bool, as_json: bool) -> None:
     """Show what of the cache directory is in use, and what is dead: replaced, or moved elsewhere.
 
@@ -69,7 +69,7 @@ def gc(paths: tuple[str, ...], compact: bool, as_json: bool) -> None:
             "segments": segments,
             "freed_bytes": freed_bytes,
         }
-        print(json.dumps(answer, indent=2))
+        command.say_json(answer)
         return
     table = Table(box=None, pad_edge=False)
     for title in ("segments", "count", "alive", "dead"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -50,7 +49,7 @@ def top(once: bool, interval: float, as_json: bool) -> None:
     if once or as_json or not sys.stdout.isatty():
         time.sleep(interval)
         found = rates.figures(before, rates.look())
-        command.say(json.dumps(found, indent=2)) if as_json else command.show(rates.screen(found))
+        command.say_json(found) if as_json else command.show(rates.screen(found))
         return
     with contextlib.suppress(KeyboardInterrupt), command.display(command.show) as show:
         show(rates.screen(rates.figures(None, before)))
@@ -63,7 +62,7 @@ def top(once: bool, interval: float, as_json: bool) -> None:
 
 @click.command()
 @click.argument("path", required=False, type=PATH)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@command.json_flag
 def doctor(path: str | None, as_json: bool) -> None:
     """Look for what is in the way: of this machine, and of the mount at PATH, or of all mounts.
 
@@ -88,7 +87,7 @@ def doctor(path: str | None, as_json: bool) -> None:
         if path is None or (mount is not None and one.target.mount.device == mount.device):
             found += findings.of_mount(one, host)
     if as_json:
-        command.say(json.dumps(findings.as_json(found), indent=2))
+        command.say_json(findings.as_json(found))
     else:
         command.console().print(findings.report(found))
     if any(one.level == "problem" for one in found):

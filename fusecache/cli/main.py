@@ -86,7 +86,8 @@ def cli() -> None:
 
 @click.command()
 @click.argument("path", type=PATH)
-def verify(path: str) -> None:
+@command.json_flag
+def verify(path: str, as_json: bool) -> None:
     """Check every cached byte against its digest. Bad blocks are dropped and fetched again on use.
 
     \b
@@ -94,17 +95,13 @@ def verify(path: str) -> None:
     """
     target = control_client.find(path)
     result: dict[str, Any] = {}
-    with progress("verifying") as (bar, task):
+    with progress("verifying") as show:
         for message in control_client.converse(target, {"op": "verify"}):
             if "progress" in message:
                 done = message["progress"]
-                bar.update(
-                    task,
-                    completed=done["bytes_done"],
-                    total=done.get("bytes_total"),
-                    note=f"{done['blocks_done']:,} of {done['blocks_total']:,} blocks, "
-                    f"{done['bad']:,} bad",
-                )
+                note = f"{done['blocks_done']:,} of {done['blocks_total']:,} blocks, "
+                note += f"{done['bad']:,} bad"
+                show(done["bytes_done"], done.get("bytes_total"), note)
             else:
                 result = message["result"]
     lines = result.get("faults") or []
@@ -113,10 +110,13 @@ def verify(path: str) -> None:
     if result["bad"] > len(lines) > 0:
         command.complain("fusecache", f"… and {result['bad'] - len(lines):,} more")
     dropped = ", dropped; fetched again on use" if result["bad"] else ""
-    command.say(
-        f"{result['blocks']:,} blocks, {format_bytes(result['bytes'])} checked, "
-        f"{result['bad']:,} bad{dropped}"
-    )
+    if as_json:
+        command.say_json(result)
+    else:
+        command.say(
+            f"{result['blocks']:,} blocks, {format_bytes(result['bytes'])} checked, "
+            f"{result['bad']:,} bad{dropped}"
+        )
     if result["bad"]:
         sys.exit(EXIT_FAILED)
 

@@ -25,6 +25,7 @@ import click
 from fusecache.base import command, mounts, processes, trust
 from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_BUSY, EXIT_FAILED, EXIT_USAGE, ConfigError, UserError
+from fusecache.base.logs import FORMATS, LEVELS
 from fusecache.config.building import build
 from fusecache.config.options import parse_setting, read_file, read_options
 from fusecache.config.places import (
@@ -94,6 +95,8 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
             type=PATH,
             metavar="FILE",
         ),
+        flag("--log-level", "Of what is logged, the least.", "info", metavar="|".join(LEVELS)),
+        flag("--log-format", "json: an object a line.", "text", metavar="|".join(FORMATS)),
     ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -423,7 +426,10 @@ def restart(
 @click.option(
     "--config", "config_file", type=PATH, metavar="FILE", help="TOML that names the mount point."
 )
-def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -> None:
+@command.json_flag
+def umount(
+    path: str | None, lazy: bool, force: bool, config_file: str | None, as_json: bool
+) -> None:
     """End the mount. What is cached stays on SSD for the next one.
 
     Refused while a file or directory of it is in use, or while a training with hints runs, which
@@ -467,7 +473,11 @@ def umount(path: str | None, lazy: bool, force: bool, config_file: str | None) -
                 "hints was reading: mount again if one fails",
             )
         if answer.get("detached"):
-            command.complain("fusecache", "detached; open files are served until they are closed")
+            line = "detached; open files are served until they are closed"
+            command.complain("fusecache", line, "INFO")
+        if as_json:
+            detached = bool(answer.get("detached"))
+            command.say_json({"mountpoint": target.mountpoint, "detached": detached})
         return
     line, code = str(answer.get("error")), int(answer.get("exit", EXIT_FAILED))
     if code == EXIT_BUSY:

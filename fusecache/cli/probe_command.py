@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import time
@@ -11,8 +10,9 @@ from typing import Final
 import click
 from rich.table import Table
 
-from fusecache.base import cache_names, command, mounts, probe
+from fusecache.base import command, mounts
 from fusecache.base.command import PATH
+from fusecache.base.disk import cache_names, probe
 from fusecache.base.errors import EXIT_NOT_A_MOUNT, UserError
 from fusecache.base.units import format_bytes, format_duration
 from fusecache.control import control_client
@@ -24,7 +24,7 @@ _SPREAD_MOST: Final = 0.5
 @click.command("probe")
 @click.argument("path", type=PATH, metavar="CACHE_DIR|MOUNTPOINT")
 @click.option("--show", is_flag=True, help="What was measured last; measures nothing.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@command.json_flag
 def probe_device(path: str, show: bool, as_json: bool) -> None:
     """Measure the disk of a cache directory, and keep the result there for `--layout auto`.
 
@@ -62,7 +62,7 @@ def probe_device(path: str, show: bool, as_json: bool) -> None:
                 command.show("")
     if as_json:
         by_path = {str(path): one for path, one in zip(directories, maps, strict=True)}
-        command.say(json.dumps(maps[0] if len(maps) == 1 else by_path, indent=2))
+        command.say_json(maps[0] if len(maps) == 1 else by_path)
 
 
 def _probed(path: str) -> list[pathlib.Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import click
@@ -34,7 +33,7 @@ _PINS_SHOWN: Final = 8
 
 @click.command()
 @click.argument("path", required=False, type=PATH)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@command.json_flag
 def status(path: str | None, as_json: bool) -> None:
     """Show what the mount at PATH did and holds. Of root's with --allow-other everybody may.
 
@@ -85,7 +84,7 @@ def status(path: str | None, as_json: bool) -> None:
     if told.is_unhinted:
         answer["without_hints"] = True
     if as_json:
-        command.say(json.dumps(answer, indent=2))
+        command.say_json(answer)
     else:
         console().print(_status_table(answer, log_of(target)))
 
@@ -93,7 +92,7 @@ def status(path: str | None, as_json: bool) -> None:
 def _show_all(as_json: bool) -> None:
     host = look()
     if as_json:
-        command.say(json.dumps(summary.as_json(host), indent=2))
+        command.say_json(summary.as_json(host))
     elif host.mounts:
         console().print(summary.table(host))
     else:
@@ -294,7 +293,7 @@ def _status_table(answer: dict[str, Any], log: str) -> Table:
 
 
 @click.command("list")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@command.json_flag
 def list_mounts(as_json: bool) -> None:
     """List the fusecache mounts of this machine."""
     found = []
@@ -311,7 +310,7 @@ def list_mounts(as_json: bool) -> None:
             }
         )
     if as_json:
-        command.say(json.dumps(found, indent=2))
+        command.say_json(found)
         return
     table = Table(box=None, pad_edge=False)
     for title in ("mount point", "source", "user", "keeper", "log"):

@@ -28,7 +28,8 @@ PROGRESS_SUMMED: Final = ("files_done", "files_total", "bytes_done", "bytes_tota
 @click.option(
     "--list", "list_file", type=PATH, metavar="FILE", help="Fetch the files named there; -: stdin."
 )
-def warm(path: str, globs: tuple[str, ...], list_file: str | None) -> None:
+@command.json_flag
+def warm(path: str, globs: tuple[str, ...], list_file: str | None, as_json: bool) -> None:
     """Fetch files into the cache before they are needed: all of them, or those a GLOB names.
 
     PATH is the mount point, or what lies below it: then only that is fetched. A GLOB is relative to
@@ -63,7 +64,7 @@ def warm(path: str, globs: tuple[str, ...], list_file: str | None) -> None:
         paths.refused.add_missing(warming.missing_names, warming.missing)
         if paths.refused.count:
             command.complain("fusecache", paths.refused.line())
-    code = warming.say()
+    code = warming.say(as_json)
     if code or (list_file is not None and paths.refused.count):
         sys.exit(code or EXIT_FAILED)
 
@@ -94,7 +95,7 @@ class _Warming:
     def run(self, requests: Iterator[dict[str, Any]]) -> None:
         """Until all are answered, or Ctrl-C."""
         try:
-            with files.progress("warming") as (bar, task):
+            with files.progress("warming") as show:
                 for request in requests:
                     if "carried" in self._result:
                         request["carried"] = self._result["carried"]
@@ -104,7 +105,7 @@ class _Warming:
                             self._done = {
                                 name: self._before[name] + now[name] for name in PROGRESS_SUMMED
                             }
-                            files.show_files(bar, task, self._done)
+                            files.show_files(show, self._done)
                         else:
                             self._add(message["result"])
         except KeyboardInterrupt:
@@ -130,7 +131,12 @@ class _Warming:
         self._before = {name: self._before[name] + found[name] for name in PROGRESS_SUMMED}
         self._done = dict(self._before)
 
-    def say(self) -> int:
+    def _facts(self) -> dict[str, Any]:
+        """For machines: without what one request carries to the next."""
+        facts = {name: value for name, value in self._result.items() if name != "carried"}
+        return {**facts, "missing": self.missing, "missing_names": self.missing_names}
+
+    def say(self, as_json: bool) -> int:
         """How it went; the exit code."""
         if self._is_interrupted:
             command.complain(
@@ -142,11 +148,14 @@ class _Warming:
         result = self._result
         has_failed = files.complain_of({**result, "unmatched": None})
         already, skipped = result["already"], result["skipped"]
-        extra = f"; {skipped:,} skipped" if skipped else ""
-        command.say(
-            f"{result['files']:,} files, {format_bytes(result['bytes'])} in the cache; "
-            f"{already:,} were there before{extra}"
+        extra, size = "", format_bytes(result["bytes"])
+        if skipped:
+            extra = f"; {skipped:,} skipped"
+            size = files.share(result["bytes"], result["bytes"] + result["skipped_bytes"])
+        line = (
+            f"{result['files']:,} files, {size} in the cache; {already:,} were there before{extra}"
         )
+        command.say_json(self._facts()) if as_json else command.say(line)
         has_failed |= files.complain_of({"unmatched": result.get("unmatched")})
         unfitting = result["unfitting"]
         if unfitting:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fusecache.base.errors import ConfigError
+from fusecache.base.logs import FORMATS, LEVELS
 from fusecache.base.units import format_bytes, parse_bytes
 from fusecache.config.settings import (
     CACHE_DIRS_MAX,
@@ -201,6 +202,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "prefetch_depth": _count(PREFETCH_DEPTH_MAX),
     "hintsd": _path_or_word,
     "log_file": _path,
+    "log_level": _choice(*LEVELS),
+    "log_format": _choice(*FORMATS),
     "foreground": _truth,
 }
 

@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from fusecache.base import cache_names, mounts, processes, trust
+from fusecache.base import mounts, processes, trust
+from fusecache.base.disk import cache_names
 from fusecache.base.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
 from fusecache.base.units import format_bytes
 from fusecache.config.building import default_cache_dir

@@ -59,6 +59,8 @@ class Config:
     prefetch_depth: int = 128
     hintsd: str = "auto"  # or "none", or the path of its socket
     log_file: str | None = None  # None: in the runtime directory; on stderr when in the foreground
+    log_level: str = "info"
+    log_format: str = "text"
     foreground: bool = False
 
     @property

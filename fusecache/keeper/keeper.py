@@ -41,7 +41,7 @@ import time
 from functools import partial
 from typing import NoReturn
 
-from fusecache.base import mounts, processes
+from fusecache.base import logs, mounts, processes
 from fusecache.keeper import mount_namespace, mounting
 from fusecache.keeper.held_mount import HeldMount
 from fusecache.keeper.log_file import LogFile
@@ -67,7 +67,7 @@ class Keeper:
         self._next_look_around = time.monotonic() + LOOK_AROUND_S
         self._watchdog_s = processes.watchdog_s()
         self._next_ping = 0.0
-        self.log = LogFile(self._foreground, config.get("log_file"))
+        self.log = LogFile(self._foreground, config)
         self.mount = HeldMount(config, self.log)
         self.servers = Servers(config, self.mount, self.log, self._mounted_at)
         self.requests = Requests(
@@ -295,7 +295,7 @@ def main(arguments: list[str]) -> NoReturn:
     except KeeperError as failure:
         code = failure.exit_code
         if report_fd is None:
-            print(f"fusecache: {failure}", file=sys.stderr)
+            print(f"{logs.priority('ERROR')}fusecache: {failure}", file=sys.stderr)
         else:
             line = json.dumps({"error": str(failure), "exit": code})
             with contextlib.suppress(OSError):

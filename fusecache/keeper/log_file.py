@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
-import time
 
-from fusecache.base import mounts, trust
-from fusecache.keeper.mounting import KeeperError
+from fusecache.base import logs, mounts, trust
+from fusecache.keeper.mounting import Json, KeeperError
+
+NAME = "fusecache.keeper"
 
 
 class LogFile:
@@ -15,11 +18,11 @@ class LogFile:
     chosen.
     """
 
-    def __init__(self, foreground: bool, chosen: str | None) -> None:
+    def __init__(self, foreground: bool, config: Json) -> None:
         self._foreground = foreground
-        self._chosen = chosen
         self._directory = ""
         self._begin = 0  # of the present server's part
+        self.use(config)
 
     @property
     def is_file(self) -> bool:
@@ -29,16 +32,20 @@ class LogFile:
     def path(self) -> str:
         return str(self._chosen or os.path.join(self._directory, mounts.LOG_FILE))
 
-    def choose(self, path: str | None) -> None:
-        """From the next `open` on. None: in the runtime directory."""
-        self._chosen = path
+    def use(self, config: Json) -> None:
+        """Of the mount. Its `log_file` (None: in the runtime directory) from the next `open` on."""
+        self._chosen: str | None = config.get("log_file")
+        self._least = logging.getLevelNamesMapping()[config.get("log_level", "info").upper()]
+        form = config.get("log_format", "text")
+        self._formatter = logs.Formatter(form, config["mountpoint"])
 
     def write(self, level: str, line: str) -> None:
-        now = time.time()
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        text = f"{stamp},{int(now * 1000) % 1000:03d} {level} fusecache.keeper: {line}\n"
+        number = logging.getLevelNamesMapping()[level]
+        if number < self._least:
+            return
+        record = logging.LogRecord(NAME, number, "", 0, line, None, None)
         with contextlib.suppress(OSError):
-            os.write(2, os.fsencode(text))
+            os.write(2, os.fsencode(self._formatter.format(record) + "\n"))
 
     def open_in(self, directory: str) -> None:
         """With this runtime directory. KeeperError."""
@@ -76,8 +83,7 @@ class LogFile:
         except OSError:
             return ""
         for line in reversed(lines):
-            words = line.strip(" |+-")  # the frame that trio draws around nested exceptions
-            if words and " fusecache.keeper: " not in words:
+            if words := _words(line):
                 return f"; its last words: {words}"
         return ""
 
@@ -95,3 +101,15 @@ class LogFile:
             except OSError:
                 return ""
         return f" (log: {kept})"
+
+
+def _words(line: str) -> str:
+    """Of a server, in a line of the log; "": there are none, or they are the keeper's."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            fields = json.loads(line)
+            if fields.get("logger") == NAME:
+                return ""
+            line = str(fields.get("exception") or fields.get("message")).splitlines()[-1]
+    words = line.strip(" |+-")  # the frame that trio draws around nested exceptions
+    return "" if f" {NAME}: " in words else words

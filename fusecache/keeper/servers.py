@@ -116,7 +116,7 @@ class Servers:
 
     def _use(self, config: Json) -> None:
         self.config = config
-        self._log.choose(config.get("log_file"))
+        self._log.use(config)
 
     # ---- start -----------------------------------------------------------------------------------
 

@@ -23,8 +23,9 @@ from typing import Any, Final, Literal
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from fusecache.base import mounts, probe, processes
+from fusecache.base import mounts, processes
 from fusecache.base.command import printable
+from fusecache.base.disk import probe
 from fusecache.base.errors import UserError
 from fusecache.base.metrics import figure
 from fusecache.base.units import format_bytes, format_count, format_duration

@@ -21,7 +21,7 @@ import resource
 import sys
 from importlib.util import find_spec
 
-from fusecache.base import processes
+from fusecache.base import logs, processes
 from fusecache.base.errors import UserError
 from fusecache.config.settings import Config
 from fusecache.keeper import spare
@@ -62,14 +62,11 @@ def main(argv: list[str] | None = None) -> int:
     if len(arguments) != 1:
         print("fusecache.server is started by the keeper; use: fusecache mount", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.captureWarnings(True)
     launch = Launch.from_json(arguments[0])
-    processes.show_as(f"fusecache: server {launch.config['mountpoint']}")
+    config, mountpoint = launch.config, launch.config["mountpoint"]
+    level, form = config.get("log_level", "info"), config.get("log_format", "text")
+    logs.begin(level, form, mount=mountpoint)
+    processes.show_as(f"fusecache: server {mountpoint}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

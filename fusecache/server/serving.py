@@ -26,9 +26,9 @@ from fusecache.ahead.plan import Plan
 from fusecache.ahead.prefetcher import Prefetcher
 from fusecache.ahead.stored import Evictions, Preloading, Stored
 from fusecache.base import metrics, mounts, processes, wire
+from fusecache.base.disk.probe import Device
 from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metric, Metrics
-from fusecache.base.probe import Device
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 import click
 
 from fusecache import __version__
-from fusecache.base import command, mounts, processes, trust, units
+from fusecache.base import command, logs, mounts, processes, trust, units
 from fusecache.base.command import PATH, Commands, console
 from fusecache.base.errors import (
     EXIT_FAILED,
@@ -126,6 +126,8 @@ def cli() -> None:
     help="Whose hints for root's mounts are taken, besides root's. [all; with --socket none]",
 )
 @click.option("--log-file", type=PATH, metavar="FILE", help="[stderr]")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(logs.FORMATS), default="text", show_default=True)
 def serve(
     socket_path: str | None,
     ram: int | None,
@@ -133,6 +135,8 @@ def serve(
     until_unmounted: bool,
     others: str | None,
     log_file: str | None,
+    log_level: str,
+    log_format: str,
 ) -> None:
     """Be the daemon, in the foreground. SIGTERM ends it; the jobs are left to the next one.
 
@@ -144,9 +148,7 @@ def serve(
     Of root's, other users have what their own rights allow: hints for directories that they may
     list, and jobs that nobody else sees or ends (SECURITY.md).
     """
-    import logging
-
-    from hintsd.daemon import messages, server
+    from hintsd.daemon import server
 
     served = _others(others, socket_path)
     if socket_path is None:
@@ -156,10 +158,7 @@ def serve(
         stream = _open_log(os.path.abspath(log_file)) if log_file else None
     except OSError as error:
         raise server.CannotServe(f"cannot write the log {log_file}: {error.strerror}") from None
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(messages.OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)
-    logging.captureWarnings(True)
+    logs.begin(log_level, log_format, stream=stream)
     server.serve(
         os.path.abspath(socket_path),
         ram_bytes=ram,
@@ -288,6 +287,7 @@ def _default_socket() -> str:
     help="Of the reader, or of one that starts it: the hint is theirs, and ends with it.",
 )
 @click.option("--detach", is_flag=True, help="Return; see `hintsd status`, `hintsd end`.")
+@click.option("--json", "as_json", is_flag=True, help="With --detach: its name, for machines.")
 @_client_socket_flag
 def hint(
     path: str,
@@ -300,6 +300,7 @@ def hint(
     importance: str | None,
     pid: int | None,
     detach: bool,
+    as_json: bool,
     socket_path: str | None,
     **order: Any,
 ) -> None:
@@ -318,6 +319,8 @@ def hint(
     from hintsd.orders.hint import PID_MOST, Files, Hint
 
     spec = _order(order)
+    if as_json and not detach:
+        raise click.UsageError("--json: with --detach only; hintsd status --json shows the others")
     if pid is not None and pid > PID_MOST:
         raise click.UsageError(f"--pid must lie in 1 … {PID_MOST}")
     if epochs is not None and start_epoch >= epochs:
@@ -347,7 +350,7 @@ def hint(
                 if scores is not None:
                     tell_scores(channel, scores)
                 if name is None:
-                    _announce(accepted, socket_path if detach else None)
+                    _announce(accepted, socket_path if detach else None, as_json)
                 name = accepted["job"]
                 if not detach:
                     _follow(channel, name)
@@ -358,10 +361,14 @@ def hint(
             complain("the connection was lost; waiting for the next hintsd")
 
 
-def _announce(accepted: dict[str, Any], end_at: str | None) -> None:
+def _announce(accepted: dict[str, Any], end_at: str | None, as_json: bool) -> None:
     """`end_at`: the socket to end it at; None: it ends with this command."""
     for line in accepted["warnings"]:
         complain(f"warning: {line}")
+    if as_json:
+        told = ("job", "samples_per_epoch")
+        command.say_json({name: accepted[name] for name in told})
+        return
     line = f"{accepted['job']}: {accepted['samples_per_epoch']:,} samples an epoch"
     if end_at is not None:
         line += f"; to end it: hintsd end {accepted['job']}"

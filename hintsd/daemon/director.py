@@ -110,7 +110,11 @@ class Director:
         try:
             await mount.run()
         except Exception:
-            log.exception("%s: a fault in its plan", mount.mountpoint)
+            log.exception(
+                "%s: a fault in its plan",
+                mount.mountpoint,
+                extra={"mount": mount.mountpoint},
+            )
             self.forget(mount)
             mount.fail()
             self._failed.append(mount)

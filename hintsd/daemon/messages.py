@@ -65,14 +65,6 @@ def _log_place() -> str:
     return "which is its stderr"
 
 
-class OneLine(logging.Formatter):
-    """Of the log: what a client sends, or names, makes no line of its own."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        line = super().formatMessage(record)
-        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
-
-
 class _Array:
     __slots__ = ("begin", "received", "total")
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import trio
 
 from fusecache.base import mounts, wire
-from fusecache.base.probe import Probe
+from fusecache.base.disk.probe import Probe
 from fusecache.base.wire import Fields, Frame, WireError
 from fusecache.base.wire_trio import FrameStream
 from hintsd.follow.trail import Passed
@@ -285,6 +285,7 @@ class MountLink:
 
     def __init__(self, mountpoint: str, events: trio.MemorySendChannel[Event]) -> None:
         self.mountpoint = mountpoint
+        self._named = {"mount": mountpoint}  # of log lines
         self.refusal = "has no server that answers"
         """Why there is no channel; for a sentence that begins with the mount point."""
         self.gather_s = 0.0
@@ -354,7 +355,9 @@ class MountLink:
             self._came_up.set()
             await channel.receive(self._events, lambda: self.gather_s)
         except WireError as error:
-            log.warning("%s: the plan channel is closed: %s", self.mountpoint, error)
+            log.warning(
+                "%s: the plan channel is closed: %s", self.mountpoint, error, extra=self._named
+            )
         finally:
             self._channel, self._came_up = None, trio.Event()
             self.refusal = "has no server that answers"
@@ -365,7 +368,7 @@ class MountLink:
     def _refused(self, reason: str) -> None:
         refusal = f"cannot be connected to: {reason}"
         if refusal != self.refusal:
-            log.info("%s %s", self.mountpoint, refusal)
+            log.info("%s %s", self.mountpoint, refusal, extra=self._named)
         self.refusal = refusal
 
     async def _connect(self) -> Channel:

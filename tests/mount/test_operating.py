@@ -39,6 +39,13 @@ def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mou
     assert 0 < found["fusecache_origin_read_seconds_sum", None] < 60
     assert found["fusecache_reads_total", "origin"] == status["reads"]["from_origin"] > 0
     assert found["fusecache_tier_limit_bytes", "ram"] == 16 << 20
+    mount.restart("--log-format", "json")
+    lines = mount.log().splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {line["mount"] for line in told} == {str(mount.path)}
+    loggers = {line["logger"] for line in told}
+    assert "fusecache.keeper" in loggers
+    assert "fusecache.server.serving" in loggers
 
 
 @in_one_mode

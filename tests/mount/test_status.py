@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusecache.base import probe
-from fusecache.base.probe import Probe
+from fusecache.base.disk import probe
+from fusecache.base.disk.probe import Probe
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.mounted import eventually
 from tests.support.plan_client import PlanClient

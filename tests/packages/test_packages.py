@@ -22,7 +22,7 @@ from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import make_dataset, running
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import ROOT, eventually
-from tools import packages
+from tools import man, packages
 from tools.packages import Wheel
 
 CLIENT_NEEDS = ("msgpack", "numpy")
@@ -132,6 +132,8 @@ def test_the_wheels_hold_the_checkout(dist: Path) -> None:
         assert headers["Summary"]
         assert len(headers.get_all("Classifier") or []) > 8
         assert not [n for n in wheel.files if re.search(r"(^|/)(tests|tools)/|^client/", n)]
+    pages = {name: text.encode() for name, text in man.pages().items()}
+    assert (server.pages, client.pages) == (pages, {})
     links = {str(path.relative_to(ROOT / "client")) for path in links_of_the_client()}
     assert {name for name in client.modules if name.endswith(".py")} == links
     assert server.requires() == sorted(SERVER_NEEDS)

@@ -260,8 +260,13 @@ def mistakes() -> None:
     assert shown("ActiveState") == "failed"
     assert (shown("ExecMainStatus"), shown("NRestarts")) == ("2", "0")
     assert "--config /etc/fusecache/data.toml: ssd: '5X'" in run("journalctl", "-u", UNIT)
+    grave = run("journalctl", "-u", UNIT, "-p", "err", "-o", "cat")
+    assert "\nfusecache: --config /etc/fusecache/data.toml: ssd" in f"\n{grave}"
+    assert "fusecache.keeper: mounted" not in grave
+    lines = run("journalctl", "-u", UNIT, "-o", "cat").splitlines()
+    assert f"fusecache.keeper: mounted {ORIGIN} on {MOUNT}" in lines  # no time, no <6>
     SETTINGS.write_text(CONFIG)
-    holds("a bad configuration: exit code 2, one line in the journal, not tried again")
+    holds("a bad configuration: exit code 2, one line of level err in the journal, not tried again")
     said = systemctl("start", "fusecache@other.service", code=1)
     assert "Assertion failed" in said, said
     holds("no configuration: AssertPathExists says so")

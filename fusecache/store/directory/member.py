@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from fusecache.base import cache_names, digest
+from fusecache.base import digest
+from fusecache.base.disk import cache_names
 from fusecache.base.errors import UserError
 from fusecache.store.directory.membership import Said
 from fusecache.store.segment import format as fmt

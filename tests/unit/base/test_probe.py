@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from fusecache import _native
-from fusecache.base import cache_names, command, errors, probe
+from fusecache.base import command, errors
+from fusecache.base.disk import cache_names, probe
+from fusecache.base.disk.probe import Probe
 from fusecache.base.errors import UserError
-from fusecache.base.probe import Probe
 from fusecache.cli import main as cli
 from tests.support.store_support import Opened
 
@@ -275,7 +276,8 @@ MEASURE = """
 import sys
 from pathlib import Path
 from fusecache import _native
-from fusecache.base import command, probe
+from fusecache.base import command
+from fusecache.base.disk import probe
 real = _native.probe_io
 def told(*arguments):
     print("measuring", flush=True)

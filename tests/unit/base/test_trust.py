@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.base import cache_names, mounts, trust
+from fusecache.base import mounts, trust
+from fusecache.base.disk import cache_names
 from fusecache.base.errors import UserError
 from tests.support.store_support import opened, version_of
 

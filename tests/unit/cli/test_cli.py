@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from fusecache.base import command, errors, mounts, probe, wire
+from fusecache.base import command, errors, mounts, wire
+from fusecache.base.disk import probe
 from fusecache.base.errors import UserError
 from fusecache.base.wire import peer_of
 from fusecache.cli import files, mount_command
@@ -601,6 +603,19 @@ def progress(done: int) -> Message:
     return {"progress": {**figures, "errors": 0}}
 
 
+def test_where_there_is_no_terminal_progress_is_a_line_now_and_then(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    now = 0.0
+    with files.progress("warming", lambda: now) as show:
+        for now in range(0, 70, 5):
+            files.show_files(show, progress(now // 5 + 1)["progress"] | {"bytes_total": 40 << 20})
+    assert capfd.readouterr().err.splitlines() == [
+        "fusecache: warming: 7 MiB of 40 MiB (17%), 205 KiB/s, 2 min 45 s left, 7 of 9 files",
+        "fusecache: warming: 13 MiB of 40 MiB (32%), 205 KiB/s, 2 min 15 s left, 13 of 9 files",
+    ]
+
+
 def test_warm_of_an_empty_glob_is_refused(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("warm", "/data/a", "") == errors.EXIT_USAGE
     assert capfd.readouterr().err == "fusecache: '' is no glob\n"
@@ -633,13 +648,15 @@ def test_warm_that_left_something_out_fails(
     play: Script, capfd: pytest.CaptureFixture[str], extra: Message, line: str
 ) -> None:
     result = {
-        **{"files": 1, "bytes": 1, "already": 0, "errors": [], "limit_bytes": 300 << 20},
+        **{"files": 1, "bytes": 75 << 20, "already": 0, "errors": [], "limit_bytes": 300 << 20},
         **{"skipped_bytes": 25 << 20, "unfitting_bytes": 20 << 20},
         "needed_bytes": (360 << 20) - 5,
     }
     play(mounts.CONTROL_SOCKET, [{"ok": True, "result": {**result, **extra}}])
     assert run("warm", "/data/a") == errors.EXIT_FAILED
-    assert line in capfd.readouterr().err
+    said = capfd.readouterr()
+    assert line in said.err
+    assert ("1 files, 75 MiB of 100 MiB (75%) in the cache" in said.out) is ("skipped" in extra)
 
 
 @pytest.mark.parametrize(
@@ -768,7 +785,10 @@ def test_warm_of_a_list_adds_up_its_requests(
         {"op": "warm_paths", "paths": names[4096:], "carried": [1, 2, 3]},
     ]
     said = capfd.readouterr()
-    assert said.out == "4,900 files, 2 MiB in the cache; 7 were there before; 2 skipped\n"
+    assert (
+        said.out
+        == "4,900 files, 2 MiB of 2 MiB (99%) in the cache; 7 were there before; 2 skipped\n"
+    )
     assert said.err.splitlines() == [
         "fusecache: 97 lines of the list left out: ../x (not below the mount), 7 (no such file), "
         "7 (no such file), …",
@@ -873,6 +893,39 @@ def test_verify(play: Script, capfd: pytest.CaptureFixture[str], bad: int, code:
     assert f"5 blocks, 50 B checked, {bad} bad" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "result", "code"),
+    [
+        (
+            ["warm", "/data/a"],
+            {"files": 9, "bytes": 5, "already": 4, "skipped": 2, "skipped_bytes": 7},
+            errors.EXIT_FAILED,
+        ),
+        (["evict", "/data/a", "x"], EVICTED | {"pinned": 1}, errors.EXIT_FAILED),
+        (["pin", "/data/a", "x"], {"globs": ["x"], "files": 3, "bytes": 5}, errors.EXIT_OK),
+        (["verify", "/data/a"], {"blocks": 5, "bytes": 50, "bad": 2}, errors.EXIT_FAILED),
+    ],
+)
+def test_as_json_a_command_says_its_result_and_ends_as_ever(
+    play: Script, capfd: pytest.CaptureFixture[str], words: list[str], result: Message, code: int
+) -> None:
+    play(mounts.CONTROL_SOCKET, [{"ok": True, "result": {**result, "carried": {}}}])
+    assert run(*words, "--json") == code
+    told = json.loads(capfd.readouterr().out)
+    assert {**told, **result} == told
+    assert ("carried" in told) is (words[0] != "warm")
+
+
+def test_a_command_with_a_result_has_it_for_machines() -> None:
+    def is_without(command: click.Command) -> bool:
+        return not any("--json" in option.opts for option in command.params)
+
+    assert {name for name, each in cli.cli.commands.items() if is_without(each)} == {
+        "mount", "restart", "install-helpers", "service",  # what is so then, status and list say
+        "metrics",  # has a format of its own
+    }  # fmt: skip
+
+
 def test_a_refusal_has_its_exit_code(play: Script, capfd: pytest.CaptureFixture[str]) -> None:
     play(mounts.CONTROL_SOCKET, [{"ok": False, "error": "not now", "exit": 4}])
     assert run("verify", "/data/a") == errors.EXIT_BUSY
@@ -939,7 +992,9 @@ def test_umount_says_who_is_in_the_way(play: Script, capfd: pytest.CaptureFixtur
     assert run("umount", "/data/a") == errors.EXIT_BUSY
     assert f"({os.getpid()}); --lazy detaches" in capfd.readouterr().err
     assert os.getcwd() == "/"  # what a command is in, it would keep busy
-    assert run("umount", "--lazy", "/data/a") == 0
+    capfd.readouterr()
+    assert run("umount", "--lazy", "/data/a", "--json") == 0
+    assert json.loads(capfd.readouterr().out) == {"mountpoint": "/data/a", "detached": True}
     assert peer.requests[1] == {"op": "umount", "lazy": True}
 
 

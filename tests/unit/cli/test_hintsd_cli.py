@@ -327,6 +327,8 @@ def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     code, out, _ = run("hint", str(link), *flags.split(), "--socket", daemon.path)
     end = f"hintsd end hint-1 --socket {daemon.path}"
     assert (code, out) == (0, f"hint-1: 100 samples an epoch; to end it: {end}\n")
+    code, out, _ = run("hint", str(link), "--detach", "--json", "--socket", daemon.path)
+    assert (code, json.loads(out)) == (0, {"job": "hint-2", "samples_per_epoch": 100})
     request = daemon.director.requests["hint-1"]  # it is detached
     spec = request.spec_over(100)
     assert spec is not None
@@ -337,7 +339,8 @@ def test_hint_is_sent_as_told(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     assert (request.workers, request.prefetch_factor) == (4, 3)
     assert (request.path, request.files.extensions) == (os.fsencode(tmp_path), [".a", ".b"])
     assert request.pid is None
-    assert run("end", "hint-1", "--socket", daemon.path)[0] == 0
+    for name in ("hint-1", "hint-2"):
+        assert run("end", name, "--socket", daemon.path)[0] == 0
     assert not daemon.director.requests
 
 
@@ -507,7 +510,7 @@ def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> No
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ready:
         ready.bind(str(tmp_path / "ready"))
         ready.settimeout(ANSWER_TIMEOUT_S)
-        flags = ["--socket", str(path), "--log-file", str(log)]
+        flags = ["--socket", str(path), "--log-file", str(log), "--log-format", "json"]
         arguments = [sys.executable, "-m", "hintsd", "serve", *flags]
         environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "ready")}
         with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE) as process:
@@ -522,7 +525,9 @@ def test_serve_says_when_it_is_ready_and_ends_with_sigterm(tmp_path: Path) -> No
             assert process.communicate(timeout=ANSWER_TIMEOUT_S)[1] == b""
             assert process.returncode == 0
     assert not path.exists()
-    assert "ends with SIGTERM" in log.read_text()
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert told[-1]["message"] == "ends with SIGTERM"
+    assert {line["level"] for line in told} <= {"info", "warning"}
 
 
 def test_serve_takes_the_socket_that_systemd_has_opened(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from fusecache.base.wire import Fields, WireError
 from hintsd.daemon import messages
-from hintsd.daemon.messages import ARRAY_BYTES_MOST, ARRAYS_MOST, Arrays, OneLine
+from hintsd.daemon.messages import ARRAY_BYTES_MOST, ARRAYS_MOST, Arrays
 from hintsd.orders.hint import Check, Files, Hint, read_hint
 
 FOLDER: dict[str, Any] = {"rule": "imagefolder", "extensions": [".jpg"], "allow_empty": True}
@@ -252,10 +251,3 @@ def test_any_job_is_taken_or_refused_in_one_line(changes: dict[str, Any], alone:
         again = read_hint(msgpack.unpackb(msgpack.packb(message)))  # as it is in the journal
         assert again.to_message() == message
         assert again.is_same_job(told)
-
-
-def test_a_client_writes_no_line_of_the_log() -> None:
-    record = logging.LogRecord("x", 20, "", 0, "refused: %s", ("a\nINFO b\x1b[0m\udcff é",), None)
-    assert OneLine("%(levelname)s %(message)s").format(record) == (
-        r"INFO refused: a\nINFO b\x1b[0m\udcff é"
-    )

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from fusecache.base import mounts
-from fusecache.base.probe import Probe
+from fusecache.base.disk.probe import Probe
 from fusecache.base.wire_trio import FrameStream
 from hintsd.daemon import mount_link
 from hintsd.daemon.mount_link import (

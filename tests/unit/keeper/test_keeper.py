@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -191,12 +192,17 @@ def test_last_words_are_those_of_the_present_server(
 ) -> None:
     log = tmp_path / "log"
     log.write_text("KeyError: an old one\n")
-    kept = LogFile(foreground=False, chosen=str(log))
+    kept = LogFile(foreground=False, config={"mountpoint": "/m", "log_file": str(log)})
     monkeypatch.setattr(kept, "_begin", log.stat().st_size)
     assert kept.last_words() == ""
     with log.open("a") as file:
         file.write("  | OSError: no space\n    +---------\n2026 INFO fusecache.keeper: mine\n")
     assert kept.last_words() == "; its last words: OSError: no space"
+    said = {"message": "it failed", "exception": "Traceback\nOSError: no file"}
+    mine = {"logger": "fusecache.keeper", "message": "mine"}
+    with log.open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in (said, mine)))
+    assert kept.last_words() == "; its last words: OSError: no file"
 
 
 def test_reasons_have_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -299,6 +300,9 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     line = rf"{tmp_path}/{NAME}: 3 files, 2.93 KiB; read 3 files, 2.93 KiB; digest [0-9a-f]{{32}}"
     assert re.fullmatch(line, done.stdout.strip())
+    told = json.loads(command("digest", tmp_path, "--json").stdout)
+    assert (told["manifest"], told["digest"]) == (f"{tmp_path}/{NAME}", done.stdout.split()[-1])
+    assert (told["files"], told["bytes"], told["read_files"], told["bad"]) == (3, 3000, 0, 0)
     again = command("digest", tmp_path, "-o", tmp_path / "sub" / "x")
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
     blake3 = command("digest", tmp_path, "-o", tmp_path / "other", "--digest", "blake3")

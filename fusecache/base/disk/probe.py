@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fusecache.base import cache_names
+from fusecache.base.disk import cache_names
 from fusecache.base.errors import UserError
 from fusecache.base.units import format_bytes
 

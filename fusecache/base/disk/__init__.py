@@ -1,0 +1,1 @@
+"""Cache directories and their disks: what may be one, and what its device can do."""
