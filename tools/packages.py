@@ -122,6 +122,40 @@ def _zig(python: str, work: Path) -> dict[str, str]:
     }
 
 
+# ---- an installable tree -------------------------------------------------------------------------
+
+
+def make_tree(python: str, server: Path, file: Path, more: list[str]) -> str:
+    """Writes `file` (.tar.gz): deploy, its `install` on top, pip, and the wheel `server` with what
+    pip finds for it and for the requirements `more`. A line for it. CalledProcessError: pip said
+    why.
+    """
+    name = "-".join(server.name.split("-", 2)[:2])
+    with tempfile.TemporaryDirectory(prefix="fusecache-build-") as work:
+        tree = Path(work) / name
+        wheels = tree / "wheels"
+        wheels.mkdir(parents=True)
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+        subprocess.run([*pip, "--wheel-dir", wheels, server, "pip", *more], check=True)
+        version = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        for part in ("LICENSE", "deploy/tree/install"):
+            shutil.copy(ROOT / part, tree)
+        shutil.copytree(ROOT / "deploy", tree / "deploy", ignore=shutil.ignore_patterns("tree"))
+        (tree / "python-version").write_bytes(subprocess.check_output(version))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(file, "w:gz") as archive:
+            archive.add(tree, name, filter=_as_root)
+        count = len(list(wheels.iterdir()))
+    return f"{_size(file)}: {count} wheels, ./install"
+
+
+def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    return member
+
+
 # ---- checking ------------------------------------------------------------------------------------
 
 
@@ -254,11 +288,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--manylinux", action="store_true")
+    parser.add_argument("--tree", type=Path)
+    parser.add_argument("--with", dest="more", action="append", default=[])
     given = parser.parse_args(arguments)
     try:
         made = build(given.python, given.out.resolve(), manylinux=given.manylinux)
         for line in check(made, manylinux=given.manylinux):
             print(line)
+        if given.tree is not None:
+            (server,) = (path for path in made if path.match("fusecache-*.whl"))
+            print(make_tree(given.python, server, given.tree.resolve(), given.more))
     except (Problem, OSError, subprocess.CalledProcessError) as problem:
         print(f"build: {problem}", file=sys.stderr)
         return 1

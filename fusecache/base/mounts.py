@@ -374,7 +374,7 @@ def make_runtime_directory(device: str) -> tuple[str, int]:
 
 
 def remove_runtime_directory(directory: str, fd: int) -> None:
-    """Remove it if it is still what `fd` was opened on.
+    """Remove it if it is still what `fd` was opened on, and a killed server's `status_socket`.
 
     When a mount ends, its device number may be a newer mount's at once, and the path with it. While
     a directory is open, no other has its inode number.
@@ -382,6 +382,9 @@ def remove_runtime_directory(directory: str, fd: int) -> None:
     with contextlib.suppress(OSError), mounting(os.path.dirname(directory)):
         if os.path.samestat(os.lstat(directory), os.fstat(fd)):
             shutil.rmtree(directory, ignore_errors=True)
+            base, device = os.path.split(directory)
+            if base == _ROOT_BASE:
+                os.unlink(status_socket(device))
 
 
 def _bases_of_keepers(uid: int) -> Iterator[str]:
