@@ -159,6 +159,12 @@ def check_file(status: os.stat_result, path: str) -> None:
 def check_private(status: os.stat_result, path: str) -> None:
     """Untrusted: not ours, or others may write to it."""
     check_file(status, path)
+    check_unwritable(status, path)
+
+
+def check_unwritable(status: os.stat_result, path: str) -> None:
+    """The same, but it may have other names: what a package manager links in from its cache."""
+    check_owner(status, path)
     if not stat.S_ISLNK(status.st_mode) and status.st_mode & _OTHERS_WRITE:
         raise Untrusted(f"others may write to {path}")
 

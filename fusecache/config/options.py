@@ -8,7 +8,7 @@ import os
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fusecache.base.errors import ConfigError
@@ -269,6 +269,18 @@ def read_file(path: str, opener: Callable[[str, int], int] | None = None) -> dic
                 raise ConfigError(f"{shown}: {value!r} is text: write {value}, unquoted")
         settings[canonical] = parsed
     return settings
+
+
+def relative_paths(data: bytes) -> Iterator[tuple[str, str]]:
+    """Names and values of settings in a TOML file, one that `read_file` takes, whose path depends
+    on the directory of whoever reads it.
+    """
+    for name, value in tomllib.loads(data.decode()).items():
+        parser = _PARSERS.get(name.replace("-", "_"))
+        for path in value if isinstance(value, list) else [value]:
+            is_path = parser in (_path, _paths) or (parser is _path_or_word and "/" in path)
+            if is_path and not path.startswith(("/", "~")):
+                yield name, path
 
 
 def read_options(texts: Iterable[str]) -> dict[str, Any]:

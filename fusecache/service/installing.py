@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fusecache
 from fusecache.base import trust
 from fusecache.base.errors import ConfigError, UserError
 from fusecache.config.building import default_cache_dir
-from fusecache.config.options import read_file
+from fusecache.config.options import read_file, relative_paths
 from fusecache.service import units
 
 _DROP_IN = "mounts.conf"
@@ -33,6 +34,8 @@ class Places:
     settings: Path = Path("/etc/fusecache")
     booted: Path = Path("/run/systemd/system")  # there while systemd runs: sd_booted(3)
     programs: Path = Path(sys.executable).parent
+    code: tuple[Path, ...] = (Path(sys.executable), Path(fusecache.__file__))
+    """What the programs run: the interpreter, the package."""
 
     def drop_in(self, name: str) -> Path:
         return self.units / f"fusecache@{name}.service.d" / _DROP_IN
@@ -41,7 +44,8 @@ class Places:
         """Names of the mounts that are installed, or enabled."""
         found = {*self.units.glob("fusecache@?*.service.d")}
         found.update(self.units.glob("*.wants/fusecache@?*.service"))
-        return {path.name.removeprefix("fusecache@").partition(".service")[0] for path in found}
+        names = (path.name.removeprefix("fusecache@").removesuffix(".d") for path in found)
+        return {name.removesuffix(".service") for name in names}
 
 
 def install(name: str, config_file: str | None, places: Places) -> Iterator[str]:
@@ -50,11 +54,12 @@ def install(name: str, config_file: str | None, places: Places) -> Iterator[str]
     `config_file` is copied to where the unit reads it; None: it is there.
     """
     _check(name, places)
-    _check_programs(places.programs)
+    _check_programs(places)
     there = places.settings / f"{name}.toml"
     given = Path(os.path.abspath(config_file)) if config_file is not None else there
-    data, paths = _read(given)
-    if there.exists() and there.read_bytes() != data:
+    data, paths = _read(given, "--config ")
+    _check_place(there)
+    if os.path.lexists(there) and _read(there)[0] != data:
         raise UserError(f"{there} is there, and differs from {given}: remove it, or edit it")
     yield from _write(there, data)
     for unit, text in units.rendered(str(places.programs)).items():
@@ -98,32 +103,45 @@ def _check(name: str, places: Places) -> None:
         raise UserError("no systemd runs here: use fusecache mount, or /etc/fstab")
 
 
-def _check_programs(directory: Path) -> None:
+def _check_programs(places: Places) -> None:
     """UserError: they are not there, or another user may change what root would run."""
-    for name in ("fusecache", "hintsd"):
-        program = directory / name
+    programs = [places.programs / name for name in ("fusecache", "hintsd")]
+    for program in programs:
         if not os.access(program, os.X_OK):
             raise UserError(f"{program} does not exist: install the package with pip first")
+    for file in (*programs, *places.code):
         try:
-            real = trust.real_path(str(program))
-            trust.check_private(os.stat(real), real)
+            real = trust.real_path(str(file))
+            trust.check_unwritable(os.stat(real), real)
         except OSError as error:
             raise UserError(
-                f"{program} is no program for root to run: {error.strerror}; "
+                f"{file} is no program for root to run: {error.strerror}; "
                 "install fusecache in a directory of root's"
             ) from None
 
 
-def _read(config_file: Path) -> tuple[bytes, list[str]]:
+def _check_place(settings: Path) -> None:
+    """UserError: another user may put another file there, which root's mount would obey."""
+    try:
+        trust.real_path(str(settings))
+    except OSError as error:
+        raise UserError(f"{settings} is no place for root's settings: {error.strerror}") from None
+
+
+def _read(config_file: Path, flag: str = "") -> tuple[bytes, list[str]]:
     """The file, and what has to be mounted before the mount is made. ConfigError."""
     try:
         fd = trust.open_file(str(config_file))
     except OSError as error:
-        raise ConfigError(f"--config {config_file}: {error.strerror}") from None
+        raise ConfigError(f"{flag}{config_file}: {error.strerror}") from None
     with open(fd, "rb") as file:  # one descriptor: another user could put another file there
         settings: dict[str, Any] = read_file(str(config_file), lambda *_: os.dup(fd))
         file.seek(0)
         data = file.read()
+    for name, path in relative_paths(data):
+        raise ConfigError(
+            f"--config {config_file}: {name}: {path!r} is not absolute, as a service needs it"
+        )
     if "mountpoint" not in settings:
         raise ConfigError(f"--config {config_file}: no mountpoint")
     cache = settings.get("cache_dir", default_cache_dir())
@@ -139,11 +157,16 @@ def _write(path: Path, data: bytes) -> Iterator[str]:
             return
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fd, new = tempfile.mkstemp(dir=path.parent, prefix=".fusecache-")
-        with open(fd, "wb") as file:
-            file.write(data)
-            os.fchmod(fd, 0o644)
-            os.fsync(fd)
-        os.replace(new, path)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+                os.fchmod(fd, 0o644)
+                file.flush()
+                os.fsync(fd)
+            os.replace(new, path)
+        except OSError:
+            os.unlink(new)
+            raise
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     yield f"wrote {path}"

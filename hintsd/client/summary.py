@@ -19,6 +19,7 @@ COPY_SAMPLERS: Final = "HINTSD_COPY_SAMPLERS"
 
 FAILED: Final = "failed"
 """Besides a job's states: it was given up, be it that it was hinted before."""
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 UNANSWERED: Final = "hintsd has not answered"
 
 
@@ -39,7 +40,7 @@ def note(loader: int, state: str, why: str) -> None:
     why = " ".join(why.split()).partition("; going on without")[0]
     line = json.dumps([os.getpid(), loader, state, why]) + "\n"
     try:
-        notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        notes = os.open(path, _APPEND)
         try:
             os.write(notes, line.encode())
         finally:
@@ -48,13 +49,28 @@ def note(loader: int, state: str, why: str) -> None:
         pass
 
 
-class Summary:
-    """Of the notes of all processes: how many loaders were hinted, and why others were not."""
+def _read(line: bytes) -> tuple[int, int, str, str] | None:
+    try:
+        pid, loader, state, why = json.loads(line)
+    except (ValueError, TypeError):
+        return None
+    are_numbers = isinstance(pid, int) and isinstance(loader, int)
+    if not (are_numbers and isinstance(state, str) and isinstance(why, str)):
+        return None
+    return pid, loader, state, why
 
-    def __init__(self, lines: Iterable[str]) -> None:
+
+class Summary:
+    """Of the notes of all processes: how many loaders were hinted, and why others were not. A line
+    that is no note (the disk was full, say) is left out.
+    """
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
         outcome: dict[tuple[int, int], str | None] = {}  # None: hinted
         for line in lines:
-            pid, loader, state, why = json.loads(line)
+            if (noted := _read(line)) is None:
+                continue
+            pid, loader, state, why = noted
             known = outcome.get((pid, loader), UNANSWERED)
             if state == "hinted":
                 outcome[pid, loader] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hintsd.client import summary
 
 
 def said(*notes: tuple[int, int, str, str]) -> summary.Summary:
-    return summary.Summary([json.dumps(note) + "\n" for note in notes])
+    return summary.Summary([json.dumps(note).encode() + b"\n" for note in notes])
 
 
 def test_what_became_of_each_loader() -> None:
@@ -50,7 +51,19 @@ def test_notes_go_where_hintsd_run_looks(tmp_path: Path, monkeypatch: pytest.Mon
     assert not notes.exists()  # nobody waits for them any more
     notes.touch()
     summary.note(0, "waiting", "no hintsd\nanswers; going on without hints")
-    assert str(summary.Summary(notes.open())) == "0 loaders hinted, 1 not: no hintsd answers"
+    assert str(summary.Summary(notes.read_bytes().splitlines())) == "0 loaders hinted, 1 not: no hintsd answers"
     monkeypatch.delenv(summary.NOTES)
     summary.note(1, "hinted", "")
     assert len(notes.read_text().splitlines()) == 1
+
+
+def test_what_is_no_note_is_left_out_and_what_is_no_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = [b"x\n", b'[1, 2, "hin', b"\xff\n", b"[1, 2, 3]\n", b"7\n", b'[[], 1, "a", "b"]\n', b"\n"]
+    assert str(summary.Summary([*odd, b'[7, 0, "hinted", ""]\n'])) == "1 loader hinted"
+    fifo = tmp_path / "fifo"  # another user's, where ours was
+    os.mkfifo(fifo)
+    monkeypatch.setenv(summary.NOTES, str(fifo))
+    summary.note(0, "hinted", "")
+    assert fifo.is_fifo()

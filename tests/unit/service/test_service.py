@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import dataclasses
+import errno
 import os
 import re
 import shlex
@@ -49,7 +51,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     monkeypatch.setattr(trust, "is_ours", lambda uid: uid in (0, os.getuid()))
     (tmp_path / "a.toml").write_text(CONFIG)
     (tmp_path / "a.toml").chmod(0o644)
-    return Places(tmp_path / "units", tmp_path / "etc", tmp_path / "booted", tmp_path / "bin")
+    code = (tmp_path / "bin" / "fusecache",)
+    return Places(tmp_path / "units", tmp_path / "etc", tmp_path / "booted", tmp_path / "bin", code)
 
 
 def calls(places: Places) -> list[str]:
@@ -112,6 +115,59 @@ def test_what_is_there_and_differs_is_not_overwritten(places: Places) -> None:
     assert (places.settings / "a.toml").read_text() == 'mountpoint = "/mine"\n'
 
 
+@pytest.mark.claim("S11")
+def test_settings_that_are_there_are_roots_or_refused(places: Places) -> None:
+    """Although the one that is given is alike: the mount obeys the one that is there."""
+    there, given = places.settings / "a.toml", places.units.parent / "a.toml"
+    places.settings.mkdir()
+    there.write_text(CONFIG)
+    there.chmod(0o666)
+    assert f"{there}: others may write to {there}" in line_of("a", given, places, EXIT_USAGE)
+    there.unlink()
+    os.mkfifo(there)
+    assert "is no plain file" in line_of("a", given, places, EXIT_USAGE)
+    there.unlink()
+    there.mkdir()
+    assert "Is a directory" in line_of("a", given, places, EXIT_USAGE)
+    there.rmdir()
+    places.settings.chmod(0o777)
+    assert f"{there} is no place for root's settings" in line_of("a", given, places)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['source = "s"', 'cache-dir = ["/c", "./d"]', 'manifest = "m/x"', 'log_file = "log"'],
+)
+def test_a_path_that_depends_on_where_we_are_is_refused(places: Places, line: str) -> None:
+    given = places.units.parent / "a.toml"
+    given.write_text(f'mountpoint = "/data/a"\n{line}\n')
+    assert "is not absolute, as a service needs it" in line_of("a", given, places, EXIT_USAGE)
+
+
+def test_the_name_of_a_mount_may_look_like_a_units(places: Places) -> None:
+    given = str(places.units.parent / "a.toml")
+    for name in ("a", "a.service", "a.service.d"):
+        list(install(name, given, places))
+        assert name in places.instances()
+    wants = places.units / "multi-user.target.wants"
+    wants.mkdir()
+    (wants / "fusecache@b.service.service").symlink_to(places.units / "fusecache@.service")
+    assert places.instances() == {"a", "a.service", "a.service.d", "b.service"}
+    list(uninstall("a.service", places))
+    assert places.instances() == {"a", "a.service.d", "b.service"}
+
+
+def test_what_cannot_be_written_leaves_nothing(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left" in line_of("a", places.units.parent / "a.toml", places)
+    assert list(places.settings.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "-a", "a b", "a@b", "ä", "a\n"])
 def test_a_name_that_systemd_would_escape_is_refused(places: Places, name: str) -> None:
     assert "is no name for a service" in line_of(name, None, places, EXIT_USAGE)
@@ -151,6 +207,11 @@ def test_what_others_may_change_is_nothing_for_root_to_run(places: Places) -> No
     line = line_of("a", given, places)
     assert f"{places.programs}/hintsd is no program for root to run: others may write" in line
     (places.programs / "hintsd").chmod(0o755)
+    module = places.units.parent / "module.py"
+    module.touch(0o666)
+    module.chmod(0o666)
+    at = dataclasses.replace(places, code=(module,))
+    assert f"{module} is no program for root to run" in line_of("a", given, at)
     places.programs.chmod(0o777)
     assert "is no program for root to run" in line_of("a", given, places)
     places.programs.chmod(0o755)
