@@ -141,8 +141,8 @@ def test_figures_of_a_job_are_asked_where_the_environment_says(
     monkeypatch.setenv("HINTSD_SOCKET", daemon.path)
     mount.restart("--hintsd", "none")
     with hintsd.connect(mount.path / "train").shuffle(epochs=1, batch_size=4) as job:
-        figures = eventually(lambda: job.stats(timeout_s=60) or False)  # once it is planned
-        assert figures is not False
+        eventually(lambda: job.stats(timeout_s=60) != {})  # once it is planned
+        figures = job.stats(timeout_s=60)
         nothing_read = {"epoch": 0, "index": 0, "late": 0, "unplanned": 0, "not_late": 0}
         assert nothing_read.items() <= figures.items()
         assert all(isinstance(value, int | float) for value in figures.values())
