@@ -64,10 +64,16 @@ class Mount:
     super_options: dict[str, str] = field(default_factory=dict)
     root: str = "/"  # the directory of the file system that is mounted
     is_shared: bool = False  # it is mounted in other namespaces as well
+    parent_id: int = 0  # the mount that it is mounted on
 
     @property
     def is_fusecache(self) -> bool:
         return self.filesystem == FILESYSTEM_TYPE
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the directory that is bound there was removed. No path has `//`."""
+        return self.root.endswith("//deleted")
 
     @property
     def uid(self) -> int:
@@ -84,7 +90,7 @@ def unescape(text: str) -> str:
 
 
 def parse(text: str) -> list[Mount]:
-    """All mounts in the order of mountinfo; of two on one mount point the later is on top."""
+    """All mounts in the order of mountinfo. It does not tell what is on top: `mount --move`."""
     found = []
     for line in text.split("\n"):
         fields = line.split(" ")
@@ -103,6 +109,7 @@ def parse(text: str) -> list[Mount]:
                     source=unescape(fields[dash + 2]).removeprefix(SOURCE_PREFIX),
                     super_options=options,
                     root=unescape(fields[3]),
+                    parent_id=int(fields[1]),
                     is_shared=any(item.startswith("shared:") for item in fields[6:dash]),
                 )
             )
@@ -130,13 +137,25 @@ def is_below(path: str, directory: str) -> bool:
 
 def at(mountpoint: str, table: list[Mount] | None = None) -> Mount | None:
     """The topmost mount exactly on the absolute path `mountpoint`."""
-    table = mounts() if table is None else table
-    return next((m for m in reversed(table) if m.mountpoint == mountpoint), None)
+    stack = _stack(mountpoint, mounts() if table is None else table)
+    return stack[-1] if stack else None
 
 
 def fusecaches_on(mountpoint: str, table: list[Mount]) -> list[Mount]:
     """The fusecaches exactly on `mountpoint`, the topmost last."""
-    return [m for m in table if m.mountpoint == mountpoint and m.is_fusecache]
+    return [m for m in _stack(mountpoint, table) if m.is_fusecache]
+
+
+def _stack(mountpoint: str, table: list[Mount]) -> list[Mount]:
+    """All mounts exactly on `mountpoint`, each behind the one that it is on."""
+    left = [m for m in table if m.mountpoint == mountpoint]
+    found: list[Mount] = []
+    while left:
+        ids = {m.mount_id for m in left}
+        lowest = [m for m in left if m.parent_id not in ids - {m.mount_id}] or left
+        found += lowest
+        left = [m for m in left if m not in lowest]
+    return found
 
 
 def is_mounted(mount: Mount) -> bool:
@@ -149,15 +168,19 @@ def is_mounted(mount: Mount) -> bool:
 
 
 def holding(path: str, table: list[Mount] | None = None) -> Mount | None:
-    """The mount that absolute `path` lies on: the deepest mount point, of equals the topmost."""
+    """The mount that absolute `path` lies on: whoever goes along it comes from mount to mount, and
+    to none that another one hides.
+    """
     table = mounts() if table is None else table
-    best: Mount | None = None
-    for mount in table:
-        if is_below(path, mount.mountpoint) and (
-            best is None or len(mount.mountpoint) >= len(best.mountpoint)
-        ):
-            best = mount
-    return best
+    above = [mount for mount in table if is_below(path, mount.mountpoint)]
+    ids = {mount.mount_id for mount in above}
+    here: Mount | None = None
+    # Of the root of all, the parent is not listed, or itself.
+    further = [m for m in above if m.parent_id not in ids - {m.mount_id}]
+    while further:
+        here = min(further, key=lambda mount: len(mount.mountpoint))
+        further = [m for m in above if m.parent_id == here.mount_id and m is not here]
+    return here
 
 
 def of_descriptor(fd: int, table: list[Mount]) -> Mount | None:
@@ -180,10 +203,10 @@ def identity(path: str, mount: Mount) -> dict[str, str]:
 
 def inside(path: str, mount: Mount) -> str:
     """Where absolute `path`, on `mount`, lies in its file system: the same in every bind mount of
-    it and in every mount namespace, as `mount.device` is.
+    it and in every mount namespace, as `mount.device` is. With `//`: a root that was deleted.
     """
     below = os.path.relpath(path, mount.mountpoint)
-    return os.path.normpath(os.path.join(mount.root, below))
+    return mount.root if below == "." else f"{mount.root.rstrip('/')}/{below}"
 
 
 def shown_at(device: str, inside: str) -> tuple[Mount, str] | None:

@@ -41,8 +41,13 @@ def find_socket(path: str) -> tuple[str, str]:
     mount = mounts.find(path)
     if mount is None:
         raise NotMounted(f"{path} is not on a fusecache mount; going on without hints")
+    if mount.is_deleted:
+        why = f"{mount.mountpoint} shows a directory that was deleted"
+        raise Unhinted(f"{why}: mount it there anew; going on without hints")
     if told := os.environ.get(SOCKET_VARIABLE):
-        return os.path.abspath(told), mounts.resolve(path)
+        if not os.path.isabs(told):  # trainings change their directory
+            raise Unhinted(f"{SOCKET_VARIABLE}={told}: no absolute path; going on without hints")
+        return told, mounts.resolve(path)
     try:
         address = _ask_for_socket(mount.mountpoint)
     except OSError as error:

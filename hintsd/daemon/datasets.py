@@ -92,16 +92,23 @@ class Resolved(NamedTuple):
     """What the job's user should know."""
 
 
-def placed(hint: Hint, device: str, inside: bytes) -> Hint:
+async def placed(hint: Hint, device: str, inside: bytes, guest: Guest | None = None) -> Hint:
     """With its dataset's path as we see it. Its client may be in another mount namespace, or read
-    through a bind mount of a part. JobRefused: it is not mounted here.
+    through a bind mount of a part. JobRefused: it is not mounted here, or not for this guest to
+    read: they do not learn where it is.
     """
     found = mounts.shown_at(device, os.fsdecode(inside))
     if found is None:
         raise JobRefused(
             f"{os.fsdecode(hint.path)} is on a mount that hintsd does not see (device {device})"
         )
-    return replace(hint, path=os.fsencode(found[1]))
+    ours = replace(hint, path=os.fsencode(found[1]))
+    if guest is not None:
+        try:
+            await guest.find(ours)
+        except JobRefused:
+            raise JobRefused(_not_theirs(hint.path)) from None
+    return ours
 
 
 async def locate(path: bytes) -> tuple[str, bytes]:
@@ -142,7 +149,8 @@ async def locate_for(guest: Guest, hint: Hint) -> tuple[str, bytes]:
 def _place(real: bytes, mount: mounts.Mount) -> tuple[str, bytes]:
     """`real` may lie in a bind mount of a part of it."""
     shown = os.fsdecode(real)
-    found = mounts.shown_at(mount.device, mounts.inside(shown, mount))
+    inside = mounts.inside(shown, mount)
+    found = None if mount.is_deleted else mounts.shown_at(mount.device, inside)
     if found is None:
         raise JobRefused(f"{shown} is a part of a mount that hintsd does not see as a whole")
     whole, path = found

@@ -200,8 +200,9 @@ def place(fields: Fields) -> tuple[str, bytes] | None:
     if "device" not in fields:
         return None
     inside = fields.bytes("inside", PATH_BYTES_MOST)
-    if not inside.startswith(b"/") or b"\0" in inside or b".." in inside.split(b"/"):
-        raise ValueError("inside must be absolute, without `..`")
+    is_whole = inside.startswith(b"/") and b"\0" not in inside
+    if not is_whole or b"//" in inside or b".." in inside.split(b"/"):
+        raise ValueError("inside must be absolute, without `..` and `//`")
     return fields.str("device", 32), inside
 
 

@@ -469,7 +469,7 @@ class Server:
         peer = connection.peer
         resumed, is_of_others = messages.resumed_job(fields), messages.is_of_others(fields)
         hint = await self._read(connection, "job", messages.hint, fields)
-        hint = self._placed(hint, fields)
+        hint = await self._placed(hint, fields, connection.guest)
         pid = self._trainer(hint, peer, is_of_others=is_of_others)
         job = await self._jobs.resume(resumed, peer.uid, pid, hint)
         if job is None:
@@ -489,11 +489,11 @@ class Server:
         return job
 
     @staticmethod
-    def _placed(hint: Hint, fields: Fields) -> Hint:
+    async def _placed(hint: Hint, fields: Fields, guest: Guest | None) -> Hint:
         """With the path at which we see its dataset. Refusal."""
         try:
             place = messages.place(fields)
-            return hint if place is None else datasets.placed(hint, *place)
+            return hint if place is None else await datasets.placed(hint, *place, guest)
         except (JobRefused, ValueError) as error:
             raise Refusal(str(error)) from None
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import hintsd
+from hintsd.client import finding
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_other_users import TRAIN
 from tests.support.hintsd_support import JOB, Client, DaemonProcess
@@ -130,6 +131,7 @@ def test_a_place_that_hintsd_does_not_see_is_refused(mount: Mount, daemon: Daemo
         (device_of(mount), b"/nowhere", "No such file or directory"),
         (device_of(mount), b"/train/../../etc", "inside must be absolute, without"),
         (device_of(mount), b"train", "inside must be absolute, without"),
+        (device_of(mount), b"/val//deleted", "inside must be absolute, without"),
     ):
         told = {**JOB, "path": b"/data", "device": device, "inside": inside}
         assert why in json.dumps(client.ask("job", **told)), (device, inside)
@@ -138,6 +140,9 @@ def test_a_place_that_hintsd_does_not_see_is_refused(mount: Mount, daemon: Daemo
 def test_figures_of_a_job_are_asked_where_the_environment_says(
     mount: Mount, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HINTSD_SOCKET", "run/hintsd.sock")  # a training changes its directory
+    with pytest.raises(finding.Unhinted, match=r"HINTSD_SOCKET=run/.*: no absolute path"):
+        finding.find_socket(str(mount.path))
     monkeypatch.setenv("HINTSD_SOCKET", daemon.path)
     mount.restart("--hintsd", "none")
     with hintsd.connect(mount.path / "train").shuffle(epochs=1, batch_size=4) as job:

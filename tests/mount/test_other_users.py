@@ -48,6 +48,13 @@ TRAIN = """if True:
         print(sum(int(batch.sum()) for batch in loader), flush=True)
 """
 
+PLACE = """if True:
+    import sys
+    from tests.support.hintsd_support import JOB, Client
+    where = {"path": b"/in/my/box", "device": sys.argv[2], "inside": sys.argv[3].encode()}
+    print(Client(sys.argv[1]).job(**where, detached=True, spec=None)["message"])
+"""
+
 HINT = """if True:
     import sys
     from tests.support.hintsd_support import JOB, Client
@@ -128,13 +135,19 @@ def test_another_user_hints(
         done = run(ordinary_user, "hintsd", "hint", path, "--detach")
         assert done.returncode == 1
         assert done.stderr == f"hintsd: {named} is not there, or not yours to read\n"
+    device = os.stat(shared).st_dev
+    for inside in ("/closed", "/closed/a", "/nowhere"):
+        number = f"{os.major(device)}:{os.minor(device)}"
+        done = ordinary_user.run(PLACE, where, number, inside)
+        # not where root has mounted it
+        assert done.stdout == "/in/my/box is not there, or not yours to read\n", done
     trained = ordinary_user.run(TRAIN, open_)
     total = sum(20_000 + n for n in range(FILES))
     assert trained.stdout.splitlines() == ["hinted", str(total), str(total)], trained
     assert trained.stderr == ""
     eventually(lambda: status()["ended"][-1]["state"] == "done")
     *refused, ended = status()["ended"]
-    assert [job["state"] for job in refused] == ["refused"] * 3
+    assert [job["state"] for job in refused] == ["refused"]  # the others never began
     assert {job["uid"] for job in (*refused, ended)} == {ordinary_user.uid}
     assert daemon.jobs() == [own]
     assert run(ordinary_user, "hintsd", "hint", open_, "--detach").returncode == 0

@@ -55,6 +55,41 @@ def test_the_mount_that_holds_a_path(path: str, device: str) -> None:
     assert mount.device == device
 
 
+MOVED = r"""22 1 8:1 / / rw - ext4 /dev/sda1 rw
+50 51 0:50 / /b rw - tmpfs moved rw
+51 22 0:51 / /b rw - tmpfs below rw
+60 22 0:60 / /c/d rw - fuse.fusecache /hidden rw
+61 22 0:61 / /c rw - tmpfs over rw
+62 50 0:62 /e//deleted /b/f rw - tmpfs bound rw
+"""
+
+
+def test_what_is_on_top_is_known_by_what_it_is_on() -> None:
+    table = mounts.parse(MOVED)
+
+    def source(path: str) -> str | None:
+        mount = mounts.holding(path, table)
+        return None if mount is None else mount.source
+
+    assert [source(path) for path in ("/b", "/b/x", "/b/f", "/c/d", "/c/d/x", "/c", "/x")] == [
+        *("moved", "moved", "bound", "over", "over", "over", "/dev/sda1")
+    ]
+    top = mounts.at("/b", table)
+    assert top is not None
+    assert top.source == "moved"
+    assert [m.mount_id for m in mounts.fusecaches_on("/c/d", table)] == [60]  # it can be unmounted
+
+
+def test_a_deleted_root_is_no_directory_of_that_name() -> None:
+    mount = mounts.holding("/b/f/x", mounts.parse(MOVED))
+    assert mount is not None
+    assert mount.is_deleted
+    assert mounts.inside("/b/f/x", mount) == "/e//deleted/x"
+    root = mounts.holding("/", mounts.parse(MOVED))
+    assert root is not None
+    assert (mounts.inside("/", root), mounts.inside("/a/b", root)) == ("/", "/a/b")
+
+
 def test_of_two_on_one_mount_point_the_later_is_on_top() -> None:
     mount = mounts.at("/twice", mounts.parse(TABLE))
     assert mount is not None

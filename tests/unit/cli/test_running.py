@@ -117,9 +117,10 @@ def _ends(pid: int) -> None:
 _WAITS = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 
-def test_whoever_kills_us_ends_the_command() -> None:
+def test_whoever_kills_us_ends_the_command(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # where it leaves its notes
     running = subprocess.Popen(
-        [*RUN, "--", sys.executable, "-c", _WAITS], stdout=subprocess.PIPE, text=True
+        [*RUN, "--", sys.executable, "-c", _WAITS], stdout=subprocess.PIPE, text=True, env=environ
     )
     with running:
         assert running.stdout is not None

@@ -443,7 +443,7 @@ def test_a_source_whose_file_system_is_not_mounted_is_refused(
     required = building.build({**places, "require_mounted": True})
     line = f"source {source} lies on the file system of /: mount its own first (--require-mounted)"
     assert line_of(lambda: places_module.check_places(required)) == line
-    table.append(mounts.Mount(2, "0:2", str(tmp_path), "nfs4", "server:/export"))
+    table.append(mounts.Mount(2, "0:2", str(tmp_path), "nfs4", "server:/export", parent_id=1))
     assert places_module.check_places(required).require_mounted
     (source / "file").unlink()
     with pytest.raises(UserError) as refused:
