@@ -77,7 +77,7 @@ class Training:
             announce(epoch, spec)
 
         self.job.announce = hear  # type: ignore[method-assign]
-        eventually(lambda: self.job.name)
+        eventually(lambda: self.job.name is not None)
 
     def read(self) -> Iterator[list[int]]:
         """Batch by batch, for ever. What was told last of an epoch is what is read."""
