@@ -415,12 +415,12 @@ def files(
             workers=workers,
             prefetch_factor=prefetch_factor,
         )
-    of_epoch = order
-    paths = sorted({*tidy_paths(list(of_epoch(0)), here)})
+    of_epoch, first = order, tidy_paths(list(order(0)), here)
+    paths = sorted({*first})
     number = {path: index for index, path in enumerate(paths)}
 
     def indices(epoch: int) -> list[int]:
-        told = tidy_paths(list(of_epoch(epoch)), here)
+        told = tidy_paths(list(of_epoch(epoch)), here) if epoch else first
         strange = next((path for path in told if path not in number), None)
         if strange is not None:
             raise ValueError(f"order of epoch {epoch} has {strange}, which epoch 0 has not")
