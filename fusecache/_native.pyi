@@ -6,7 +6,7 @@ UnknownInode (fusecache.base.errors): the table has none of this number.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -421,8 +421,9 @@ def fetch_submit(ino: int, version: tuple[int, int, int, int], tag: int) -> None
 def fetch_fd() -> int:
     """An eventfd, readable exactly while fetch_take() has something: it need not be read."""
 
-def fetch_take(most: int) -> list[tuple[int, int, bytes | None, int, int, int]]:
-    """Files that are finished: (tag, inode, content or None, errno, begun_ns, ended_ns).
+def fetch_take(most: int) -> list[tuple[int, int, bytes | None, int, int, int, bool]]:
+    """Files that are finished: (tag, inode, content or None, errno, begun_ns, ended_ns, from the
+    pool over hosts).
 
     errno 0: all bytes were read, and the origin, asked before and after (not an attribute cache),
     said `version`. ESTALE: it has another version, or the name is gone from the table. begun_ns is
@@ -444,6 +445,47 @@ def missed_pass(ino: int, /) -> None:
 
 def missed_waits(ino: int, /) -> bool:
     """Does any READ of it wait?"""
+
+# ---- the pool over hosts (docs/POOL.md) ----------------------------------------------------------
+def pool_begin(
+    dataset: str,
+    user: str | None,
+    password: str | None,
+    ca: str | None,
+    certificate: str | None,
+    private_key: str | None,
+    tick_ns: int,
+    patience_ns: int,
+) -> None:
+    """From now on blocks may be asked for: once in a process. `ca`: with TLS; files are read now.
+    Files that changed less than min_age_ns ago are not shared. pool_get() waits for
+    patience_ns at most.
+    ValueError: a file is no good.
+    """
+
+def pool_server(host: str, port: str) -> int:
+    """Its index. OSError ENOSPC: there are 64."""
+
+def pool_address(server: int, address: str, port: str) -> None:
+    """Where a server is. ValueError: not the digits of an address."""
+
+def pool_slots(servers: bytes, /) -> None:
+    """Of each of the 16,384 slots the index of its server; 255: none has it. ValueError: size."""
+
+def pool_get(
+    ino: int, version: tuple[int, int, int, int], block: int, size: int
+) -> tuple[bytes | None, bytes]:
+    """The block, which has so many bytes, or None; a ticket. It waits for another host's read.
+    UnknownInode.
+    """
+
+def pool_finish(ticket: bytes, data: bytes | bytearray | memoryview | None) -> None:
+    """The block was read at the origin; None: it was not, or is not to be shared."""
+
+def pool_counters() -> dict[str, int]: ...
+def pool_servers() -> list[dict[str, Any]]:
+    """In the order of their indices: host, port, why (what went wrong last), has_address,
+    is_left_alone, connections, hits, failures."""
 
 # ---- recording accesses ------------------------------------------------------------------------
 def trace_begin(wires: bool, lookups: bool) -> None:

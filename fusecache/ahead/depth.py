@@ -17,8 +17,8 @@ import trio
 
 from fusecache.ahead.jobs import Job
 from fusecache.base.errors import OriginTimeout
+from fusecache.read.fetch_pool import Fetched, Fetches, FetchPool
 from fusecache.read.misses import FLYING_MOST
-from fusecache.read.pool import Fetched, Fetches, FetchPool
 
 LOST_MOST = 32  # threads that may hang in the origin beside those that work
 PAUSE_S_FIRST, PAUSE_S_MOST = 0.1, 5.0
@@ -186,6 +186,8 @@ class LimitedPool:
 
         def land(job: Job, fetched: Fetched) -> None:
             self.flying_bytes -= job.version.size
+            if fetched.is_pooled:  # the bandwidth is the origin's
+                self.take(-job.version.size)
             landed(job, fetched)
 
         def give_up(job: Job, error: OriginTimeout, ended: trio.Event) -> None:

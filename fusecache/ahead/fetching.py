@@ -23,10 +23,10 @@ from fusecache.ahead.stored import Stored
 from fusecache.base.errors import AWAY_ERRNOS, OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
 from fusecache.base.wire import Result, Standing, Wish
+from fusecache.read.fetch_pool import Fetched
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
-from fusecache.read.pool import Fetched
 from fusecache.store.types import BLOCK_BYTES
 from fusecache.table import namespace
 
@@ -265,7 +265,8 @@ class Fetching:
 
     def _landed(self, job: Job, fetched: Fetched) -> None:
         if fetched.errno == 0 and fetched.data is not None:
-            self._pool.completed(len(fetched.data))
+            if not fetched.is_pooled:  # the depth is the origin's
+                self._pool.completed(len(fetched.data))
             self._arrived(job, fetched.data, fetched.begun_ns)
         else:
             self._failed(job, fetched.errno or errno.EIO)

@@ -42,11 +42,11 @@ from fusecache.base.metrics import (
     Metrics,
 )
 from fusecache.base.wire import Result, Standing, Wish
+from fusecache.read.fetch_pool import FetchPool
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
-from fusecache.read.pool import FetchPool
 from fusecache.read.reader import Reader
 from fusecache.read.sources import Segments
 from fusecache.reorder.packer import Packer

@@ -56,6 +56,8 @@ RANGES_DROPPED: Final = Counter("ranges_dropped", "ranges", "Dropped to hold --r
 
 ORIGIN_FILES: Final = Counter("origin_files", "files", "Read from the origin by Python's threads")
 BYTES_FROM_ORIGIN: Final = Counter("bytes_from_origin", "bytes", "Read there by Python's threads")
+POOL_FILES: Final = Counter("pool_files", "files", "From the pool, by Python's threads")
+BYTES_FROM_POOL: Final = Counter("bytes_from_pool", "bytes", "From the pool, by Python's threads")
 LINKED_FILES: Final = Counter("linked_files", "files", "Found on SSD by a manifest's digest")
 LINKED_BYTES: Final = Counter("linked_bytes", "bytes", "Of blocks that were found so")
 ORIGIN_ERRORS: Final = Counter("origin_errors", "errors", "Calls that the origin failed")
@@ -68,8 +70,8 @@ EVICTED_FILES: Final = Counter("evicted_files", "files", "Evicted, one by one, f
 EVICTED_BYTES: Final = Counter("evicted_bytes", "bytes", "Of room on SSD that these gave back")
 MISMATCHES: Final = Counter("mismatches", "blocks", "Bad on SSD, met by a reader or `verify`")
 
-PREFETCHED_FILES: Final = Counter("prefetched_files", "files", "Fetched from the origin for hints")
-PREFETCHED_BYTES: Final = Counter("prefetched_bytes", "bytes", "Fetched from the origin for hints")
+PREFETCHED_FILES: Final = Counter("prefetched_files", "files", "Fetched for hints")
+PREFETCHED_BYTES: Final = Counter("prefetched_bytes", "bytes", "Fetched for hints")
 OVERTAKING_READS: Final = Counter("overtaking_reads", "READs", "Of files staged, or to be staged")
 WINDOW_LOOKS: Final = Counter("window_looks", "looks", "At whether the kernel kept what is staged")
 RESTORED_FILES: Final = Counter("restored_files", "files", "Staged again: the kernel let them go")
@@ -91,6 +93,8 @@ FRONT_BYTES_FROM_ORIGIN: Final = FrontCounter(
 )
 FRONT_FILES_FETCHED: Final = FrontCounter("front_files_fetched", "files", "Read by the fetch pool")
 FRONT_BYTES_FETCHED: Final = FrontCounter("front_bytes_fetched", "bytes", "Read by the fetch pool")
+FRONT_FILES_POOLED: Final = FrontCounter("front_files_pooled", "files", "From the pool, by C")
+FRONT_BYTES_POOLED: Final = FrontCounter("front_bytes_pooled", "bytes", "From the pool, by C")
 
 INODES: Final = Gauge("inodes", "inodes", "In the table")
 TABLE_BYTES: Final = Gauge("table_bytes", "bytes", "Memory of the C part")

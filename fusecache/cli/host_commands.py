@@ -1,21 +1,32 @@
-"""`fusecache metrics`, `top`, `doctor`: what an operator asks of all mounts of a host."""
+"""`fusecache metrics`, `top`, `doctor`, `pool`: what an operator asks of all mounts of a host, and of
+the hosts that share a pool.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
+from rich.table import Table
 
 from fusecache.base import command, mounts
-from fusecache.base.command import PATH
-from fusecache.base.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, UserError
+from fusecache.base.command import PATH, Commands
+from fusecache.base.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, ConfigError, UserError
+from fusecache.base.units import format_bytes
+from fusecache.config.building import pool_of
+from fusecache.config.options import parse_setting
+from fusecache.config.settings import Config
+from fusecache.control import control_client
 from fusecache.observe import rates
 from fusecache.observe.asking import look
+from fusecache.pool.address import Credentials, PoolAddress, parse_address
 
 _PORT_MOST: Final = 65535
 
@@ -154,3 +165,162 @@ def _serve(host: str, port: int, found: object) -> None:
     signal.sigwait(ends)
     server.shutdown()
     os._exit(0)  # a scrape that is under way is not waited for
+
+
+# ---- pool -----------------------------------------------------------------------------------------
+
+
+@click.group(cls=Commands)
+def pool() -> None:
+    """What hosts share that mount with --pool.
+
+    \b
+    fusecache pool status /data/imagenet
+    """
+
+
+def _flag(name: str, help_: str, **more: Any) -> Callable[..., Any]:
+    return click.option(name, default=None, help=help_, **more)
+
+
+@pool.command()
+@click.argument("place_or_url", metavar="URL|MOUNTPOINT")
+@_flag("--pool-ca", "Whose certificates to trust.", type=PATH, metavar="FILE")
+@_flag("--pool-cert", "This host's certificate.", type=PATH, metavar="FILE")
+@_flag("--pool-key", "Its private key.", type=PATH, metavar="FILE")
+@_flag("--pool-user", "User of the pool's ACL.", metavar="NAME")
+@_flag("--pool-password-file", "Its password, in a file.", type=PATH, metavar="FILE")
+@_flag("--pool-insecure", "Allow a pool without TLS.", is_flag=True)
+@command.json_flag
+def status(place_or_url: str, as_json: bool, **flags: Any) -> None:
+    """Servers and members of a pool. The exit code is 1 where a server does not answer.
+
+    A member is a mount that has written what it did in the last 15 seconds.
+
+    \b
+    fusecache pool status /data/imagenet          the pool of that mount
+    fusecache pool status valkeys://pool-1:6379,pool-2:6379/imagenet --pool-ca ca.pem
+    """
+    address, credentials = _named(place_or_url, flags)
+    try:
+        password = credentials.password()
+    except (ValueError, OSError) as error:
+        raise UserError(f"--pool-password-file: {error}") from None
+    found = _look(address, credentials, password)
+    command.say_json(found) if as_json else _show(found)
+    away = [server for server in found["servers"] if server["fault"]]
+    for server in away:
+        command.complain("fusecache", f"pool: {server['fault']}")
+    if found["fault"]:
+        command.complain("fusecache", f"pool: {found['fault']}")
+    if away or found["fault"]:
+        raise SystemExit(EXIT_FAILED)
+
+
+def _named(place: str, flags: dict[str, Any]) -> tuple[PoolAddress, Credentials]:
+    if "://" not in place:
+        return _of_mount(place)
+    given = {
+        name: parse_setting(name, value, f"--{name.replace('_', '-')}")[1]
+        for name, value in flags.items()
+        if value is not None
+    }
+    credentials = Credentials(
+        user=given.get("pool_user"),
+        password_file=given.get("pool_password_file"),
+        ca=given.get("pool_ca"),
+        certificate=given.get("pool_cert"),
+        private_key=given.get("pool_key"),
+    )
+    try:
+        address = parse_address(place)
+        credentials.check(address, bool(given.get("pool_insecure")))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return address, credentials
+
+
+def _of_mount(place: str) -> tuple[PoolAddress, Credentials]:
+    target = control_client.find(place)
+    info = control_client.ask_keeper(target, {"op": "info"})["info"]
+    found = pool_of(Config.from_json(json.dumps(info["config"])))
+    if found is None:
+        raise UserError(f"{target.mountpoint} is in no pool: fusecache mount … --pool URL")
+    return found
+
+
+def _look(address: PoolAddress, credentials: Credentials, password: str | None) -> dict[str, Any]:
+    """All of it; what does not answer has a `fault`."""
+    from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for this command alone
+    from fusecache.pool.slots import NO_SERVER, place
+
+    engine = Engine(address, credentials, password)
+    names, slots = (
+        list(address.servers),
+        place([f"{host}:{port}" for host, port in address.servers]),
+    )
+    is_cluster, fault = False, ""
+    for server in address.servers:
+        try:
+            cluster = engine.cluster(server)
+        except Unreachable:
+            continue
+        if cluster is not None:
+            is_cluster, (names, slots) = True, cluster
+        break
+    servers = []
+    for index, server in enumerate(names):
+        row: dict[str, Any] = {"server": f"{server[0]}:{server[1]}", "fault": ""}
+        row["slots"] = slots.count(index)
+        try:
+            row |= engine.figures(server)
+        except Unreachable as error:
+            row["fault"] = str(error)
+        servers.append(row)
+    members: dict[str, dict[str, Any]] = {}
+    index = slots[engine.members_slot]
+    try:
+        if index == NO_SERVER:
+            raise Unreachable("no server has the slot of the members")
+        members = engine.members(names[index])
+    except Unreachable as error:
+        fault = f"the members are not known: {error}"
+    if len({member.get("servers") for member in members.values()}) > 1:
+        fault = "members name different servers, and do not share what they read: see --json"
+    return {
+        "dataset": address.dataset,
+        "is_cluster": is_cluster,
+        "servers": servers,
+        "members": members,
+        "fault": fault,
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("server", "slots", "used", "limit", "policy", "evicted"):
+        table.add_column(name, justify="left" if name in ("server", "policy") else "right")
+    for server in found["servers"]:
+        if server["fault"]:
+            table.add_row(server["server"], f"{server['slots']:,}", "does not answer")
+            continue
+        table.add_row(
+            server["server"],
+            f"{server['slots']:,}",
+            format_bytes(server["used_bytes"] or 0),
+            format_bytes(server["limit_bytes"]) if server["limit_bytes"] else "none",
+            str(server["policy"]),
+            f"{server['evicted'] or 0:,}",
+        )
+    members = Table(box=None, pad_edge=False)
+    for name in ("member", "from the pool", "from the origin", "written", "failures"):
+        members.add_column(name, justify="left" if name == "member" else "right")
+    for name, member in sorted(found["members"].items()):
+        members.add_row(
+            name,
+            format_bytes(member.get("bytes", 0)),
+            format_bytes(member.get("origin_bytes", 0)),
+            format_bytes(member.get("bytes_written", 0)),
+            f"{member.get('failures', 0):,}",
+        )
+    command.show(table, "", members)

@@ -201,6 +201,7 @@ for _one in (
     host_commands.top,
     host_commands.doctor,
     host_commands.metrics,
+    host_commands.pool,
     probe_command.probe_device,
     warm_command.warm,
     evict_command.evict,

@@ -13,10 +13,12 @@ from fusecache.base.errors import ConfigError
 from fusecache.base.processes import total_memory_bytes, usable_memory_bytes
 from fusecache.base.units import format_bytes
 from fusecache.config.settings import KEEP_FREE, RAM_BYTES_MIN, RAM_SHARE, SSD_BYTES_MIN, Config
+from fusecache.pool.address import Credentials, PoolAddress, parse_address
 
 _FIELDS = {  # of Config, where a setting has another name
     "revalidate": "revalidate_s",
     "origin_timeout": "origin_timeout_s",
+    "pool_min_age": "pool_min_age_s",
     "prefetch_bandwidth": "prefetch_bytes_per_s",
 }
 
@@ -113,7 +115,32 @@ def build(settings: Mapping[str, Any], base: Config | None = None) -> Config:
         values["ram_bytes"] = _checked_ram(settings["ram"])
     elif base is None:
         values["ram_bytes"] = max(RAM_BYTES_MIN, int(usable_memory_bytes() * RAM_SHARE))
-    return Config(**values)
+    config = Config(**values)
+    _check_pool(config)
+    return config
+
+
+def pool_of(config: Config) -> tuple[PoolAddress, Credentials] | None:
+    """None: the mount has none."""
+    if config.pool is None:
+        return None
+    credentials = Credentials(
+        user=config.pool_user,
+        password_file=config.pool_password_file,
+        ca=config.pool_ca,
+        certificate=config.pool_cert,
+        private_key=config.pool_key,
+    )
+    return parse_address(config.pool), credentials
+
+
+def _check_pool(config: Config) -> None:
+    pool = pool_of(config)
+    if pool is not None:
+        try:
+            pool[1].check(pool[0], config.pool_insecure)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _keep_free_bytes(text: str, disks: Sequence[Disk]) -> int:

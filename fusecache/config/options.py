@@ -29,6 +29,7 @@ from fusecache.config.settings import (
     SSD_BYTES_MIN,
     THREADS_MAX,
 )
+from fusecache.pool.address import parse_address
 
 
 def _size(value: Any) -> int:
@@ -170,6 +171,21 @@ def _paths(value: Any) -> str | tuple[str, ...]:
     return paths if len(paths) > 1 else paths[0]
 
 
+def _pool(value: Any) -> str | None:
+    if value == "none":
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    parse_address(value)
+    return value
+
+
+def _user(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,64}", value):
+        raise ValueError(f"{value!r} is no name of a user")
+    return value
+
+
 def _choice(*choices: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in choices:
@@ -200,6 +216,14 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "origin_threads": _count(THREADS_MAX),
     "prefetch_bandwidth": _bandwidth,
     "prefetch_depth": _count(PREFETCH_DEPTH_MAX),
+    "pool": _pool,
+    "pool_ca": _path,
+    "pool_cert": _path,
+    "pool_key": _path,
+    "pool_user": _user,
+    "pool_password_file": _path,
+    "pool_insecure": _truth,
+    "pool_min_age": _seconds,
     "hintsd": _path_or_word,
     "log_file": _path,
     "log_level": _choice(*LEVELS),

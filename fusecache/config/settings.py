@@ -57,6 +57,14 @@ class Config:
     origin_threads: int = 32
     prefetch_bytes_per_s: int | None = None  # None: no limit
     prefetch_depth: int = 128
+    pool: str | None = None  # its URL: docs/POOL.md
+    pool_ca: str | None = None
+    pool_cert: str | None = None
+    pool_key: str | None = None
+    pool_user: str | None = None
+    pool_password_file: str | None = None
+    pool_insecure: bool = False
+    pool_min_age_s: float = 60.0
     hintsd: str = "auto"  # or "none", or the path of its socket
     log_file: str | None = None  # None: in the runtime directory; on stderr when in the foreground
     log_level: str = "info"

@@ -30,9 +30,9 @@ from fusecache.base.metrics import (
     Metrics,
 )  # fmt: skip
 from fusecache.read.kernel import Kernel
-from fusecache.read.origin import Origin
+from fusecache.read.origin import Origin, Tick
 from fusecache.read.publisher import Publication, Publisher
-from fusecache.read.sources import Counts, Sources
+from fusecache.read.sources import Counts, Loaded, Sources
 from fusecache.reorder.packer import Packer
 from fusecache.store import Store
 from fusecache.store.types import Version
@@ -271,7 +271,7 @@ class Fetcher:
                     loaded = await self._sources.load_near(ino, version, offset, length)
                 if loaded is None:
                     load_far = partial(self._sources.load_far, ino, version, offset, length)
-                    loaded = await self._origin.call(load_far, about=ino)
+                    loaded = await self._shared(ino, version, block, load_far)
             except OriginChanged:
                 await self.refresh(ino)
                 continue
@@ -286,6 +286,24 @@ class Fetcher:
             flight.is_settled = self._is_settled(ino, version, begun_ns)
             return
         raise OriginChanged
+
+    async def _shared(
+        self, ino: int, version: Version, block: int | None, load_far: Callable[[Tick], Loaded]
+    ) -> Loaded:
+        """From another host, or from the origin. Raises as Source.read."""
+        pool = self._sources.pool
+        if pool is None or block is None:
+            return await self._origin.call(load_far, about=ino)
+        loaded, ticket = await pool.load(ino, version, block)
+        if loaded is not None:
+            return loaded
+        data = None
+        try:
+            loaded = await self._origin.call(load_far, about=ino)
+            data = memoryview(loaded.data)
+        finally:
+            pool.finish(ticket, data)
+        return loaded
 
     def _is_settled(self, ino: int, version: Version, begun_ns: int) -> bool:
         """Was the file's last change long enough ago? If not, the kernel will forget its pages."""

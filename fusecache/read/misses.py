@@ -26,9 +26,9 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginChanged, OriginTimeout, UnknownInode
+from fusecache.read.fetch_pool import Fetched, Fetches, FetchPool
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.origin import Origin
-from fusecache.read.pool import Fetched, Fetches, FetchPool
 from fusecache.read.publisher import ROOM_WAIT_S
 from fusecache.read.sources import Sources
 from fusecache.store.types import Version

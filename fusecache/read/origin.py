@@ -1,6 +1,6 @@
 """The source directory: accesses to it run here, in bounded threads, with a deadline. Only the
 fetch pool's reads do not (native/ahead/fetch.c); what begins them gives them up
-(`Fetches.give_up_on_hung` in pool.py).
+(`Fetches.give_up_on_hung` in fetch_pool.py).
 
 The origin may hang for ever (a dead NFS server). A reader's request that is waiting for us cannot
 be killed, so no handler may wait for the origin without a limit: the call is abandoned after

@@ -2,9 +2,7 @@
 
 server/serving.py has the lists. A READ on the slow path goes by both (fetcher.py). READs that wait
 for the fetch pool ask the near ones (misses.py), and a plan asks the log and Segments
-(ahead/stored.py); the pool reads the origin. So a far source besides the origin, another host say,
-is asked on the slow path only: for small files, and for a plan, `Misses._is_there` and `Fetching`
-(ahead/fetching.py) would have to know it.
+(ahead/stored.py); the fetch pool asks the far ones, in C (ahead/fetch.c).
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import trio
@@ -20,9 +19,11 @@ from fusecache import _native
 from fusecache.base.errors import FaultLog
 from fusecache.base.metrics import (
     BYTES_FROM_ORIGIN,
+    BYTES_FROM_POOL,
     LINKED_BYTES,
     LINKED_FILES,
     ORIGIN_FILES,
+    POOL_FILES,
     Counter,
     Metrics,
 )
@@ -39,6 +40,10 @@ STORE_THREADS: Final = 8
 STORE_TIMEOUT_S: Final = 5.0
 STORE_OFF_S: Final = 30.0
 """How long a cache that hung is not asked again."""
+POOL_THREADS: Final = 16
+POOL_WRITERS: Final = 2
+POOL_WRITES_MOST: Final = 8
+"""Blocks that wait to be written to the pool, in memory."""
 
 
 class Counts(NamedTuple):
@@ -153,9 +158,15 @@ class Sources:
     is asked by threads of its own, for STORE_TIMEOUT_S, before a thread of the origin is taken.
     """
 
-    def __init__(self, near: Sequence[Source], far: Sequence[Source], faults: FaultLog) -> None:
+    def __init__(
+        self,
+        near: Sequence[Source],
+        far: Sequence[Source],
+        faults: FaultLog,
+        pool: Pool | None = None,
+    ) -> None:
         """`near`: on this host; `far`: the last one is the origin."""
-        self._near, self._far = near, far
+        self._near, self._far, self.pool = near, far, pool
         self._faults = faults
         self._threads = trio.CapacityLimiter(STORE_THREADS)
         self._off_until = -math.inf
@@ -218,6 +229,42 @@ class Sources:
             if data is not None and len(data) == length:
                 return Loaded(data, source.counts)
         return None
+
+
+class Pool:
+    """Whole blocks that other hosts have read (docs/POOL.md): between the near and the far sources.
+    It has threads of its own: some wait until another host has read a block.
+    """
+
+    counts = Counts(POOL_FILES, BYTES_FROM_POOL)
+
+    def __init__(self) -> None:
+        self._readers = trio.CapacityLimiter(POOL_THREADS)
+        self._writers = ThreadPoolExecutor(POOL_WRITERS, "pool")
+        self._unwritten = 0
+
+    async def load(self, ino: int, version: Version, block: int) -> tuple[Loaded | None, bytes]:
+        """The block, or None; and a ticket for `finish`."""
+        length = block_span(version.size, block)[1]
+        data, ticket = await trio.to_thread.run_sync(
+            _native.pool_get, ino, version, block, length,
+            limiter=self._readers, abandon_on_cancel=True,
+        )  # fmt: skip
+        return None if data is None else Loaded(data, self.counts), ticket
+
+    def finish(self, ticket: bytes, data: memoryview | None) -> None:
+        """It was read at the origin; None: it was not. Nobody waits for the engine."""
+        if self._unwritten == POOL_WRITES_MOST:
+            data = None
+
+        def write() -> None:
+            try:
+                _native.pool_finish(ticket, data)
+            finally:
+                self._unwritten -= 1
+
+        self._unwritten += 1
+        self._writers.submit(write)
 
 
 def _no_tick() -> None:

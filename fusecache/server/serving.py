@@ -34,18 +34,19 @@ from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
 from fusecache.manifest.loading import Manifest
 from fusecache.read.directories import Revalidation
+from fusecache.read.fetch_pool import FetchPool
 from fusecache.read.fetcher import Fetcher, read_so_far
 from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses
 from fusecache.read.operations import FOREVER_S, Operations
 from fusecache.read.origin import Origin, file_system_of
-from fusecache.read.pool import FetchPool
 from fusecache.read.reader import Reader
-from fusecache.read.sources import LogBuffers, Segments, SourceFiles, Sources
+from fusecache.read.sources import LogBuffers, Pool, Segments, SourceFiles, Sources
 from fusecache.read.stager import Stager
 from fusecache.recording.passings import Passings
 from fusecache.recording.recording import Recording
 from fusecache.reorder.packer import Packer
+from fusecache.server import pooling
 from fusecache.server.evicting import Evicting
 from fusecache.server.launch import Launch
 from fusecache.server.maintenance import Maintenance
@@ -127,7 +128,9 @@ class Server:
         )
         self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
         self.segments = segments = Segments(self.store, self.dataset, self.manifest, self.metrics)
-        sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults)
+        self.hosts = pooling.join(config, self.metrics, launch)
+        pool = Pool() if self.hosts is not None else None
+        sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults, pool)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
             pins,
@@ -239,6 +242,8 @@ class Server:
                 nursery.start_soon(_keep_running, task)
             if public is not None:
                 nursery.start_soon(_keep_running, public.serve_forever)
+            if self.hosts is not None:
+                nursery.start_soon(_keep_running, self.hosts.watch_forever)
             nursery.start_soon(self._announce, operations.initialized)
             await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
             log.info("unmounted")
@@ -447,6 +452,7 @@ class Server:
                     "last_error": self.origin.last_error,
                     "read_s": _origin_latency(),
                 },
+                "pool": pooling.status(self.hosts, now),
                 "manifest": {
                     "files": self.manifest.files,
                     "linked_files": now[metrics.LINKED_FILES],

@@ -47,6 +47,7 @@ struct fetch_job {
 	int64_t tag;
 	uint32_t ino;
 	int error;		    /* errno */
+	bool is_pooled;		    /* from another host: the origin was not read */
 	int64_t begun_ns, ended_ns; /* CLOCK_REALTIME; that plus what it took */
 };
 #define FETCH_THREADS_MOST 352u /* the greatest depth, READs that miss, what hangs */

@@ -1,5 +1,5 @@
-/* The fetch pool: threads that read whole small files from the origin, each into memory that the caller
- * gave with the job.
+/* The fetch pool: threads that read whole small files from the pool over hosts, or from the origin, each into memory
+ * that the caller gave with the job.
  *
  * The origin may hang for ever, and its threads with it: more are made as jobs wait, and none ends before the
  * process does.
@@ -7,6 +7,8 @@
  * INVARIANT: a job is at every time in exactly one of: queue, a thread, done, the caller.
  */
 #include "ahead.h"
+
+#include "../pool/pool.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -141,25 +143,46 @@ static int fetch_file(const struct fetch_job *job)
 	return err;
 }
 
-static void fetch_one(struct fetch_job *job)
+/* What the pool over hosts is still to be told of a file. */
+struct told {
+	struct pool_ticket ticket;
+	unsigned char *copy;
+	uint32_t size;
+};
+
+static void fetch_one(struct fetch_job *job, struct told *told)
 {
+	const uint32_t size = (uint32_t)job->version.size;
 	int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
 
 	job->begun_ns = clock_ns(CLOCK_REALTIME);
-	job->error = fetch_file(job);
-	if (!job->error) {
-		COUNT(files_fetched, 1);
-		COUNT(bytes_fetched, job->version.size);
-		latency_add(&origin_reads, clock_ns(CLOCK_MONOTONIC) - start_ns);
-		missed_came(job->ino, &job->version, job->into, job->begun_ns);
+	job->is_pooled = pool_get(job->ino, &job->version, 0, job->into, size, &told->ticket);
+	if (job->is_pooled) {
+		COUNT(files_pooled, 1);
+		COUNT(bytes_pooled, size);
+	} else {
+		const int64_t origin_ns = clock_ns(CLOCK_MONOTONIC);
+
+		job->error = fetch_file(job);
+		if (!job->error) {
+			COUNT(files_fetched, 1);
+			COUNT(bytes_fetched, size);
+			latency_add(&origin_reads, clock_ns(CLOCK_MONOTONIC) - origin_ns);
+			pool_note_origin(clock_ns(CLOCK_MONOTONIC) - origin_ns);
+		}
 	}
+	if (!job->error)
+		missed_came(job->ino, &job->version, job->into, job->begun_ns);
 	job->ended_ns = job->begun_ns + clock_ns(CLOCK_MONOTONIC) - start_ns;
+	told->size = size;
+	told->copy = pool_copy(&told->ticket, job->error ? NULL : job->into, size);
 }
 
 /* ---- threads ------------------------------------------------------------------------------ */
 static void *fetch_main(void *unused)
 {
 	struct fetch_job *job;
+	struct told told;
 
 	(void)unused;
 	pthread_mutex_lock(&pool.lock);
@@ -169,12 +192,15 @@ static void *fetch_main(void *unused)
 		job = list_take(&pool.queue);
 		pool.idle--;
 		pthread_mutex_unlock(&pool.lock);
-		fetch_one(job);
+		fetch_one(job, &told);
 		pthread_mutex_lock(&pool.lock);
-		pool.idle++;
 		list_add(&pool.done, job);
 		if (pool.done.count == 1)
 			signal_set(pool.fd, true);
+		pthread_mutex_unlock(&pool.lock);
+		pool_finish_copy(&told.ticket, told.copy, told.size);
+		pthread_mutex_lock(&pool.lock);
+		pool.idle++;
 	}
 	return NULL;
 }

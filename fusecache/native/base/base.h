@@ -5,7 +5,7 @@
  * Locks, outermost first: the window's question (`one`, ahead/window.c); table.lock; parking (ahead/parking.c); looks
  * (front/looks.c); then any one of the leaf locks: scratch, segments (segment/segments.c), deep (segment/deep.c),
  * events, streams, ring (ram/), queue (answer/slow.c), seen (plan/plan.c), trace, pool (ahead/fetch.c), missed, walks
- * (ahead/lookups.c), the window's `lock`, root_acl (front/raw.c). No thread waits for the GIL while holding one. The
+ * (ahead/lookups.c), the window's `lock`, root_acl (front/raw.c), hosts' pool (pool/pool.c). No thread waits for the GIL while holding one. The
  * log's are named in log/log.c.
  */
 #ifndef FUSECACHE_BASE_H
@@ -51,6 +51,7 @@ struct event {
 struct counters {
 	_Atomic uint64_t requests, from_ssd, bytes_from_ssd, lookups, getattrs, readdirs, slow, faults;
 	_Atomic uint64_t bytes_staged, waited, from_origin, bytes_from_origin, files_fetched, bytes_fetched;
+	_Atomic uint64_t files_pooled, bytes_pooled;
 };
 extern struct counters counters;
 #define COUNT(field, n) atomic_fetch_add_explicit(&counters.field, (n), memory_order_relaxed)

@@ -104,10 +104,10 @@ static PyObject *py_counters(PyObject *module, PyObject *unused)
 	(void)module;
 	(void)unused;
 #define ONE(field) #field, (unsigned long long)atomic_load(&counters.field)
-	return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
+	return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", ONE(requests), ONE(from_ssd), ONE(bytes_from_ssd),
 			     ONE(lookups), ONE(getattrs), ONE(readdirs), ONE(slow), ONE(faults), ONE(bytes_staged),
 			     ONE(waited), ONE(from_origin), ONE(bytes_from_origin), ONE(files_fetched),
-			     ONE(bytes_fetched));
+			     ONE(bytes_fetched), ONE(files_pooled), ONE(bytes_pooled));
 #undef ONE
 }
 

@@ -93,9 +93,10 @@ static PyObject *py_fetch_take(PyObject *module, PyObject *arg)
 		return NULL;
 	jobs = fetch_take(most < 0 ? 0 : (size_t)most);
 	for (const struct fetch_job *job = jobs; out && job; job = job->next)
-		list_append(&out, Py_BuildValue("LIOiLL", (long long)job->tag, job->ino,
+		list_append(&out, Py_BuildValue("LIOiLLO", (long long)job->tag, job->ino,
 						job->error ? Py_None : (PyObject *)job->owner, job->error,
-						(long long)job->begun_ns, (long long)job->ended_ns));
+						(long long)job->begun_ns, (long long)job->ended_ns,
+						job->is_pooled ? Py_True : Py_False));
 	jobs_free(jobs);
 	return out;
 }

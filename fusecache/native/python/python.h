@@ -50,6 +50,7 @@ int front_add_to(PyObject *module);
 int events_add_to(PyObject *module);
 int plan_add_to(PyObject *module);
 int fetch_add_to(PyObject *module);
+int pool_add_to(PyObject *module);
 int trace_add_to(PyObject *module);
 int log_add_to(PyObject *module);
 int probe_add_to(PyObject *module);

@@ -19,10 +19,10 @@ from fusecache.ahead.queues import LEFT_FILES, ArrayQueue
 from fusecache.ahead.staging import READ_LATELY_S
 from fusecache.base.metrics import Metrics
 from fusecache.base.wire import Result, Wish
+from fusecache.read.fetch_pool import FetchPool
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
-from fusecache.read.pool import FetchPool
 from fusecache.store.types import Version
 from fusecache.table import namespace
 from fusecache.table.pins import Pins

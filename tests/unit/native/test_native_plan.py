@@ -29,7 +29,7 @@ from tools.latency_origin import LatencyOrigin
 
 BLOCK = _native.BLOCK_BYTES
 SEEN_MOST = 65_536
-Fetched = tuple[int, int, bytes | None, int, int, int]
+Fetched = tuple[int, int, bytes | None, int, int, int, bool]
 
 
 @pytest.fixture
@@ -347,12 +347,13 @@ def test_files_are_fetched_whole(pool: None, tmp_path: Path, direct: bool) -> No
     for tag, name in enumerate(contents):
         submit(name, tag)
     results = take(len(contents))
-    for tag, (name, (got, ino, data, error, begun_ns, ended_ns)) in enumerate(
+    for tag, (name, (got, ino, data, error, begun_ns, ended_ns, is_pooled)) in enumerate(
         zip(contents, results, strict=True)
     ):
         assert (got, ino, error) == (tag, ino_of(name), 0)
         assert data == contents[name]
         assert before_ns <= begun_ns <= ended_ns
+        assert not is_pooled
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -382,7 +383,7 @@ def test_many_files_in_few_threads(pool: None, tmp_path: Path) -> None:
     for number in range(1000):
         submit(f"f{number}", number)
     assert len(set(os.listdir("/proc/self/task")) - before) <= 4
-    for number, (tag, _, data, error, _, _) in enumerate(take(1000)):
+    for number, (tag, _, data, error, _, _, _) in enumerate(take(1000)):
         assert (tag, error, data) == (number, 0, b"%d " % number * 100)
 
 
@@ -394,7 +395,7 @@ def test_only_the_version_that_was_asked_for(pool: None, source: Path) -> None:
     (source / "f04").mkdir()
     for tag in range(6):
         submit(f"f{tag:02}", tag)
-    assert [(error, data is None) for _, _, data, error, _, _ in take(6)] == [
+    assert [(error, data is None) for _, _, data, error, _, _, _ in take(6)] == [
         (errno.ESTALE, True),
         (errno.ENOENT, True),
         (errno.ESTALE, True),
@@ -426,7 +427,7 @@ def test_an_origin_that_fails(pool: None, place: Place, faulty: FaultyOrigin) ->
     faulty.add(Fault("open", "denied", error="EACCES"))
     for tag, name in enumerate(("short", "broken", "denied", "good")):
         submit(name, tag)
-    assert [error for _, _, _, error, _, _ in take(4)] == [
+    assert [error for _, _, _, error, _, _, _ in take(4)] == [
         errno.EIO,
         errno.EREMOTEIO,
         errno.EACCES,
@@ -446,7 +447,7 @@ def test_a_fetch_asks_the_origin_for_the_version_once(
     os.close(fd)
     to_read = faulty.count("getattr", "file")
     submit("file")
-    assert [error for _, _, _, error, _, _ in take(1)] == [0]
+    assert [error for _, _, _, error, _, _, _ in take(1)] == [0]
     assert faulty.count("getattr", "file") == 2 * to_read + 1
 
 
@@ -460,7 +461,7 @@ def test_a_file_that_changes_while_it_is_fetched(
     eventually(lambda: faulty.hanging() == 1)
     place.write("file", bytes(5000))  # same bytes, another time of change
     faulty.clear()
-    assert [error for _, _, _, error, _, _ in take(1)] == [errno.ESTALE]
+    assert [error for _, _, _, error, _, _, _ in take(1)] == [errno.ESTALE]
 
 
 def test_more_threads_for_those_that_hang(pool: None, place: Place, faulty: FaultyOrigin) -> None:
@@ -476,7 +477,7 @@ def test_more_threads_for_those_that_hang(pool: None, place: Place, faulty: Faul
     eventually(lambda: len(found.__iadd__(_native.fetch_take(10))) == 2)
     assert [tag for tag, *_ in sorted(found)] == [4, 5]
     faulty.clear()
-    assert [error for _, _, _, error, _, _ in [*found, *take(4)]] == [0] * 6
+    assert [error for _, _, _, error, _, _, _ in [*found, *take(4)]] == [0] * 6
 
 
 # ---- a recording ---------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import trio.testing
 from fusecache import _native
 from fusecache.ahead.prefetcher import Prefetcher
 from fusecache.base.metrics import Metrics
+from fusecache.read.fetch_pool import FetchPool
 from fusecache.read.fetcher import Fetcher
-from fusecache.read.pool import FetchPool
 from fusecache.store.types import Version
 from fusecache.table import namespace
 from fusecache.table.pins import Pins

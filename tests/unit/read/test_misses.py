@@ -16,8 +16,8 @@ import trio
 from fusecache import _native
 from fusecache.base.errors import OriginTimeout
 from fusecache.read import misses
+from fusecache.read.fetch_pool import Fetched, FetchPool
 from fusecache.read.misses import FLYING_MOST, Misses
-from fusecache.read.pool import Fetched, FetchPool
 from fusecache.store.types import Version
 from fusecache.table import namespace
 
@@ -87,7 +87,9 @@ class Scene:
         """The pool answers, then Python hears of it."""
         if data is not None:
             self.kept.discard(next(ino for other, ino in self.submitted if other == tag))
-        self.misses._fetches.land(tag, Fetched(data, 0 if data else errno.EIO, 1, 2))
+        self.misses._fetches.land(
+            tag, Fetched(data, 0 if data else errno.EIO, 1, 2, is_pooled=False)
+        )
         self.misses._fetches.after_landings()
 
     def _pass(self, ino: int) -> None:

@@ -1,5 +1,5 @@
-"""The C fetch pool: it reads small files from the origin, whole, for READs that have missed
-(misses.py) and for a plan (ahead/fetching.py).
+"""The C fetch pool: it gets small files from other hosts or from the origin, whole, for READs that
+have missed (misses.py) and for a plan (ahead/fetching.py).
 
 INVARIANT: a fetch ends once for its user: it has landed, or it was given up. A thread that hangs in
 the origin counts as `lost` until it comes back.
@@ -38,6 +38,8 @@ class Fetched(NamedTuple):
     """0: `data` is the file, of its version before and after."""
     begun_ns: int
     ended_ns: int
+    is_pooled: bool
+    """From another host: the origin was not read."""
 
 
 class Fetches(Generic[T]):
@@ -141,9 +143,9 @@ class FetchPool:
         while True:
             await trio.lowlevel.wait_readable(fetch_fd)
             fetch_s = 0.0
-            for tag, _, data, number, begun_ns, ended_ns in _native.fetch_take(TAKE_MOST):
+            for tag, _, data, number, begun_ns, ended_ns, pooled in _native.fetch_take(TAKE_MOST):
                 fetch_s = (ended_ns - begun_ns) / 1e9
-                fetched = Fetched(data, number, begun_ns, ended_ns)
+                fetched = Fetched(data, number, begun_ns, ended_ns, pooled)
                 self._tell(partial(self._land, tag, fetched))
             for user in self._users:
                 self._tell(user.after_landings)

@@ -11,11 +11,11 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginTimeout
-from fusecache.read.pool import Fetched, Fetches, FetchPool
+from fusecache.read.fetch_pool import Fetched, Fetches, FetchPool
 from fusecache.store.types import Version
 
 VERSION = Version(1, 4, 1, 1)
-DATA = Fetched(b"data", 0, 1, 2)
+DATA = Fetched(b"data", 0, 1, 2, is_pooled=False)
 
 
 class User:
@@ -66,7 +66,7 @@ def test_what_hangs_is_lost_until_its_thread_comes_back(
     user.fetches.give_up_on_hung()
     ((of, ended),) = user.hung
     assert (of, user.fetches.flying, user.fetches.lost, ended.is_set()) == ("first", 1, 1, False)
-    assert user.fetches.land(1, Fetched(None, errno.EIO, 1, 2))
+    assert user.fetches.land(1, Fetched(None, errno.EIO, 1, 2, is_pooled=False))
     assert (user.fetches.lost, ended.is_set(), user.landed) == (0, True, [])
 
 
@@ -74,7 +74,7 @@ def test_a_users_fault_loses_no_other_landing(
     pool: FetchPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = User(pool), User(pool)
-    taken = [(1, 7, b"data", 0, 1, 2), (2, 8, b"data", 0, 1, 2)]
+    taken = [(1, 7, b"data", 0, 1, 2, False), (2, 8, b"data", 0, 1, 2, False)]
     monkeypatch.setattr(_native, "fetch_fd", lambda: 0)
     monkeypatch.setattr(_native, "fetch_take", lambda most: taken)
     monkeypatch.setattr(one, "landed", None)  # it cannot note anything

@@ -1,0 +1,552 @@
+/* Who has a block, and when a server is asked.
+ *
+ * INVARIANT: no server is waited for with a lock held.
+ * INVARIANT: a connection is in exactly one place: idle, or with one thread.
+ */
+#include "pool.h"
+
+#include <openssl/sha.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define CONNECTIONS_MOST 8u
+#define FAILURES_MOST 3u
+#define REST_NS_FIRST 1000000000ll
+#define REST_NS_MOST 16000000000ll
+#define REQUEST_NS_LEAST 100000000ll
+#define ORIGIN_READS 4		   /* as long as so many may take */
+#define ORIGIN_NS_FIRST 50000000ll /* before one was read */
+#define ORIGIN_NS_MOST 1000000000ll /* of the average */
+#define LEASE_MS_LEAST 1000u
+#define LEASES_WAITED 2.5 /* the first one's, and a second one's if that is lost */
+#define POLL_NS_FIRST 2000000ll
+#define POLL_NS_MOST 50000000ll
+#define SLOWER 2		 /* than the origin, and it is hardly asked */
+#define HARDLY 16
+#define COPIES_MOST (64 << 20) /* bytes that wait to be written */
+#define NO_WRITES_NS 10000000000ll
+
+struct server {
+	char host[256], port[8], why[POOL_WHY_BYTES];
+	struct place place;
+	pthread_cond_t freed;
+	struct link idle[CONNECTIONS_MOST];
+	unsigned idle_count, open_count;
+	unsigned failures_in_a_row;
+	bool is_tried; /* by one request, after a rest */
+	int64_t rest_ns, rests_until_ns;
+	int64_t no_writes_until_ns; /* it is full, or we may not */
+	int64_t hit_ns;		    /* moving average of what a hit takes; 0: none yet */
+	unsigned asked;
+	uint64_t hits, failures;
+};
+static struct {
+	pthread_mutex_t lock;
+	char prefix[96];
+	char *user, *password;
+	int64_t min_age_ns, patience_ns;
+	struct lease lease;
+	_Atomic int64_t copied;	   /* bytes that wait to be written */
+	_Atomic int64_t origin_ns; /* moving average of a read of the origin; 0: none yet */
+	struct server servers[POOL_SERVERS_MOST];
+	_Atomic unsigned count;
+	uint8_t slots[POOL_SLOTS];
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct pool_counters pool_counters;
+
+#define COUNT_POOL(field, n) atomic_fetch_add_explicit(&pool_counters.field, (n), memory_order_relaxed)
+
+static int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+
+/* ---- settings -------------------------------------------------------------------------------- */
+bool pool_begin(const struct pool_settings *settings, char why[POOL_WHY_BYTES])
+{
+	if (settings->ca && !link_use_tls(settings, why))
+		return false;
+	snprintf(pool.prefix, sizeof(pool.prefix), "fusecache:%s:", settings->dataset);
+	pool.user = settings->user ? strdup(settings->user) : NULL;
+	pool.password = settings->password ? strdup(settings->password) : NULL;
+	if (getrandom(pool.lease.holder, sizeof(pool.lease.holder), 0) < 0) {
+		snprintf(why, POOL_WHY_BYTES, "getrandom: %s", strerror(errno));
+		return false;
+	}
+	pool.min_age_ns = settings->min_age_ns;
+	pool.patience_ns = settings->patience_ns;
+	memset(pool.slots, POOL_NO_SERVER, sizeof(pool.slots));
+	return true;
+}
+
+int pool_server(const char *host, const char *port)
+{
+	struct server *server;
+	pthread_condattr_t attributes;
+	unsigned count = atomic_load(&pool.count);
+
+	for (unsigned i = 0; i < count; i++)
+		if (!strcmp(pool.servers[i].host, host) && !strcmp(pool.servers[i].port, port))
+			return (int)i;
+	if (count == POOL_SERVERS_MOST)
+		return -ENOSPC;
+	server = &pool.servers[count];
+	snprintf(server->host, sizeof(server->host), "%s", host);
+	snprintf(server->port, sizeof(server->port), "%s", port);
+	server->place.host = server->host;
+	server->rest_ns = REST_NS_FIRST;
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&server->freed, &attributes);
+	pthread_condattr_destroy(&attributes);
+	atomic_store(&pool.count, count + 1);
+	return (int)count;
+}
+
+void pool_address(unsigned index, const struct sockaddr *address, socklen_t length)
+{
+	pthread_mutex_lock(&pool.lock);
+	if (index < atomic_load(&pool.count) && length <= sizeof(struct sockaddr_storage)) {
+		memcpy(&pool.servers[index].place.address, address, length);
+		pool.servers[index].place.length = length;
+	}
+	pthread_mutex_unlock(&pool.lock);
+}
+
+void pool_slots(const uint8_t servers[POOL_SLOTS])
+{
+	pthread_mutex_lock(&pool.lock);
+	memcpy(pool.slots, servers, sizeof(pool.slots));
+	pthread_mutex_unlock(&pool.lock);
+}
+
+bool pool_look(unsigned index, struct pool_state *out)
+{
+	const struct server *server = &pool.servers[index];
+
+	if (index >= atomic_load(&pool.count))
+		return false;
+	pthread_mutex_lock(&pool.lock);
+	*out = (struct pool_state){
+	    .has_address = server->place.length,
+	    .is_left_alone = server->failures_in_a_row >= FAILURES_MOST,
+	    .connections = server->open_count,
+	    .hits = server->hits,
+	    .failures = server->failures,
+	};
+	memcpy(out->host, server->host, sizeof(out->host));
+	memcpy(out->port, server->port, sizeof(out->port));
+	memcpy(out->why, server->why, sizeof(out->why));
+	pthread_mutex_unlock(&pool.lock);
+	return true;
+}
+
+/* ---- how long ---------------------------------------------------------------------------------- */
+static int64_t average(int64_t before, int64_t ns) { return before ? before + (ns - before) / 16 : ns; }
+
+void pool_note_origin(int64_t ns)
+{
+	int64_t after = average(atomic_load(&pool.origin_ns), ns);
+
+	atomic_store(&pool.origin_ns, after < ORIGIN_NS_MOST ? after : ORIGIN_NS_MOST); /* a lost update is no harm */
+}
+
+static int64_t origin_ns(void)
+{
+	int64_t ns = atomic_load(&pool.origin_ns);
+
+	return ns ? ns : ORIGIN_NS_FIRST;
+}
+
+/* For the first byte of an answer. */
+static int64_t request_ns(void)
+{
+	int64_t ns = ORIGIN_READS * origin_ns();
+
+	return ns < REQUEST_NS_LEAST ? REQUEST_NS_LEAST : ns;
+}
+
+static unsigned lease_ms(void)
+{
+	int64_t ms = ORIGIN_READS * origin_ns() / 1000000;
+
+	return ms < LEASE_MS_LEAST ? LEASE_MS_LEAST : (unsigned)ms;
+}
+
+/* ---- connections --------------------------------------------------------------------------------- */
+/* Is nobody to ask it now? The pool is locked. */
+static bool rests(const struct server *server, int64_t now)
+{
+	return server->failures_in_a_row >= FAILURES_MOST && (server->is_tried || now < server->rests_until_ns);
+}
+
+/* Slower than the origin: it is asked now and then, to see whether it still is. The pool is locked. */
+static bool is_slow(struct server *server) { return server->hit_ns > SLOWER * origin_ns() && ++server->asked % HARDLY; }
+
+/* Without the lock. */
+static int connect_to(const struct place *to, struct link *link, int64_t deadline_ns, char why[POOL_WHY_BYTES])
+{
+	int err = link_open(link, to, deadline_ns, why);
+
+	if (err || !pool.password)
+		return err;
+	err = wire_log_in(link, pool.user, pool.password, deadline_ns, why);
+	if (err == REPLY_DONE)
+		return 0;
+	link_close(link);
+	return err < 0 ? err : -EACCES;
+}
+
+static void give_back(struct server *server, struct link *link, bool is_good, const char *why)
+{
+	struct link closed[CONNECTIONS_MOST + 1];
+	unsigned count = 0;
+
+	pthread_mutex_lock(&pool.lock);
+	server->is_tried = false;
+	if (is_good) {
+		server->failures_in_a_row = 0;
+		server->rest_ns = REST_NS_FIRST;
+		server->idle[server->idle_count++] = *link;
+	} else {
+		server->failures++;
+		COUNT_POOL(failures, 1);
+		snprintf(server->why, sizeof(server->why), "%s", why);
+		closed[count++] = *link;
+		if (++server->failures_in_a_row >= FAILURES_MOST) {
+			server->rests_until_ns = now_ns() + server->rest_ns;
+			server->rest_ns = server->rest_ns * 2 < REST_NS_MOST ? server->rest_ns * 2 : REST_NS_MOST;
+			while (server->idle_count)
+				closed[count++] = server->idle[--server->idle_count];
+			pthread_cond_broadcast(&server->freed);
+		}
+		server->open_count -= count;
+	}
+	pthread_cond_signal(&server->freed);
+	pthread_mutex_unlock(&pool.lock);
+	for (unsigned i = 0; i < count; i++)
+		link_close(&closed[i]);
+}
+
+/* One that a thread had, which the server has to answer for no more. */
+static void discard(struct server *server, struct link *link)
+{
+	link_close(link);
+	pthread_mutex_lock(&pool.lock);
+	server->open_count--;
+	server->is_tried = false;
+	pthread_cond_signal(&server->freed);
+	pthread_mutex_unlock(&pool.lock);
+}
+
+/* False: the server is left alone, or is busy for longer than that. */
+static bool take_link(struct server *server, struct link *link, int64_t deadline_ns)
+{
+	const struct timespec until = {.tv_sec = deadline_ns / 1000000000, .tv_nsec = deadline_ns % 1000000000};
+	char why[POOL_WHY_BYTES] = "";
+	struct place to;
+	bool is_open = false, may = false;
+	int err = 0;
+
+	pthread_mutex_lock(&pool.lock);
+	while (server->place.length && !rests(server, now_ns())) {
+		if (server->idle_count || server->open_count < CONNECTIONS_MOST) {
+			may = true;
+			break;
+		}
+		if (pthread_cond_timedwait(&server->freed, &pool.lock, &until))
+			break;
+	}
+	if (may) {
+		server->is_tried = server->failures_in_a_row >= FAILURES_MOST;
+		is_open = server->idle_count;
+		if (is_open)
+			*link = server->idle[--server->idle_count];
+		else
+			server->open_count++;
+		to = server->place;
+	}
+	pthread_mutex_unlock(&pool.lock);
+	if (!may) {
+		COUNT_POOL(skipped, 1);
+		return false;
+	}
+	if (is_open && !link_is_quiet(link)) { /* closed by the server meanwhile */
+		link_close(link);
+		is_open = false;
+	}
+	if (!is_open && (err = connect_to(&to, link, deadline_ns, why)))
+		give_back(server, link, false, why);
+	return !err;
+}
+
+/* ---- one request ----------------------------------------------------------------------------------- */
+/* What the server says for "not here": no fault of it. */
+static bool is_moved(const char *why)
+{
+	static const char *const words[] = {"MOVED ", "ASK ", "CLUSTERDOWN ", "TRYAGAIN ", "LOADING "};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+		if (!strncmp(why, words[i], strlen(words[i])))
+			return true;
+	return false;
+}
+
+/* It answers reads, and no writes: full, a member that may only read, a replica, a disk in trouble. */
+static bool is_read_only(const char *why)
+{
+	static const char *const words[] = {"OOM ", "NOPERM ", "READONLY ", "MISCONF ", "NOREPLICAS "};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+		if (!strncmp(why, words[i], strlen(words[i])))
+			return true;
+	return false;
+}
+
+enum { ASK_FAILED = -1, ASK_LOST = -2 }; /* beside the replies; lost: it may have done what it was asked */
+
+struct asked {
+	uint8_t server;
+	const unsigned char *key;
+	unsigned char *into;	   /* GET */
+	const unsigned char *from; /* SET; neither: UNLINK */
+	uint32_t size;
+	int64_t until_ns; /* no longer, whatever happens */
+};
+
+static void forbid_writes(struct server *server, const char *why)
+{
+	pthread_mutex_lock(&pool.lock);
+	server->no_writes_until_ns = now_ns() + NO_WRITES_NS;
+	memcpy(server->why, why, POOL_WHY_BYTES);
+	pthread_mutex_unlock(&pool.lock);
+}
+
+static int send_to(struct server *server, struct link *link, const struct asked *asked, char why[POOL_WHY_BYTES])
+{
+	struct request of = {
+	    .prefix = pool.prefix,
+	    .key = asked->key,
+	    .deadline_ns = now_ns() + request_ns(),
+	    .until_ns = asked->until_ns,
+	};
+	bool may_write;
+	int result;
+
+	if (of.deadline_ns > of.until_ns)
+		of.deadline_ns = of.until_ns;
+	pthread_mutex_lock(&pool.lock);
+	may_write = now_ns() >= server->no_writes_until_ns;
+	pthread_mutex_unlock(&pool.lock);
+	if (!asked->into && !may_write)
+		return REPLY_ERROR;
+	if (asked->from)
+		result = wire_put(link, &of, asked->from, asked->size, why);
+	else if (!asked->into)
+		result = wire_delete(link, &of, why);
+	else
+		result = wire_get(link, &of, may_write ? &pool.lease : NULL, lease_ms(), asked->into, asked->size, why);
+	if (result == REPLY_ERROR && is_read_only(why)) {
+		forbid_writes(server, why);
+		may_write = false;
+		if (asked->into)
+			result = wire_get(link, &of, NULL, 0, asked->into, asked->size, why);
+	}
+	return result == REPLY_NOTHING && !may_write ? REPLY_ERROR : result; /* no lease: it is not to be written */
+}
+
+/* A request, from a place in line to what became of it: a reply, ASK_FAILED or ASK_LOST. */
+static int ask(const struct asked *asked)
+{
+	struct server *server = &pool.servers[asked->server];
+	char why[POOL_WHY_BYTES] = "";
+	struct link link;
+	int64_t begun_ns;
+	int result;
+
+	if (!take_link(server, &link, asked->until_ns))
+		return ASK_FAILED;
+	begun_ns = now_ns();
+	result = send_to(server, &link, asked, why);
+	if (result == REPLY_BLOCK) {
+		pthread_mutex_lock(&pool.lock);
+		server->hits++;
+		server->hit_ns = average(server->hit_ns, now_ns() - begun_ns);
+		pthread_mutex_unlock(&pool.lock);
+	}
+	if (result < 0)
+		give_back(server, &link, false, *why ? why : strerror(-result));
+	else if (result == REPLY_STRANGE) /* what is left of it was not received */
+		discard(server, &link);
+	else if (result == REPLY_ERROR && *why && !is_moved(why) && !is_read_only(why))
+		give_back(server, &link, false, why);
+	else
+		give_back(server, &link, true, "");
+	COUNT_POOL(moved, result == REPLY_ERROR && is_moved(why));
+	return result < 0 ? ASK_LOST : result;
+}
+
+/* ---- keys -------------------------------------------------------------------------------------------- */
+struct key_head {
+	char magic[4];
+	uint32_t block;
+	uint64_t size;
+	int64_t mtime_ns, ctime_ns;
+};
+
+static bool make_key(uint32_t ino, const struct version *of, uint32_t block, unsigned char key[POOL_KEY_BYTES])
+{
+	struct key_head head = {{'F', 'C', 'P', '1'}, block, of->size, of->mtime_ns, of->ctime_ns};
+	unsigned char digest[SHA256_DIGEST_LENGTH], *text = NULL;
+	uint32_t name_node = 0;
+	char *path = NULL;
+	size_t length = 0;
+
+	pthread_rwlock_rdlock(&table.lock);
+	/* Of what this mount has not looked at, or knows to have changed, the table has no version. */
+	if (node_at(ino) && !(node_flags(node_at(ino)) & (NODE_UNCHECKED | NODE_STALE | NODE_NOATTR)))
+		name_node = node_live_name(ino);
+	if (name_node)
+		path = table_path(name_node, &length);
+	pthread_rwlock_unlock(&table.lock);
+	if (path)
+		text = malloc(sizeof(head) + length);
+	if (text) {
+		memcpy(text, &head, sizeof(head));
+		memcpy(text + sizeof(head), path, length);
+		SHA256(text, sizeof(head) + length, digest);
+		memcpy(key, digest, POOL_KEY_BYTES);
+	}
+	free(path);
+	free(text);
+	return text;
+}
+
+void pool_key_text(const char *prefix, const unsigned char *key, char text[POOL_KEY_TEXT])
+{
+	int at = snprintf(text, POOL_KEY_TEXT, "%s", prefix);
+
+	for (unsigned i = 0; i < POOL_KEY_BYTES; i++, at += 2)
+		snprintf(text + at, POOL_KEY_TEXT - (size_t)at, "%02x", key[i]);
+}
+
+static uint16_t slot_of(const unsigned char *key) /* CRC-16 (XMODEM): the Cluster's specification */
+{
+	char text[POOL_KEY_TEXT];
+	uint16_t crc = 0;
+
+	pool_key_text(pool.prefix, key, text);
+	for (const char *at = text; *at; at++) {
+		crc ^= (uint16_t)((unsigned char)*at << 8);
+		for (int bit = 0; bit < 8; bit++)
+			crc = (uint16_t)(crc & 0x8000 ? crc << 1 ^ 0x1021 : crc << 1);
+	}
+	return crc % POOL_SLOTS;
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------ */
+/* Until another host has read it. */
+static int wait_for_lease(const struct asked *asked)
+{
+	int64_t until_ns = now_ns() + (int64_t)(LEASES_WAITED * lease_ms() * 1e6), pause_ns = POLL_NS_FIRST;
+	int result = REPLY_LEASE;
+
+	COUNT_POOL(waits, 1);
+	if (until_ns > asked->until_ns)
+		until_ns = asked->until_ns;
+	while (result == REPLY_LEASE && now_ns() + pause_ns < until_ns) {
+		/* Others wait for the same: not all at one time. */
+		const struct timespec pause = {.tv_nsec = (long)(pause_ns / 2 + now_ns() % pause_ns)};
+
+		nanosleep(&pause, NULL);
+		pause_ns = pause_ns * 2 < POLL_NS_MOST ? pause_ns * 2 : POLL_NS_MOST;
+		result = ask(asked);
+	}
+	return result;
+}
+
+static uint8_t server_of(const unsigned char *key)
+{
+	uint16_t slot = slot_of(key);
+	uint8_t index;
+
+	pthread_mutex_lock(&pool.lock);
+	index = pool.slots[slot];
+	if (index != POOL_NO_SERVER && is_slow(&pool.servers[index])) {
+		index = POOL_NO_SERVER;
+		COUNT_POOL(skipped, 1);
+	}
+	pthread_mutex_unlock(&pool.lock);
+	return index;
+}
+
+bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned char *into, uint32_t size,
+	      struct pool_ticket *ticket)
+{
+	struct asked asked = {.into = into, .size = size, .key = ticket->key, .until_ns = now_ns() + pool.patience_ns};
+	int result;
+
+	*ticket = (struct pool_ticket){.server = POOL_NO_SERVER};
+	if (!atomic_load(&pool.count) || !size || clock_ns(CLOCK_REALTIME) - of->ctime_ns < pool.min_age_ns ||
+	    !make_key(ino, of, block, ticket->key))
+		return false;
+	ticket->server = asked.server = server_of(ticket->key);
+	if (asked.server == POOL_NO_SERVER)
+		return false;
+	ticket->leased_ns = now_ns();
+	result = ask(&asked);
+	if (result == REPLY_LEASE) {
+		result = wait_for_lease(&asked);
+		ticket->leased_ns = now_ns();
+	}
+	if (result == REPLY_BLOCK)
+		return true;
+	COUNT_POOL(misses, 1);
+	COUNT_POOL(damaged, result == REPLY_STRANGE);
+	COUNT_POOL(leases, result == REPLY_NOTHING);
+	if (result != REPLY_NOTHING)
+		ticket->leased_ns = 0;
+	/* Lost: the lease may be ours. */
+	ticket->is_wanted = result == REPLY_NOTHING || result == REPLY_STRANGE || result == ASK_LOST;
+	return false;
+}
+
+void pool_finish(const struct pool_ticket *ticket, const unsigned char *data, uint32_t size)
+{
+	const int64_t now = now_ns();
+	struct asked asked = {.server = ticket->server, .key = ticket->key, .from = data, .size = size};
+
+	if (!ticket->is_wanted)
+		return;
+	asked.until_ns = now + pool.patience_ns;
+	if (data) {
+		if (ask(&asked) == REPLY_DONE) {
+			COUNT_POOL(written, 1);
+			COUNT_POOL(bytes_written, size);
+		}
+	} else if (ticket->leased_ns) { /* only as long as it is surely ours */
+		asked.until_ns = ticket->leased_ns + (int64_t)LEASE_MS_LEAST * 500000;
+		if (now < asked.until_ns)
+			ask(&asked);
+	}
+}
+
+unsigned char *pool_copy(const struct pool_ticket *ticket, const unsigned char *data, uint32_t size)
+{
+	unsigned char *copy = NULL;
+
+	if (ticket->is_wanted && data && atomic_fetch_add(&pool.copied, size) + size <= COPIES_MOST)
+		copy = malloc(size);
+	if (copy)
+		memcpy(copy, data, size);
+	else if (ticket->is_wanted && data)
+		atomic_fetch_sub(&pool.copied, size);
+	return copy;
+}
+
+void pool_finish_copy(const struct pool_ticket *ticket, unsigned char *copy, uint32_t size)
+{
+	pool_finish(ticket, copy, size);
+	if (copy)
+		atomic_fetch_sub(&pool.copied, size);
+	free(copy);
+}

@@ -1,0 +1,101 @@
+/* Blocks that other hosts of the pool have read: docs/POOL.md has the format and the rules. */
+#ifndef FUSECACHE_POOL_H
+#define FUSECACHE_POOL_H
+
+#include "../table/table.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#define POOL_SLOTS 16384u
+#define POOL_SERVERS_MOST 64u
+#define POOL_NO_SERVER 255u
+#define POOL_KEY_BYTES 16u
+#define POOL_WHY_BYTES 160u
+#define POOL_KEY_TEXT 128u
+
+struct pool_settings { /* texts are copied; NULL: not given */
+	const char *dataset;
+	const char *user, *password;
+	const char *ca, *certificate, *private_key; /* files; ca: TLS */
+	int64_t min_age_ns;			    /* younger files are not shared: hosts' clocks differ */
+	int64_t patience_ns;			    /* a READ waits for the pool no longer, whatever happens */
+};
+/* Once in the life of a process. False: `why` says what is wrong with the files. */
+bool pool_begin(const struct pool_settings *settings, char why[POOL_WHY_BYTES]);
+/* Its index, from now on; it has no address yet. -ENOSPC: there are too many. */
+int pool_server(const char *host, const char *port);
+void pool_address(unsigned server, const struct sockaddr *address, socklen_t length);
+/* Of each slot the index of its server, or POOL_NO_SERVER. */
+void pool_slots(const uint8_t servers[POOL_SLOTS]);
+
+/* A block that was not in the pool: what is to be done when it has been read. */
+struct pool_ticket {
+	unsigned char key[POOL_KEY_BYTES];
+	int64_t leased_ns; /* CLOCK_MONOTONIC; 0: another one has the lease, or nobody */
+	uint8_t server;
+	bool is_wanted; /* the pool takes the block */
+};
+/* Is it in the pool? Then `into` has it, `size` bytes. It waits, for an answer, or for another host that reads it. */
+bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned char *into, uint32_t size,
+	      struct pool_ticket *ticket);
+/* It was read at the origin. NULL: it was not. */
+void pool_finish(const struct pool_ticket *ticket, const unsigned char *data, uint32_t size);
+/* The same of what others will take away meanwhile; the copy is NULL where none is wanted, or may be made. */
+unsigned char *pool_copy(const struct pool_ticket *ticket, const unsigned char *data, uint32_t size);
+void pool_finish_copy(const struct pool_ticket *ticket, unsigned char *copy, uint32_t size);
+void pool_note_origin(int64_t ns);
+
+struct pool_counters { /* of this process */
+	_Atomic uint64_t misses, waits, leases, written, bytes_written, failures, damaged, moved, skipped;
+};
+extern struct pool_counters pool_counters;
+struct pool_state { /* of a server */
+	char host[256], port[8], why[POOL_WHY_BYTES];
+	bool has_address, is_left_alone;
+	unsigned connections;
+	uint64_t hits, failures;
+};
+bool pool_look(unsigned server, struct pool_state *out); /* false: there is none */
+
+/* ---- of this room alone --------------------------------------------------------------------- */
+void pool_key_text(const char *prefix, const unsigned char *key, char text[POOL_KEY_TEXT]);
+struct place {
+	const char *host; /* as its certificate names it */
+	struct sockaddr_storage address;
+	socklen_t length;
+};
+struct link {
+	int fd;
+	void *tls; /* OpenSSL's; NULL: plain */
+};
+/* Deadlines are of CLOCK_MONOTONIC; errors -errno. */
+bool link_use_tls(const struct pool_settings *settings, char why[POOL_WHY_BYTES]);
+int link_open(struct link *link, const struct place *to, int64_t deadline_ns, char why[POOL_WHY_BYTES]);
+void link_close(struct link *link);
+bool link_is_quiet(const struct link *link); /* nothing has come that nobody asked for, nor its end */
+int link_send(struct link *link, const void *data, size_t size, bool more, int64_t deadline_ns);
+/* At least one byte: how many. -ECONNRESET: its end. */
+ssize_t link_receive(struct link *link, void *to, size_t most, int64_t deadline_ns);
+
+enum reply { REPLY_NOTHING, REPLY_DONE, REPLY_BLOCK, REPLY_LEASE, REPLY_STRANGE, REPLY_ERROR };
+struct lease {
+	unsigned char holder[8]; /* a process, at random */
+};
+struct request {
+	const char *prefix; /* of the key */
+	const unsigned char *key;
+	int64_t deadline_ns; /* of the first byte of the answer */
+	int64_t until_ns;    /* of the last, while they flow */
+};
+/* All answer a `reply`, or -errno: then the connection is of no more use. `why`: what an error says. */
+int wire_log_in(struct link *link, const char *user, const char *password, int64_t deadline_ns,
+		char why[POOL_WHY_BYTES]);
+/* Or the lease, for so long. NULL: the block alone. One that is ours already is REPLY_NOTHING, as a new one. */
+int wire_get(struct link *link, const struct request *of, const struct lease *lease, unsigned lease_ms,
+	     unsigned char *into, uint32_t size, char why[POOL_WHY_BYTES]);
+int wire_put(struct link *link, const struct request *of, const unsigned char *data, uint32_t size,
+	     char why[POOL_WHY_BYTES]);
+int wire_delete(struct link *link, const struct request *of, char why[POOL_WHY_BYTES]);
+
+#endif

@@ -1,0 +1,1 @@
+"""Many hosts, one fetch: the engine that they share (docs/POOL.md)."""

@@ -1,0 +1,111 @@
+"""What names a pool, and how it is entered."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from fusecache.base import trust
+
+PORT: Final = 6379
+SERVERS_MOST: Final = 64
+EXAMPLE: Final = "valkeys://pool-1:6379,pool-2:6379/imagenet"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOST: Final = r"\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}"
+_PASSWORD_BYTES_MOST: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAddress:
+    """`servers`: (host, port) of each, in the order of the URL; `dataset`: the name that all hosts
+    have for what they have mounted.
+    """
+
+    is_tls: bool
+    servers: tuple[tuple[str, str], ...]
+    dataset: str
+
+    @property
+    def prefix(self) -> str:
+        """Of all keys."""
+        return f"fusecache:{self.dataset}:"
+
+
+def parse_address(url: str) -> PoolAddress:
+    """ValueError: one line."""
+    found = re.fullmatch(r"(valkeys?)://([^/?#]*)/?([^?#]*)", url)
+    if not found:
+        raise ValueError(f'{url!r} is no address of a pool; write for example "{EXAMPLE}"')
+    scheme, places, dataset = found.groups()
+    if "@" in places:
+        raise ValueError("no user or password in the address: --pool-user, --pool-password-file")
+    if not _NAME.fullmatch(dataset):
+        raise ValueError(
+            f"{url!r} ends with no name of the dataset (A-Z a-z 0-9 . _ -, at most 64); "
+            f'write for example "{EXAMPLE}"'
+        )
+    servers = tuple(dict.fromkeys(_server(text) for text in places.split(",")))
+    if len(servers) > SERVERS_MOST:
+        raise ValueError(f"{len(servers)} servers: at most {SERVERS_MOST}")
+    return PoolAddress(scheme == "valkeys", servers, dataset)
+
+
+def _server(text: str) -> tuple[str, str]:
+    found = re.fullmatch(rf"({_HOST})(?::(\d{{1,5}}))?", text)
+    host, port = found.groups(str(PORT)) if found else ("", "0")
+    if not 0 < int(port) < 65536:
+        raise ValueError(f'{text!r} is no server; write HOST:PORT, for example "pool-1:6379"')
+    return host.strip("[]").lower(), str(int(port))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Paths are absolute; None: not given."""
+
+    user: str | None = None
+    password_file: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    private_key: str | None = None
+
+    def check(self, address: PoolAddress, is_insecure: bool) -> None:
+        """ValueError: one line that names the option."""
+        if not address.is_tls and not is_insecure:
+            raise ValueError(
+                "--pool valkey://: bytes and password would cross the network in the clear; "
+                "use valkeys://, or say --pool-insecure"
+            )
+        if address.is_tls and self.ca is None:
+            raise ValueError("--pool valkeys:// needs --pool-ca FILE: whose certificates to trust")
+        if not address.is_tls and (self.ca or self.certificate or self.private_key):
+            raise ValueError("--pool valkey:// uses no certificates: write valkeys://")
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("--pool-cert and --pool-key go together")
+        if self.user is not None and self.password_file is None:
+            raise ValueError("--pool-user needs --pool-password-file FILE")
+
+    def password(self) -> str | None:
+        """The file's one line. ValueError: one line; OSError: it cannot be read."""
+        path = self.password_file
+        if path is None:
+            return None
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or not trust.is_ours(found.st_uid):
+                raise ValueError(f"{path}: not a file of yours: whoever owns it knows the password")
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                raise ValueError(f"{path}: others may read or write it: chmod 600 {path}")
+            text = file.read(_PASSWORD_BYTES_MOST + 1)
+        lines = text.split(b"\n")
+        if len(text) > _PASSWORD_BYTES_MOST or any(lines[1:]) or not lines[0] or b"\0" in text:
+            raise ValueError(f"{path}: must hold the password alone, in one line")
+        return lines[0].decode(errors="surrogateescape")
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO must not make anybody wait

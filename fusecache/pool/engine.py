@@ -1,0 +1,147 @@
+"""Commands to servers of the engine, other than for blocks: slots, members, figures.
+
+All is blocking, for at most a few seconds a server: for worker threads and for the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import valkey
+from valkey.exceptions import ResponseError, ValkeyError
+
+from fusecache.pool.address import Credentials, PoolAddress
+from fusecache.pool.slots import NO_SERVER, SLOTS, slot_of
+
+TIMEOUT_S: Final = 2.0
+MEMBER_S: Final = 15.0
+"""A member that has not written for so long is gone."""
+
+Server = tuple[str, str]  # host, port
+
+
+class Unreachable(Exception):
+    """A server that does not answer, or not this; one line."""
+
+
+class Cluster(NamedTuple):
+    servers: list[Server]
+    slots: bytes
+    """The index of each slot's server; NO_SERVER: none has it."""
+
+
+class Engine:
+    """The way into one pool."""
+
+    def __init__(
+        self, address: PoolAddress, credentials: Credentials, password: str | None
+    ) -> None:
+        self._address = address
+        self._password = password
+        self._credentials = credentials
+        self._members = f"{address.prefix}members"
+
+    def _open(self, server: Server) -> Any:
+        more: dict[str, Any] = {}
+        if self._address.is_tls:
+            more = {
+                "ssl": True,
+                "ssl_check_hostname": True,
+                "ssl_min_version": ssl.TLSVersion.TLSv1_3,
+                "ssl_ca_certs": self._credentials.ca,
+                "ssl_certfile": self._credentials.certificate,
+                "ssl_keyfile": self._credentials.private_key,
+            }
+        return valkey.Valkey(
+            host=server[0], port=int(server[1]), username=self._credentials.user,
+            password=self._password, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S,
+            single_connection_client=False, lib_name=None, lib_version=None, **more,
+        )  # fmt: skip
+
+    def _ask(self, server: Server, *command: Any) -> Any:
+        try:
+            with self._open(server) as client:
+                return client.execute_command(*command)
+        except (ValkeyError, OSError) as error:
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise Unreachable(f"{server[0]}:{server[1]}: {line}") from error
+
+    def cluster(self, server: Server) -> Cluster | None:
+        """None: it is an independent server. Unreachable."""
+        try:
+            ranges = self._ask(server, "CLUSTER", "SLOTS")
+        except Unreachable as error:
+            if isinstance(error.__cause__, ResponseError):
+                return None
+            raise
+        servers: list[Server] = []
+        slots = bytearray([NO_SERVER]) * SLOTS
+        for first, last, (host, port, *_), *_ in ranges:
+            name = (host.decode() or server[0], str(port))
+            if name not in servers:
+                servers.append(name)
+            for slot in range(first, last + 1):
+                slots[slot] = servers.index(name)
+        return Cluster(servers, bytes(slots))
+
+    # ---- members ---------------------------------------------------------------------------------
+
+    @property
+    def members_slot(self) -> int:
+        return slot_of(self._members.encode())
+
+    def _now(self, server: Server) -> float:
+        seconds, _ = self._ask(server, "TIME")
+        return float(seconds)
+
+    def write_member(self, server: Server, name: str, figures: Mapping[str, Any]) -> None:
+        """`server`: that of `members_slot`. Unreachable."""
+        text = json.dumps({**figures, "at": self._now(server)})
+        self._ask(server, "HSET", self._members, name, text)
+        self._ask(server, "EXPIRE", self._members, int(20 * MEMBER_S))
+
+    def forget_member(self, server: Server, name: str) -> None:
+        """Unreachable."""
+        self._ask(server, "HDEL", self._members, name)
+
+    def members(self, server: Server) -> dict[str, dict[str, Any]]:
+        """Those that live, by name: what they wrote last, with `age_s`. Unreachable."""
+        now, found = self._now(server), self._ask(server, "HGETALL", self._members)
+        members: dict[str, dict[str, Any]] = {}
+        for name, text in found.items():
+            try:
+                figures = json.loads(text)
+                age_s = now - float(figures.pop("at"))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                continue  # not ours, or of another version
+            if age_s <= MEMBER_S:
+                members[name.decode(errors="replace")] = {**figures, "age_s": max(0.0, age_s)}
+        return members
+
+    # ---- figures ---------------------------------------------------------------------------------
+
+    def figures(self, server: Server) -> dict[str, Any]:
+        """Of one server, those of INFO that an administrator asks for. Unreachable."""
+        begun = time.monotonic()
+        text = self._ask(server, "INFO", "everything")
+        found = text if isinstance(text, dict) else _info(text)
+        return {
+            "answers_in_s": time.monotonic() - begun,
+            "version": found.get("valkey_version", found.get("redis_version")),
+            "used_bytes": found.get("used_memory"),
+            "limit_bytes": found.get("maxmemory"),
+            "policy": found.get("maxmemory_policy"),
+            "evicted": found.get("evicted_keys"),
+            "clients": found.get("connected_clients"),
+        }
+
+
+def _info(text: bytes) -> dict[str, Any]:
+    pairs = (
+        line.split(":", 1) for line in text.decode(errors="replace").splitlines() if ":" in line
+    )
+    return {name: int(value) if value.isdigit() else value for name, value in pairs}

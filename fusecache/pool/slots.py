@@ -1,0 +1,48 @@
+"""Which of several independent servers has which slot: the same on each host (docs/POOL.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import xxhash
+
+SLOTS: Final = 16_384
+NO_SERVER: Final = 255
+LOAD_MOST: Final = 1.05
+"""Of a server, over the mean."""
+
+
+def slot_of(key: bytes) -> int:
+    """As a Cluster has it: CRC-16 (XMODEM) of the key. Keys here have no hash tag."""
+    crc = 0
+    for byte in key:
+        crc ^= byte << 8
+        for _ in range(8):
+            crc = (crc << 1 ^ 0x1021 if crc & 0x8000 else crc << 1) & 0xFFFF
+    return crc % SLOTS
+
+
+def place(names: Sequence[str]) -> bytes:
+    """The index in `names` of each slot's server. Rendezvous hashing with bounded loads (Thaler and
+    Ravishankar 1998; Mirrokni et al. 2018): the slot's highest server that is not full; slots
+    choose in turn. It depends on the set of names, not on their order.
+    """
+    order = np.argsort(np.array(names))
+    weights = np.array(
+        [
+            [xxhash.xxh3_64_intdigest(slot.to_bytes(2, "little") + names[i].encode())
+             for i in order]
+            for slot in range(SLOTS)
+        ],
+        np.uint64,
+    )  # fmt: skip
+    room = np.full(len(names), math.ceil(LOAD_MOST * SLOTS / len(names)))
+    placed = bytearray(SLOTS)
+    for slot, ranked in enumerate(np.argsort(weights, axis=1)[:, ::-1]):
+        chosen = next(server for server in ranked if room[server])
+        room[chosen] -= 1
+        placed[slot] = order[chosen]
+    return bytes(placed)

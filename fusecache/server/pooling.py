@@ -1,0 +1,56 @@
+"""A mount's place in a pool over hosts (docs/POOL.md)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fusecache.base import metrics
+from fusecache.base.errors import UserError
+from fusecache.base.metrics import Metric, Metrics
+from fusecache.config.building import pool_of
+from fusecache.config.settings import Config
+from fusecache.pool.hosts import Hosts, member_name
+from fusecache.read.fetcher import read_so_far
+from fusecache.server.launch import Launch
+
+log = logging.getLogger(__name__)
+
+
+def join(config: Config, counted: Metrics, launch: Launch) -> Hosts | None:
+    """None: it has none. UserError: a file of its credentials is no good. A mount that is
+    live goes on without it.
+    """
+    pool = pool_of(config)
+    if pool is None:
+        return None
+    try:
+        return Hosts(
+            *pool,
+            member_name(config.mountpoint),
+            lambda: _figures(counted.read()),
+            config.pool_min_age_s,
+            config.origin_timeout_s / 2,
+        )
+    except (ValueError, OSError) as error:
+        if not launch.resume or launch.planned:
+            raise UserError(f"--pool: {error}") from error
+        log.warning("the pool is not used: %s", error)
+        return None
+
+
+def status(hosts: Hosts | None, now: Mapping[Metric, int]) -> dict[str, Any] | None:
+    """For `fusecache status`. None: there is no pool."""
+    return None if hosts is None else _figures(now) | hosts.status()
+
+
+def _figures(now: Mapping[Metric, int]) -> dict[str, int]:
+    """What this mount has had from other hosts, and from the origin."""
+    origin_files, origin_bytes = read_so_far(now)
+    return {
+        "files": now[metrics.FRONT_FILES_POOLED] + now[metrics.POOL_FILES],
+        "bytes": now[metrics.FRONT_BYTES_POOLED] + now[metrics.BYTES_FROM_POOL],
+        "origin_files": origin_files,
+        "origin_bytes": origin_bytes,
+    }
