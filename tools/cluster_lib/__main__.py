@@ -3,10 +3,11 @@
 INVARIANT: all is gone at the end, also after a failure, Ctrl-C or SIGTERM.
 """
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -202,24 +203,27 @@ def shell(**options: Any) -> None:
     with setting.cluster() as cluster:
         setting.dataset(cluster)
         cluster.mount(*setting.mount_options(cluster))
-        for host in cluster.hosts:
-            command.say(
-                f"host {host.number}: {host.address}, its mount {host.mountpoint}, log {host.log}"
-            )
-            command.say(f"  enter it: {shlex.join(host.enter)} bash")
-        if setting.has_pool:
-            command.say(f"mounted with: {shlex.join(cluster.pool_options())}")
-        command.say("ready: Ctrl-C ends it, and takes all away")
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
+            _say_how_to_enter(cluster)
+            if setting.has_pool:
+                command.say(f"mounted with: {shlex.join(cluster.pool_options())}")
+            command.say("ready: Ctrl-C ends it, and takes all away")
             while True:
-                time.sleep(3600)
-        except KeyboardInterrupt:
-            command.say("ending")
+                signal.pause()
+
+
+def _say_how_to_enter(cluster: Cluster) -> None:
+    for host in cluster.hosts:
+        command.say(f"host {host.number}: {host.address}, its mount {host.mountpoint}")
+        command.say(f"  its log {host.log}, its origin {host.origin}")
+        command.say(f"  enter it: {shlex.join(host.enter)} bash")
 
 
 def _run() -> object:
     try:
         return main(prog_name=PROGRAM, standalone_mode=False)
+    except (click.Abort, BrokenPipeError):
+        raise
     except _FAILURES as error:
         raise UserError(str(error)) from None
 
