@@ -33,12 +33,14 @@ class FusecacheMount:
         cache_dir: Path,
         options: tuple[str, ...] = (),
         executable: Path | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> None:
+        """`prefix`: what the command is run by, as nsenter in a namespace."""
         self.source = source
         self.mountpoint = mountpoint
         self._cache_dir = cache_dir
         self._options = options
-        self._executable = executable or default_executable()
+        self._command = (*prefix, str(executable or default_executable()))
         self._pids: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:
@@ -67,7 +69,7 @@ class FusecacheMount:
         # Files, not pipes: a keeper that kept the pipe open would keep us waiting for its end.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             done = subprocess.run(
-                [str(self._executable), *arguments],
+                [*self._command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

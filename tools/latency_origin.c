@@ -15,10 +15,12 @@
 #include <fcntl.h>
 #include <fuse3/fuse_lowlevel.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -28,9 +30,20 @@
 #define READ_BYTES_MOST (1u << 20)
 #define TOGETHER_NS 250000 /* half of it is the error of the latency */
 
+#define HOSTS_MOST 64 /* as in latency_origin.py */
+#define BURST_NS 5000000 /* of an idle origin: what a server that wakes up late may catch up */
+
+struct meter {
+    _Atomic int64_t bytes_per_s; /* of all hosts together; 0: no limit */
+    _Atomic int64_t free_ns; /* CLOCK_MONOTONIC: when all that was read so far has passed */
+    struct { _Atomic uint64_t bytes, files; } hosts[HOSTS_MOST]; /* files: reads of a first byte */
+};
+
 static int source;
 static int64_t latency_ns;
 static double trust_s;
+static struct meter *meter;
+static int host;
 
 /* An inode is the O_PATH descriptor of its first look-up + 2; kept for good. */
 static int path_fd(fuse_ino_t ino) { return ino == FUSE_ROOT_ID ? source : (int)ino - 2; }
@@ -161,14 +174,43 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file)
     fuse_reply_open(req, file);
 }
 
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
+}
+
+static void wait_until(int64_t due_ns) {
+    if (due_ns - TOGETHER_NS / 2 <= now_ns()) return;
+    due_ns += TOGETHER_NS / 2;
+    struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL)) {}
+}
+
+static void pass(size_t size, off_t offset) {
+    meter->hosts[host].bytes += size;
+    if (!offset) meter->hosts[host].files++;
+    int64_t rate = meter->bytes_per_s, now = now_ns(), free_ns = meter->free_ns, end;
+    if (rate <= 0) return;
+    do {
+        int64_t begin = free_ns > now - BURST_NS ? free_ns : now - BURST_NS;
+        end = begin + (int64_t)size * 1000000000 / rate;
+    } while (!atomic_compare_exchange_weak(&meter->free_ns, &free_ns, end));
+    wait_until(end);
+}
+
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                     struct fuse_file_info *file) {
     static __thread char *buffer; /* one a thread: splicing pages or fresh memory costs more */
     (void)ino;
     if (!buffer) buffer = malloc(READ_BYTES_MOST);
     ssize_t got = pread((int)file->fh, buffer, size < READ_BYTES_MOST ? size : READ_BYTES_MOST, offset);
-    if (got < 0) fuse_reply_err(req, errno);
-    else fuse_reply_buf(req, buffer, (size_t)got);
+    if (got < 0) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    if (meter) pass((size_t)got, offset);
+    fuse_reply_buf(req, buffer, (size_t)got);
 }
 
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file) {
@@ -183,19 +225,6 @@ static struct request *first, **end = &first;
 static pthread_mutex_t line = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static struct fuse_session *session;
-
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
-}
-
-static void wait_until(int64_t due_ns) {
-    if (due_ns - TOGETHER_NS / 2 <= now_ns()) return;
-    due_ns += TOGETHER_NS / 2;
-    struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL)) {}
-}
 
 static void *answer(void *unused) {
     (void)unused;
@@ -231,6 +260,14 @@ static void receive(void) {
     }
 }
 
+static int share_meter(const char *file) {
+    int fd = open(file, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return -1;
+    meter = mmap(NULL, sizeof *meter, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return meter == MAP_FAILED ? -1 : 0;
+}
+
 int main(int argc, char **argv) {
     static const struct fuse_lowlevel_ops operations = {
         .init = begin,
@@ -245,7 +282,7 @@ int main(int argc, char **argv) {
         .release = op_release,
     };
     struct rlimit files;
-    if (argc < 5) return 2;
+    if (argc < 7) return 2;
     if (!getrlimit(RLIMIT_NOFILE, &files)) {
         files.rlim_cur = files.rlim_max; /* a descriptor for each file that is ever looked up */
         setrlimit(RLIMIT_NOFILE, &files);
@@ -254,8 +291,11 @@ int main(int argc, char **argv) {
     if (source < 0) return 1;
     latency_ns = atol(argv[2]) * 1000;
     trust_s = atof(argv[3]);
-    argv[3] = argv[0];
-    struct fuse_args args = FUSE_ARGS_INIT(argc - 3, argv + 3);
+    if (strcmp(argv[4], "-") && share_meter(argv[4])) return 1;
+    host = atoi(argv[5]);
+    if (host < 0 || host >= HOSTS_MOST) return 2;
+    argv[5] = argv[0];
+    struct fuse_args args = FUSE_ARGS_INIT(argc - 5, argv + 5);
     struct fuse_cmdline_opts options;
     if (fuse_parse_cmdline(&args, &options)) return 2;
     session = fuse_session_new(&args, &operations, sizeof operations, NULL);

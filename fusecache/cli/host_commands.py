@@ -1,5 +1,5 @@
-"""`fusecache metrics`, `top`, `doctor`, `pool`: what an operator asks of all mounts of a host, and of
-the hosts that share a pool.
+"""`fusecache metrics`, `top`, `doctor`, `pool`: what an operator asks of all mounts of a host, and
+of the hosts of a pool.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _serve(host: str, port: int, found: object) -> None:
     os._exit(0)  # a scrape that is under way is not waited for
 
 
-# ---- pool -----------------------------------------------------------------------------------------
+# ---- pool ----------------------------------------------------------------------------------------
 
 
 @click.group(cls=Commands)
