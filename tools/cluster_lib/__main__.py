@@ -158,11 +158,16 @@ def run(
         reading = Reading(order, options["seed"], threads, is_direct=no_mount)
         with Readers(cluster, made, reading) as readers:
             done = [readers.read(epoch) for epoch in range(epochs)]
+        pools = [host.status()["pool"] for host in cluster.hosts] if setting.has_pool else []
     if as_json:
-        told = {"files": len(made.names), "bytes": made.bytes, "order": order}
+        told = {"files": len(made.names), "bytes": made.bytes, "order": order, "pools": pools}
         command.say_json(told | {"epochs": [asdict(epoch) for epoch in done]})
         return
     command.show(_table(done, made))
+    if pools:
+        counted = ("leases", "waits", "written", "failures", "damaged", "skipped")
+        sums = ", ".join(f"{sum(pool[name] for pool in pools):,} {name}" for name in counted)
+        command.say(f"pool: {sums}")
 
 
 def _table(epochs: list[Epoch], made: dataset.Dataset) -> Table:
