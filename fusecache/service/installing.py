@@ -57,14 +57,14 @@ def install(name: str, config_file: str | None, places: Places) -> Iterator[str]
     _check_programs(places)
     there = places.settings / f"{name}.toml"
     given = Path(os.path.abspath(config_file)) if config_file is not None else there
-    data, paths = _read(given, "--config ")
+    data, drop_in = _read(given, "--config ")
     _check_place(there)
     if os.path.lexists(there) and _read(there)[0] != data:
         raise UserError(f"{there} is there, and differs from {given}: remove it, or edit it")
     yield from _write(there, data)
     for unit, text in units.rendered(str(places.programs)).items():
         yield from _write(places.units / unit, text.encode())
-    yield from _write(places.drop_in(name), units.drop_in(paths).encode())
+    yield from _write(places.drop_in(name), drop_in.encode())
     _systemctl("daemon-reload")
 
 
@@ -128,8 +128,8 @@ def _check_place(settings: Path) -> None:
         raise UserError(f"{settings} is no place for root's settings: {error.strerror}") from None
 
 
-def _read(config_file: Path, flag: str = "") -> tuple[bytes, list[str]]:
-    """The file, and what has to be mounted before the mount is made. ConfigError."""
+def _read(config_file: Path, flag: str = "") -> tuple[bytes, str]:
+    """The file, and the drop-in that it needs. ConfigError."""
     try:
         fd = trust.open_file(str(config_file))
     except OSError as error:
@@ -147,7 +147,8 @@ def _read(config_file: Path, flag: str = "") -> tuple[bytes, list[str]]:
     cache = settings.get("cache_dir", default_cache_dir())
     mountpoint = settings["mountpoint"]
     caches = [cache] if isinstance(cache, str) else cache
-    return data, [settings.get("source", mountpoint), os.path.dirname(mountpoint), *caches]
+    paths = [settings.get("source", mountpoint), os.path.dirname(mountpoint), *caches]
+    return data, units.drop_in(paths, has_pool=settings.get("pool") is not None)
 
 
 def _write(path: Path, data: bytes) -> Iterator[str]:

@@ -23,10 +23,15 @@ def rendered(directory: str) -> dict[str, str]:
     return found
 
 
-def drop_in(paths: Sequence[str]) -> str:
-    """Of one mount: it is started after the file systems that these paths lie on."""
+def drop_in(paths: Sequence[str], *, has_pool: bool) -> str:
+    """Of one mount: it is started after the file systems that these paths lie on. With a pool it
+    may use the network.
+    """
     words = " ".join(quoted(path) for path in dict.fromkeys(paths))
-    return f"# Written by `fusecache service install`.\n[Unit]\nRequiresMountsFor={words}\n"
+    text = f"# Written by `fusecache service install`.\n[Unit]\nRequiresMountsFor={words}\n"
+    if has_pool:
+        text += "[Service]\nRestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK\n"
+    return text
 
 
 def quoted(path: str) -> str:
