@@ -33,9 +33,10 @@ class HintsdCommand:
     Mounts find it when they are made with `--hintsd SOCKET`.
     """
 
-    def __init__(self, directory: Path, *flags: str) -> None:
-        """`flags`: of `hintsd serve`."""
+    def __init__(self, directory: Path, *flags: str, prefix: tuple[str, ...] = ()) -> None:
+        """`flags`: of `hintsd serve`. `prefix`: what it is run by, as nsenter in a namespace."""
         self._flags = flags
+        self._prefix = prefix
         self.socket = directory / "hintsd.sock"
         self._log = directory / "hintsd.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,7 +74,7 @@ class HintsdCommand:
         return self._process is not None and self._process.poll() is None
 
     def _command(self) -> list[str]:
-        return [str(Path(sys.executable).with_name("hintsd"))]
+        return [*self._prefix, str(Path(sys.executable).with_name("hintsd"))]
 
     def _answers(self) -> bool:
         return self.socket.exists() and self._status().returncode == 0

@@ -133,13 +133,18 @@ def test_links_have_a_limit_and_can_be_cut() -> None:
         there.heal()
         eventually(lambda: arrived(there, 1) > 1000)
         assert arrived(third, 1) > 1000
-        assert arrived(there, packets) < packets * 1000 / 2, "it would take minutes"
-        assert here.link_bytes().sent < packets * 1000 / 2
+        for sender in (here, there):
+            send(sender, third, packets)
+        sent = [sender.link_bytes().sent for sender in (here, there)]
+        assert max(sent) < packets * 1000 / 2, "it would take minutes"
+        assert third.link_bytes().received < sum(sent) * 3 / 4, "its own link has a limit, too"
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tls"])
 def with_engines(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Cluster(hosts=2, has_tls=request.param, engine_options=("--hz", "20")) as cluster:
+    with Cluster(
+        hosts=2, has_tls=request.param, engine_options=("--hz", "20"), acl="~* &* +@all -flushall"
+    ) as cluster:
         yield cluster
 
 
@@ -192,10 +197,22 @@ def test_engines_let_in_only_their_user(with_engines: Cluster) -> None:
         assert here.run(*client, *mutual, *user, "PING").stdout.strip() == "PONG"
         assert here.run(*client, *user, "PING").returncode != 0, "not without TLS"
         assert here.run(*client, "--tls", *user, "PING").returncode != 0, "an unknown authority"
+    assert there.engine is not None
+    with pytest.raises(RuntimeError, match="NOPERM"):
+        there.engine.ask_from(here.enter, "FLUSHALL")
+    assert there.engine.ask("FLUSHALL") == "OK", "who made it may do all"
     options = with_engines.pool_options("name")
     scheme = "valkeys" if access.has_tls else "valkey"
     assert options[:2] == ("--pool", f"{scheme}://10.77.0.1:6379,10.77.0.2:6379/name")
     assert ("--pool-insecure" in options) is not access.has_tls
+
+
+def test_engines_without_rules_let_in_anybody() -> None:
+    with Cluster(hosts=2, acl="") as cluster:
+        here, there = cluster.hosts
+        assert there.engine is not None
+        assert there.engine.ask_from(here.enter, "PING") == "PONG"
+        assert "--pool-user" not in cluster.pool_options()
 
 
 # ---- the end -------------------------------------------------------------------------------------
@@ -286,6 +303,8 @@ def test_nothing_is_left_after_a_signal(number: signal.Signals) -> None:
     [
         (("run", "--hosts", "0"), "Invalid value for '--hosts'"),
         (("run", "--link-mbit", "-1"), "Invalid value for '--link-mbit'"),
+        (("run", "--no-mount", "--hints"), "--hints needs mounts"),
+        (("shell", "--no-pool", "--tls"), "--tls needs a pool"),
         (("shell", "--data", "/nowhere"), "Invalid value for '--data'"),
         ((), "run, shell or --remove is wanted"),
     ],
@@ -300,10 +319,21 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], line: str) -> None:
 def test_run_tells_what_each_epoch_took(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}").write_bytes(os.urandom(1000))
-    arguments = ["run", "--no-pool", "--hosts", "2", "--data", str(tmp_path), "--order", "all"]
+    arguments = [
+        "run",
+        "--no-pool",
+        "--hints",
+        "--hosts",
+        "2",
+        "--data",
+        str(tmp_path),
+        "--order",
+        "all",
+    ]
     arguments += ["--epochs", "2", "--json"]
     done = tool(*arguments, "--", *SIZES)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["files"], told["bytes"]) == (4, 4000)
     assert [epoch["origin_bytes"] for epoch in told["epochs"]] == [[4000, 4000], [0, 0]]
+    assert told["epochs"][0]["processor_s"]["hintsd"] > 0.0

@@ -42,6 +42,7 @@ def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--ssd", default="1G", help="Of each mount."),
         click.option("--pool/--no-pool", default=True, help="Hosts share what they have."),
         click.option("--tls/--no-tls", default=False, help="Between hosts."),
+        click.option("--hints", is_flag=True, help="A hintsd on each host, which readers tell."),
         click.option(
             "--engine-mb", type=click.IntRange(1), default=256, help="Of each engine, in MiB."
         ),
@@ -69,9 +70,16 @@ def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 class Setting:
     """What the options ask for."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], *, has_mounts: bool = True) -> None:
+        """click.UsageError: options do not go together."""
         self._options = options
-        self.has_pool: bool = options["pool"]
+        self.has_mounts = has_mounts
+        self.has_pool: bool = options["pool"] and has_mounts
+        self.has_hints: bool = options["hints"]
+        if self.has_hints and not has_mounts:
+            raise click.UsageError("--hints needs mounts")
+        if options["tls"] and not self.has_pool:
+            raise click.UsageError("--tls needs a pool")
 
     def cluster(self) -> Cluster:
         given = self._options
@@ -93,10 +101,15 @@ class Setting:
             return dataset.of(cluster.data)
         return dataset.make(cluster.data, given["files"], given["file_kb"] * 1000, given["seed"])
 
-    def mount_options(self, cluster: Cluster) -> list[str]:
+    def mount(self, cluster: Cluster) -> None:
+        """On all hosts, if wanted."""
         given = self._options
+        if not self.has_mounts:
+            return
+        if self.has_hints:
+            cluster.start_hintsd()
         pool = cluster.pool_options() if self.has_pool else ()
-        return ["--ram", given["ram"], "--ssd", given["ssd"], *pool, *given["mount_options"]]
+        cluster.mount("--ram", given["ram"], "--ssd", given["ssd"], *pool, *given["mount_options"])
 
 
 @click.group(
@@ -121,7 +134,7 @@ def main(context: click.Context, remove: bool) -> None:
 
 
 def _remove() -> None:
-    found = list(remains.of_dead_owners())
+    found = remains.of_dead_owners()
     for record in found:
         remains.remove(record)
         command.say(f"removed {record.name}")
@@ -147,15 +160,16 @@ def run(
     """A reader on each host; a table of what each epoch took.
 
     Behind -- stand further options of `fusecache mount`. Bytes of the origin do not pass the hosts'
-    links. Processor time is of the mounts (with their keepers), the engines and the readers of all
-    hosts, not of the origin.
+    links. Processor time is of the mounts (with their keepers), the engines, hintsd and the readers
+    of all hosts, not of the origin. With --hints some bytes of an epoch are fetched in the one
+    before it.
     """
-    setting = Setting({**options, "pool": options["pool"] and not no_mount})
+    setting = Setting(options, has_mounts=not no_mount)
     with setting.cluster() as cluster:
         made = setting.dataset(cluster)
-        if not no_mount:
-            cluster.mount(*setting.mount_options(cluster))
-        reading = Reading(order, options["seed"], threads, is_direct=no_mount)
+        setting.mount(cluster)
+        hinted = epochs if setting.has_hints else 0
+        reading = Reading(order, options["seed"], threads, is_direct=no_mount, hinted=hinted)
         with Readers(cluster, made, reading) as readers:
             done = [readers.read(epoch) for epoch in range(epochs)]
         pools = [host.status()["pool"] for host in cluster.hosts] if setting.has_pool else []
@@ -174,7 +188,7 @@ def _table(epochs: list[Epoch], made: dataset.Dataset) -> Table:
     title = f"{len(made.names):,} files, {made.bytes / 1e6:.1f} MB"
     table = Table(title=title, title_justify="left", box=None)
     columns = ("epoch", "s", "origin MB", "datasets", "files", "links MB", "most of a host")
-    for column in (*columns, "CPU s: mounts", "engines", "readers"):
+    for column in (*columns, "CPU s: mounts", "engines", "hintsd", "readers"):
         table.add_column(column, justify="right")
     for number, epoch in enumerate(epochs):
         table.add_row(str(number + 1), *_figures([epoch], made))
@@ -186,9 +200,8 @@ def _figures(epochs: list[Epoch], made: dataset.Dataset) -> list[str]:
     origin = sum(sum(epoch.origin_bytes) for epoch in epochs)
     each = zip(*(epoch.link_received for epoch in epochs), strict=True)
     received = [sum(of_host) for of_host in each]
-    computed = [
-        sum(epoch.processor_s[what] for epoch in epochs) for what in ("mount", "engine", "reader")
-    ]
+    roles = ("mount", "engine", "hintsd", "reader")
+    computed = [sum(epoch.processor_s[role] for epoch in epochs) for role in roles]
     return [
         f"{sum(epoch.seconds for epoch in epochs):.2f}",
         f"{origin / 1e6:.1f}",
@@ -207,7 +220,7 @@ def shell(**options: Any) -> None:
     setting = Setting(options)
     with setting.cluster() as cluster:
         setting.dataset(cluster)
-        cluster.mount(*setting.mount_options(cluster))
+        setting.mount(cluster)
         with contextlib.suppress(KeyboardInterrupt):
             _say_how_to_enter(cluster)
             if setting.has_pool:

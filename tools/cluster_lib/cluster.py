@@ -19,9 +19,10 @@ from typing import Any, Self
 
 from tools.bench.processes import processor_s
 from tools.cluster_lib import network, remains
-from tools.cluster_lib.engine import PORT, Access, Engine, make_access
+from tools.cluster_lib.engine import ACL, PORT, Access, Engine, make_access
 from tools.cluster_lib.network import LinkBytes
 from tools.fusecache_command import FusecacheMount
+from tools.hintsd_command import HintsdCommand
 from tools.latency_origin import HOSTS_MOST, Count, LatencyOrigin, Meter, compiled
 
 DATASET = "dataset"  # its name in a pool
@@ -42,7 +43,7 @@ class Host:
         self.mountpoint = self.directory / "mnt"
         self.cache_dir = self.directory / "cache"
         self.log = self.directory / "mount.log"
-        self.hintsd_socket = self.directory / "hintsd.sock"
+        self.hintsd: HintsdCommand | None = None
         self.engine: Engine | None = None
         self._cluster = cluster
         self._origin: LatencyOrigin | None = None
@@ -73,9 +74,14 @@ class Host:
         )
         self.engine.start()
 
+    def start_hintsd(self) -> None:
+        """Mounts name it from now on."""
+        self.hintsd = HintsdCommand(self.directory, prefix=self.enter).__enter__()
+
     def mount(self, *options: str) -> None:
         """`fusecache mount`, with the cache that is there. RuntimeError: it failed, and why."""
-        flags = ("--log-file", str(self.log), "--keep-free", "0", *options)
+        hints = ("--hintsd", str(self.hintsd.socket)) if self.hintsd is not None else ()
+        flags = ("--log-file", str(self.log), "--keep-free", "0", *hints, *options)
         mount = FusecacheMount(
             self.origin, self.mountpoint, self.cache_dir, flags, prefix=self.enter
         )
@@ -120,6 +126,8 @@ class Host:
     def close(self) -> None:
         """What `remains.remove` has ended is not waited for by anybody else."""
         self._mount = None
+        if self.hintsd is not None:
+            self.hintsd.close()
         if self._origin is not None:
             self._origin.close()
         if self.engine is not None:
@@ -141,12 +149,13 @@ class Cluster:
         engine_bytes: int = 256 << 20,
         engine_options: Sequence[str] = (),
         has_tls: bool = False,
-        has_user: bool = True,
+        acl: str = ACL,
         work_dir: Path | None = None,
     ) -> None:
         """`data`: a directory that lasts; None: `self.data` is an empty one, to be filled before
         the first mount. `link_mbit`: each way, of each host; `origin_mbit`: of all together; 0 is
-        no limit. `work_dir`: what there is of files lies below it (/var/tmp).
+        no limit. `acl`: the rules of the engines' user; "": they let in anybody. `work_dir`: what
+        there is of files lies below it (/var/tmp).
         ValueError: too few hosts, or too many.
         """
         if not 1 <= hosts <= HOSTS_MOST:
@@ -157,7 +166,7 @@ class Cluster:
         self._latency_s = origin_latency_s
         self._has_engines = has_engines
         self._engine_bytes, self._engine_options = engine_bytes, engine_options
-        self._has_tls, self._has_user = has_tls, has_user
+        self._has_tls, self._acl = has_tls, acl
         self._work_dir = work_dir
         self._record: remains.Record | None = None
         self.hosts: list[Host] = []
@@ -184,7 +193,7 @@ class Cluster:
         program = compiled(self.work)
         addresses = [host.address for host in self.hosts]
         self.access = make_access(
-            self.work / "access", addresses, has_tls=self._has_tls, has_user=self._has_user
+            self.work / "access", addresses, has_tls=self._has_tls, acl=self._acl
         )
         for host in self.hosts:
             host.directory.mkdir()
@@ -219,6 +228,10 @@ class Cluster:
     def umount(self) -> None:
         self.each(Host.umount)
 
+    def start_hintsd(self) -> None:
+        """One on each host, before its mount."""
+        self.each(Host.start_hintsd)
+
     def each(self, action: Callable[[Host], object]) -> None:
         """All hosts at a time; the first failure is raised when all have ended."""
         with ThreadPoolExecutor(len(self.hosts)) as threads:
@@ -251,12 +264,14 @@ class Cluster:
 
     def processor_s(self) -> dict[str, float]:
         """Seconds of processor time so far, of what runs on the hosts now: "mount" (keepers and
-        servers), "engine".
+        servers), "engine", "hintsd".
         """
         found = remains.processes_in([host.namespace for host in self.hosts])
         of_mounts = {pid for pid in found if remains.is_of_mount(pid)}
         engines = {host.engine.pid for host in self.hosts if host.engine and host.engine.is_running}
-        return {"mount": processor_s(of_mounts), "engine": processor_s(engines)}
+        daemons = {host.hintsd.pid for host in self.hosts if host.hintsd is not None}
+        pids = {"mount": of_mounts, "engine": engines, "hintsd": daemons}
+        return {what: processor_s(some) for what, some in pids.items()}
 
     def close(self) -> None:
         record, self._record = self._record, None

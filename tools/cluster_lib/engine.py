@@ -10,12 +10,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PORT = 6379
-USER = "fusecache"
-ACL = "~* &* +@all"
+USER, ACL = "fusecache", "~* &* +@all"
+_OWNER = "cluster"  # whoever made the engine: `Engine.ask`
 _START_S = 10.0
 _DAYS = 2
 
@@ -26,8 +26,14 @@ class Access:
 
     directory: Path
     has_tls: bool
-    user: str  # "": anybody
-    password: str
+    acl: str  # of USER; "": anybody may do all
+    password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    owner_password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+    @property
+    def user(self) -> str:
+        """Empty: nobody needs a name."""
+        return USER if self.acl else ""
 
     @property
     def password_file(self) -> Path:
@@ -38,16 +44,12 @@ class Access:
         return self.directory / f"{name}.crt", self.directory / f"{name}.key"
 
 
-def make_access(
-    directory: Path, addresses: Sequence[str], *, has_tls: bool, has_user: bool
-) -> Access:
+def make_access(directory: Path, addresses: Sequence[str], *, has_tls: bool, acl: str) -> Access:
     """In an empty directory, which is made. RuntimeError: openssl failed."""
     directory.mkdir(mode=0o700)
-    password = secrets.token_urlsafe(24) if has_user else ""
-    access = Access(directory, has_tls, USER if has_user else "", password)
-    if has_user:
-        access.password_file.touch(0o600)
-        access.password_file.write_text(f"{password}\n")
+    access = Access(directory, has_tls, acl)
+    access.password_file.touch(0o600)
+    access.password_file.write_text(f"{access.password}\n")
     if has_tls:
         _certify(access, "ca", "CN=tools/cluster")
         for address in addresses:
@@ -106,8 +108,9 @@ class Engine:
             lines += [f"tls-ca-cert-file {access.certificate('ca')[0]}"]
         else:
             lines += [f"port {PORT}"]
-        if access.user:
-            lines += ["user default off", f"user {access.user} on >{access.password} {ACL}"]
+        if access.acl:
+            lines += ["user default off", f"user {USER} on >{access.password} {access.acl}"]
+            lines += [f"user {_OWNER} on >{access.owner_password} ~* &* +@all"]
         self._config.touch(0o600)
         self._config.write_text("".join(f"{line}\n" for line in lines))
 
@@ -160,24 +163,28 @@ class Engine:
             return False
 
     def ask(self, *words: str, timeout_s: float = 10.0) -> str:
-        """The answer to a command, as its client prints it. RuntimeError: it has none.
-        TimeoutExpired: none came.
+        """The answer to a command, as its client prints it: on this machine, with all rights.
+        RuntimeError: it refuses. TimeoutExpired: none came.
         """
-        return self._ask([*self._prefix, self._client, "-s", str(self._socket)], words, timeout_s)
+        command = [self._client, "-s", str(self._socket)]
+        return self._ask(command, _OWNER, self._access.owner_password, words, timeout_s)
 
     def ask_from(self, prefix: Sequence[str], *words: str, timeout_s: float = 10.0) -> str:
         """The same over the network, as `access` has it, from the host that `prefix` enters."""
         command = [*prefix, self._client, "-h", self.address, "-p", str(PORT)]
         if self._access.has_tls:
             command += ["--tls", "--cacert", str(self._access.certificate("ca")[0])]
-        return self._ask(command, words, timeout_s)
+        return self._ask(command, USER, self._access.password, words, timeout_s)
 
-    def _ask(self, command: list[str], words: Sequence[str], timeout_s: float) -> str:
-        access = self._access
-        who = ["--user", access.user] if access.user else []
-        environment = {**os.environ, "REDISCLI_AUTH": access.password} if access.user else None
+    def _ask(
+        self, command: list[str], user: str, password: str, words: Sequence[str], timeout_s: float
+    ) -> str:
+        who, environment = [], None
+        if self._access.acl:
+            who = ["--user", user, "--no-auth-warning"]
+            environment = {**os.environ, "REDISCLI_AUTH": password}
         done = subprocess.run(
-            [*command, *who, "--no-auth-warning", "-e", *words],
+            [*command, *who, "-e", *words],
             capture_output=True,
             text=True,
             timeout=timeout_s,

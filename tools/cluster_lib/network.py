@@ -2,7 +2,7 @@
 
 Each host's eth0 is the end of a veth pair whose other end, at the bridge, is named as the host.
 Both ends send at the link's rate at most (tbf), so a host receives at it, too. There is no IPv6 and
-nothing else that talks: an idle link passes only ARP.
+nothing else that talks: an idle link passes ARP, and first packets that the bridge floods.
 """
 
 import json

@@ -1,8 +1,9 @@
 """A reader on a host: whole files, some at a time, in a seeded order. Needs no torch.
 
 Run as a process with a line of JSON on standard input: root, names (relative to it), order, seed,
-host, hosts, threads. It prints "ready", and waits for a line before each epoch, its number; after
-it, it prints a line of JSON: seconds, files, bytes, checksum (the sum of the files' CRC-32),
+host, hosts, threads, hinted (epochs that hintsd is told of; 0: it is told nothing). It prints
+"ready", or the state of its hint, and waits for a line before each epoch, its number; after it, it
+prints a line of JSON: seconds, files, bytes, checksum (the sum of the files' CRC-32),
 processor_s.
 
 order: "distributed": the epoch's permutation is that of all hosts, each of which reads every N-th
@@ -17,7 +18,14 @@ import time
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
+from tools.hintsd_command import await_answer
+
+if TYPE_CHECKING:
+    import hintsd
+
+BATCH = 32
 ORDERS = ("distributed", "all")
 
 
@@ -40,17 +48,36 @@ def _read(path: str) -> tuple[int, int]:
         os.close(fd)
 
 
+def _attach(work: dict[str, Any]) -> "hintsd.Job":
+    """To the hintsd of the mount."""
+    import hintsd
+
+    number = {name: index for index, name in enumerate(work["names"])}
+    return hintsd.connect(work["root"]).order(
+        lambda epoch: [number[name] for name in _order(work, epoch)],
+        paths=[os.path.join(work["root"], name) for name in work["names"]],
+        epochs=work["hinted"],
+        batch_size=BATCH,
+        workers=work["threads"],
+    )
+
+
+def _order(work: dict[str, Any], epoch: int) -> list[str]:
+    told = (work["order"], work["seed"], epoch, work["host"], work["hosts"])
+    return order_of(work["names"], *told)
+
+
 def main() -> None:
     work = json.loads(sys.stdin.readline())
-    root, names, threads = work["root"], work["names"], work["threads"]
-    told = (work["order"], work["seed"])
-    with ThreadPoolExecutor(threads) as readers:
-        print("ready", flush=True)
+    job = _attach(work) if work["hinted"] else None
+    if job is not None:
+        await_answer(job)
+    with ThreadPoolExecutor(work["threads"]) as readers:
+        print("ready" if job is None else job.state, flush=True)
         for line in sys.stdin:
-            paths = [
-                os.path.join(root, name)
-                for name in order_of(names, *told, int(line), work["host"], work["hosts"])
-            ]
+            paths = [os.path.join(work["root"], name) for name in _order(work, int(line))]
+            if job is not None:
+                job.step(0, int(line))
             begin, computed = time.perf_counter(), time.process_time()
             read = list(readers.map(_read, paths))
             done = {

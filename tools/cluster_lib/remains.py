@@ -46,32 +46,50 @@ class Record:
 
 def claim(directory: Path | None) -> Record:
     """A new name, and a work directory below `directory` (/var/tmp), both this process's."""
-    RECORDS.mkdir(mode=0o700, exist_ok=True)
-    names = (f"fc-{os.getpid()}-{number}" for number in itertools.count())
-    name = next(name for name in names if not (RECORDS / name).exists())
-    work = Path(tempfile.mkdtemp(prefix=f"fusecache-{name}-", dir=directory or "/var/tmp"))
-    new = RECORDS / f"{name}.new"
-    lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.write(lock, os.fsencode(work))
-    os.rename(new, RECORDS / name)
+    with _alone():
+        names = (f"fc-{os.getpid()}-{number}" for number in itertools.count())
+        name = next(name for name in names if not (RECORDS / name).exists())
+        work = Path(tempfile.mkdtemp(prefix=_work_prefix(name), dir=directory or "/var/tmp"))
+        new = RECORDS / "new"
+        lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, os.fsencode(work))
+        os.rename(new, RECORDS / name)
     return Record(name, work, lock)
 
 
-def of_dead_owners() -> Iterator[Record]:
-    """Those whose owner has ended, each locked."""
-    for path in sorted(RECORDS.glob("fc-*-*")):
-        lock = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        if path.suffix == ".new":  # not even its directory is known: it is empty
-            os.close(lock)
-            path.unlink()
-            continue
-        yield Record(path.name, Path(os.fsdecode(path.read_bytes())), lock)
+def of_dead_owners() -> list[Record]:
+    """Those whose owner has ended, each locked. RuntimeError: a record is none of ours."""
+    found = []
+    with _alone():
+        for path in sorted(RECORDS.glob("fc-*")):
+            lock = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            work = Path(os.fsdecode(path.read_bytes()))
+            if not work.is_absolute() or not work.name.startswith(_work_prefix(path.name)):
+                raise RuntimeError(f"{path} names no directory of a cluster: remove it by hand")
+            found.append(Record(path.name, work, lock))
+    return found
+
+
+def _work_prefix(name: str) -> str:
+    return f"fusecache-{name}-"
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Nobody else makes a record meanwhile, or looks for some. A record appears locked."""
+    RECORDS.mkdir(mode=0o700, exist_ok=True)
+    directory = os.open(RECORDS, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
 
 
 def namespaces(name: str) -> list[str]:

@@ -1,6 +1,8 @@
 """Epochs that all hosts of a cluster read together, and what each cost.
 
 INVARIANT: all hosts begin an epoch together, when the last one has ended the epoch before.
+INVARIANT: what is counted of an epoch begins where the one before ended, the first with the
+readers: what hints have fetched early is in no gap.
 INVARIANT: every epoch's bytes are compared with the dataset's; what is wrong is no figure.
 """
 
@@ -27,6 +29,7 @@ class Reading:
     seed: int = 0
     threads: int = 4
     is_direct: bool = False  # the origin itself, without a cache
+    hinted: int = 0  # epochs, from 0 on, that hintsd is told of; 0: it is told nothing
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Epoch:
     origin_files: list[int]
     link_received: list[int]  # bytes
     link_sent: list[int]
-    processor_s: dict[str, float]  # of "mount", "engine", "reader", all hosts
+    processor_s: dict[str, float]  # of "mount", "engine", "hintsd", "reader", all hosts
 
 
 class Readers:
@@ -48,14 +51,18 @@ class Readers:
         self._cluster, self._dataset, self._reading = cluster, dataset, reading
         self._stack = contextlib.ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
+        self._before: Any = None  # counters, at the end of the last epoch
 
     def __enter__(self) -> Self:
+        reading = self._reading
+        self._before = self._counters()
         with contextlib.ExitStack() as stack:
             for host in self._cluster.hosts:
                 self._processes.append(stack.enter_context(self._reader(host)))
             for process in self._processes:
-                if _line(process).strip() != "ready":
-                    raise RuntimeError("a reader did not start: see above")
+                said, wanted = _line(process).strip(), "hinted" if reading.hinted else "ready"
+                if said != wanted:
+                    raise RuntimeError(f"a reader is {said or 'gone'}, not {wanted}")
             self._stack = stack.pop_all()
         return self
 
@@ -71,6 +78,7 @@ class Readers:
             "order": reading.order,
             "seed": reading.seed,
             "threads": reading.threads,
+            "hinted": reading.hinted,
             "host": host.number,
             "hosts": len(self._cluster.hosts),
         }
@@ -91,7 +99,6 @@ class Readers:
 
     def read(self, epoch: int) -> Epoch:
         """RuntimeError: a reader failed, or read other bytes than the dataset's."""
-        before = self._counters()
         for process in self._processes:
             _tell(process, str(epoch))
         lines = [_line(process) for process in self._processes]
@@ -99,8 +106,9 @@ class Readers:
             raise RuntimeError("a reader failed: see above")
         done: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self._check(done)
-        origin, links, computed = self._counters()
-        origin_before, links_before, computed_before = before
+        origin, links, computed = after = self._counters()
+        origin_before, links_before, computed_before = self._before
+        self._before = after
         pairs = list(zip(origin, origin_before, strict=True))
         links_pairs = list(zip(links, links_before, strict=True))
         return Epoch(
