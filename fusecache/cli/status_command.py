@@ -56,6 +56,7 @@ def status(path: str | None, as_json: bool) -> None:
     pins      globs of `fusecache pin`, and the files known so far that they name, cached or not
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
+    pool      what other hosts had read of the dataset, and this one needed not (docs/POOL.md)
     manifest  what `fusecache digest` wrote, if one is used; and what was on SSD under another path,
               so that it was not read at the origin
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
@@ -203,6 +204,23 @@ def _directories(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+def _pool(part: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if not part:
+        return []
+    servers = part["servers"]
+    away = [server for server in servers if server["is_left_alone"] or not server["has_address"]]
+    line = (
+        f"{part['files']:,} files, {format_bytes(part['bytes'])} that other hosts had read; "
+        f"{format_bytes(part['bytes_written'])} written for them, "
+        f"{format_count(len(servers), 'server')}"
+    )
+    rows = [("pool", line)]
+    for server in away:
+        why = server["why"] or part["fault"] or "no address"
+        rows.append(("", f"{server['host']}:{server['port']} IS LEFT ALONE: {why}"))
+    return rows
+
+
 def _manifest(part: dict[str, Any]) -> list[tuple[str, str]]:
     """A line, where there is one."""
     if not part.get("files"):
@@ -231,6 +249,7 @@ def _status_table(answer: dict[str, Any], log: str) -> Table:
     reads, origin = answer["reads"], answer["origin"]
     mode = "zero-open" if answer["zero_open"] else "ordinary open (slower)"
     restarts = answer["restarts"]
+    further = "the origin or the pool" if answer.get("pool") else "the origin"
     rows = [
         ("mount point", answer["mountpoint"]),
         ("source", answer["source"]),
@@ -247,13 +266,14 @@ def _status_table(answer: dict[str, Any], log: str) -> Table:
         (
             "reads",
             f"{reads['requests']:,} requests, {reads['from_ssd']:,} from SSD, "
-            f"{reads['from_origin']:,} from the origin; page cache hits are not seen",
+            f"{reads['from_origin']:,} from {further}; page cache hits are not seen",
         ),
         (
             "origin",
             f"{origin['files']:,} files, {format_bytes(origin['bytes'])}, "
             f"{origin['errors']:,} errors",
         ),
+        *_pool(answer.get("pool")),
         *_manifest(answer.get("manifest") or {}),
         (
             "prefetch",

@@ -1,0 +1,112 @@
+"""Row pool: what several hosts take from the origin together, with a pool and without.
+
+The hosts are network namespaces (tools/cluster_lib), their links of 400 Mbit/s, the origin's line,
+which all share, of 100. The pool is an engine on each host. What is unfair: all share two
+processors, and the origin's bytes do not pass the hosts' links.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tools.bench.rows import Bench
+from tools.cluster_lib import dataset
+from tools.cluster_lib.cluster import Cluster
+from tools.cluster_lib.running import Epoch, Readers, Reading
+
+HOSTS, FILES, FILES_QUICK, FILE_BYTES = 4, 1200, 300, 110_000
+EPOCHS = 3
+ROUNDS = 3
+ENGINE_BYTES = 256 << 20
+FITS_ALL = ("--ram", "64M", "--ssd", "1G")  # one host's cache holds the dataset
+FITS_A_QUARTER = ("--ram", "16M", "--ssd", "24M")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`trouble`: what happens to the first engine in the middle of the second epoch."""
+
+    name: str
+    has_pool: bool = True
+    has_tls: bool = False
+    trouble: str = ""
+
+
+NO_POOL = Arm("no pool", has_pool=False)
+POOL = Arm("pool")
+TLS = Arm("pool, TLS", has_tls=True)
+KILLED = Arm("pool, an engine is killed", trouble="kill")
+STOPPED = Arm("pool, an engine is stopped", trouble="stop")
+CUT = Arm("pool, a host is cut off", trouble="cut")
+CASES: tuple[tuple[str, str, tuple[str, ...], tuple[Arm, ...]], ...] = (
+    ("ranks of one job", "distributed", FITS_ALL, (NO_POOL, POOL, TLS)),
+    ("each reads all", "all", FITS_ALL, (NO_POOL, POOL, TLS)),
+    ("each reads all, caches a quarter", "all", FITS_A_QUARTER,
+     (NO_POOL, POOL, KILLED, STOPPED, CUT)),
+)  # fmt: skip
+
+
+def pool(bench: Bench) -> None:
+    """Row pool: origin bytes over the dataset's, seconds of each epoch."""
+    count = FILES_QUICK if bench.quick else FILES
+    for number in range(bench.rounds(ROUNDS)):
+        for case, order, caches, arms in CASES:
+            for name in bench.turns(number, tuple(arm.name for arm in arms)):
+                arm = next(arm for arm in arms if arm.name == name)
+                epochs = _run(arm, order, caches, count, number)
+                _add(bench, f"{case}: {name}", epochs, count * FILE_BYTES)
+    bench.results.note(
+        f"pool: {HOSTS} hosts at 400 Mbit/s, the origin at 100 Mbit/s for all; {count:,} files of "
+        f"{FILE_BYTES // 1000} KB; the origin alone needs {count * FILE_BYTES / 12.5e6:.1f} s for them"
+    )
+
+
+def _run(arm: Arm, order: str, caches: tuple[str, ...], count: int, seed: int) -> list[Epoch]:
+    with Cluster(
+        hosts=HOSTS, has_engines=arm.has_pool, has_tls=arm.has_tls, engine_bytes=ENGINE_BYTES
+    ) as cluster:
+        made = dataset.make(cluster.data, count, FILE_BYTES, seed)
+        cluster.mount(*caches, *(cluster.pool_options() if arm.has_pool else ()))
+        with Readers(cluster, made, Reading(order, seed)) as readers:
+            epochs = [readers.read(0)]
+            with _trouble(cluster, arm.trouble, epochs[0]):
+                epochs.append(readers.read(1))
+            return epochs + [readers.read(epoch) for epoch in range(2, EPOCHS)]
+
+
+@contextmanager
+def _trouble(cluster: Cluster, kind: str, before: Epoch) -> Iterator[None]:
+    """It begins a second into the epoch, and stays."""
+    host = cluster.hosts[0]
+    engine = host.engine
+    if not kind or engine is None:
+        yield
+        return
+    begin: Callable[[], None] = {
+        "kill": engine.kill, "stop": engine.stop, "cut": host.partition
+    }[kind]  # fmt: skip
+    timer = threading.Timer(1.0, begin)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def _add(bench: Bench, what: str, epochs: list[Epoch], dataset_bytes: int) -> None:
+    for number, epoch in enumerate(epochs, 1):
+        datasets = sum(epoch.origin_bytes) / dataset_bytes
+        computed = sum(epoch.processor_s.values())
+        rate = max(epoch.link_received) / epoch.seconds / 1e6
+        work = f"{what}: epoch {number}"
+        bench.results.add("pool", work, "fusecache", "s", epoch.seconds)
+        bench.results.add("pool", f"{work}, origin", "fusecache", "datasets", datasets)
+        bench.results.add("pool", f"{work}, processor", "fusecache", "s", computed)
+        bench.say(
+            f"pool, {work}: {epoch.seconds:.2f} s, {datasets:.3f} datasets, "
+            f"{computed:.1f} s of processors, {rate:.0f} MB/s into one host"
+        )
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {"pool": pool}
