@@ -58,7 +58,7 @@ def pool(bench: Bench) -> None:
                 _add(bench, f"{case}: {name}", epochs, count * FILE_BYTES)
     bench.results.note(
         f"pool: {HOSTS} hosts at 400 Mbit/s, the origin at 100 Mbit/s for all; {count:,} files of "
-        f"{FILE_BYTES // 1000} KB; the origin alone needs {count * FILE_BYTES / 12.5e6:.1f} s for them"
+        f"{FILE_BYTES // 1000} KB: {count * FILE_BYTES / 12.5e6:.1f} s of the origin's line"
     )
 
 

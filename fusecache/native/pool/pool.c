@@ -16,6 +16,7 @@
 #define REST_NS_FIRST 1000000000ll
 #define REST_NS_MOST 16000000000ll
 #define REQUEST_NS_LEAST 100000000ll
+#define REQUEST_NS_MOST 1000000000ll
 #define ORIGIN_READS 4		   /* as long as so many may take */
 #define ORIGIN_NS_FIRST 50000000ll /* before one was read */
 #define ORIGIN_NS_MOST 1000000000ll /* of the average */
@@ -157,12 +158,14 @@ static int64_t origin_ns(void)
 	return ns ? ns : ORIGIN_NS_FIRST;
 }
 
+static int64_t earlier(int64_t one, int64_t other) { return one < other ? one : other; }
+
 /* For the first byte of an answer. */
 static int64_t request_ns(void)
 {
 	int64_t ns = ORIGIN_READS * origin_ns();
 
-	return ns < REQUEST_NS_LEAST ? REQUEST_NS_LEAST : ns;
+	return ns < REQUEST_NS_LEAST ? REQUEST_NS_LEAST : ns < REQUEST_NS_MOST ? ns : REQUEST_NS_MOST;
 }
 
 static unsigned lease_ms(void)
@@ -274,8 +277,8 @@ static bool take_link(struct server *server, struct link *link, int64_t deadline
 		link_close(link);
 		is_open = false;
 	}
-	if (!is_open && (err = connect_to(&to, link, deadline_ns, why)))
-		give_back(server, link, false, why);
+	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + request_ns(), deadline_ns), why)))
+		give_back(server, link, false, *why ? why : strerror(-err));
 	return !err;
 }
 
@@ -326,14 +329,12 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 	struct request of = {
 	    .prefix = pool.prefix,
 	    .key = asked->key,
-	    .deadline_ns = now_ns() + request_ns(),
+	    .deadline_ns = earlier(now_ns() + request_ns(), asked->until_ns),
 	    .until_ns = asked->until_ns,
 	};
 	bool may_write;
 	int result;
 
-	if (of.deadline_ns > of.until_ns)
-		of.deadline_ns = of.until_ns;
 	pthread_mutex_lock(&pool.lock);
 	may_write = now_ns() >= server->no_writes_until_ns;
 	pthread_mutex_unlock(&pool.lock);
@@ -451,8 +452,7 @@ static int wait_for_lease(const struct asked *asked)
 	int result = REPLY_LEASE;
 
 	COUNT_POOL(waits, 1);
-	if (until_ns > asked->until_ns)
-		until_ns = asked->until_ns;
+	until_ns = earlier(until_ns, asked->until_ns);
 	while (result == REPLY_LEASE && now_ns() + pause_ns < until_ns) {
 		/* Others wait for the same: not all at one time. */
 		const struct timespec pause = {.tv_nsec = (long)(pause_ns / 2 + now_ns() % pause_ns)};
