@@ -1,0 +1,273 @@
+"""The pool as docs/POOL.md has it set up: deploy/pool, TLS, one user a dataset."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+
+from fusecache.pool.address import Credentials, parse_address
+from fusecache.pool.engine import Engine, Unreachable
+from tests.support.mounted import ROOT, Mount, digest, eventually
+
+DEPLOY = ROOT / "deploy/pool"
+FILES, FILE_BYTES = 20, 30_000
+SIZES = ("--ram", "16M", "--ssd", "64M", "--pool-min-age", "0.1")
+
+
+def certify(folder: Path, dataset: str, *hosts: str) -> None:
+    subprocess.run(
+        [DEPLOY / "certificates", folder, dataset, *hosts], check=True, capture_output=True
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By `certificates`: of localhost, and of a host that is not there."""
+    folder = tmp_path_factory.mktemp("pool") / "made"
+    certify(folder, "photos", "localhost", "elsewhere")
+    return folder
+
+
+def words_of_unit(folder: Path, config: Path) -> list[str]:
+    """What the unit would start, with `folder` as its credentials."""
+    unit = RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "fusecache-engine.service")
+    text = unit["Service"]["ExecStart"].replace("\\\n", " ").replace("%d/engine.conf", str(config))
+    return shlex.split(text.replace("%d", str(folder)))
+
+
+def begin(folder: Path, name: str, work: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """An engine that runs as the unit's, with the certificate of the host `name`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = work / f"{name}.conf"
+    text = (DEPLOY / "engine.conf").read_text().replace("tls-port 6379", f"tls-port {port}")
+    config.write_text(text.replace("maxmemory 64gb", "maxmemory 64mb"))
+    with (work / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            words_of_unit(folder / name, config), cwd=work, stdout=log, stderr=log
+        )
+    try:
+        eventually(lambda: is_open(port) or process.poll() is not None)
+        assert process.poll() is None, (work / f"{name}.log").read_text()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process, port
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def ports(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+    """Of an engine with a certificate of localhost's, and of one with another host's."""
+    work = tmp_path_factory.mktemp("engines")
+    processes, found = [], {}
+    try:
+        for name in ("localhost", "elsewhere"):
+            process, found[name] = begin(made, name, work)
+            processes.append(process)
+        yield found
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def options(made: Path, port: int, dataset: str = "photos") -> list[str]:
+    host = made / "localhost"
+    return [
+        *("--pool", f"valkeys://localhost:{port}/{dataset}", "--pool-ca", str(host / "ca.pem")),
+        *("--pool-cert", str(host / "host.pem"), "--pool-key", str(host / "host.key")),
+        *("--pool-user", "photos", "--pool-password-file", str(host / "password")),
+    ]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    made = tmp_path / "source"
+    made.mkdir()
+    for number in range(FILES):
+        (made / f"{number:02}").write_bytes(os.urandom(FILE_BYTES))
+    time.sleep(0.15)
+    return made
+
+
+Mounted = Callable[..., Mount]
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, source: Path) -> Iterator[Mounted]:
+    mounts: list[Mount] = []
+
+    def make(*flags: str) -> Mount:
+        number = len(mounts)
+        place = tmp_path / f"mnt{number}"
+        place.mkdir()
+        mounts.append(Mount(source, place, tmp_path / f"cache{number}", *SIZES, *flags))
+        return mounts[-1].start()
+
+    try:
+        yield make
+    finally:
+        for mount in mounts:
+            mount.destroy()
+
+
+def read_all(mount: Mount) -> dict[str, str]:
+    return {name: digest(mount.path / name) for name in sorted(os.listdir(mount.path))}
+
+
+def truth(source: Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in sorted(source.iterdir())}
+
+
+def pool(mount: Mount, key: str) -> int:
+    found: int = mount.value("pool", key)
+    return found
+
+
+@pytest.mark.claim("R9")
+def test_what_one_host_has_read_the_next_one_needs_not(
+    made: Path, ports: dict[str, int], source: Path, mounted: Mounted
+) -> None:
+    first = mounted(*options(made, ports["localhost"]))
+    assert read_all(first) == truth(source)
+    eventually(lambda: pool(first, "written") == FILES)
+    second = mounted(*options(made, ports["localhost"]))
+    assert read_all(second) == truth(source)
+    assert (pool(second, "files"), second.value("origin", "files")) == (FILES, 0)
+    said = second.run("pool", "status", second.path)
+    assert (said.returncode, said.stderr) == (0, "")
+    eventually(lambda: second.run("pool", "status", second.path).stdout.count("mnt") == 2)
+
+
+@pytest.mark.claim("S12")
+def test_a_server_of_another_name_learns_nothing(
+    made: Path, ports: dict[str, int], source: Path, mounted: Mounted
+) -> None:
+    mount = mounted(*options(made, ports["elsewhere"]))
+    assert read_all(mount) == truth(source)
+    assert pool(mount, "files") == pool(mount, "written") == 0
+    assert "certificate" in mount.value("pool", "servers")[0]["why"]
+    said = mount.run("pool", "status", mount.path)
+    assert said.returncode == 1
+    assert "certificate" in said.stderr
+
+
+@pytest.mark.claim("S12")
+def test_a_server_of_another_ca_learns_nothing(
+    made: Path, ports: dict[str, int], source: Path, mounted: Mounted, tmp_path: Path
+) -> None:
+    certify(tmp_path / "other", "photos", "localhost")
+    given = options(made, ports["localhost"])
+    given[given.index("--pool-ca") + 1] = str(tmp_path / "other/ca.pem")
+    mount = mounted(*given)
+    assert read_all(mount) == truth(source)
+    assert pool(mount, "files") == pool(mount, "written") == 0
+
+
+@pytest.mark.claim("S12")
+def test_no_password_in_the_clear(made: Path, tmp_path: Path) -> None:
+    heard = b""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        address = parse_address(f"valkeys://localhost:{server.getsockname()[1]}/photos")
+        host = made / "localhost"
+        credentials = Credentials(
+            user="photos", password_file=str(host / "password"), ca=str(host / "ca.pem")
+        )
+        password = credentials.password()
+        with pytest.raises(Unreachable):
+            Engine(address, credentials, password).figures(address.servers[0])
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(10)
+            while more := connection.recv(65536):
+                heard += more
+    assert heard.startswith(b"\x16\x03")  # a handshake
+    assert password is not None
+    assert password.encode() not in heard
+
+
+@pytest.mark.claim("S13")
+def test_a_password_that_others_may_read(made: Path, mounted: Mounted, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    shutil.copy(made / "localhost/password", file)
+    given = options(made, 1)
+    given[given.index("--pool-password-file") + 1] = str(file)
+    file.chmod(0o640)
+    with pytest.raises(AssertionError, match="others may read or write it: chmod 600"):
+        mounted(*given)
+    file.chmod(0o600)
+    os.chown(file, 1234, 1234)
+    with pytest.raises(AssertionError, match="not a file of yours"):
+        mounted(*given)
+
+
+@pytest.mark.claim("S13")
+def test_the_password_stands_nowhere(made: Path, ports: dict[str, int], mounted: Mounted) -> None:
+    mount = mounted(*options(made, ports["localhost"]))
+    read_all(mount)
+    password = (made / "localhost/password").read_text().strip()
+    for pid in (mount.keeper_pid, mount.server_pid):
+        assert password.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert password.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert password not in mount.log()
+    assert password not in mount.run("status", "--json", mount.path).stdout
+
+
+@pytest.mark.claim("S14")
+def test_a_user_has_one_datasets_keys(made: Path, ports: dict[str, int]) -> None:
+    host = made / "localhost"
+    address = parse_address(f"valkeys://localhost:{ports['localhost']}/photos")
+    credentials = Credentials(
+        user="photos", password_file=str(host / "password"), ca=str(host / "ca.pem"),
+        certificate=str(host / "host.pem"), private_key=str(host / "host.key"),
+    )  # fmt: skip
+    engine, server = Engine(address, credentials, credentials.password()), address.servers[0]
+    for command in (
+        ("GET", "fusecache:other:1"), ("SET", "fusecache:other:1", "x"), ("FLUSHALL",),
+        ("CONFIG", "SET", "maxmemory", "0"), ("KEYS", "*"), ("SHUTDOWN",), ("DEBUG", "SLEEP", "1"),
+    ):  # fmt: skip
+        with pytest.raises(Unreachable, match="(?i)noperm|no permissions"):
+            engine._ask(server, *command)
+    assert engine._ask(server, "SET", "fusecache:photos:1", "x") in (True, b"OK")
+
+
+@pytest.mark.claim("F10")
+def test_an_engine_that_is_killed(
+    made: Path, source: Path, mounted: Mounted, tmp_path: Path
+) -> None:
+    process, port = begin(made, "localhost", tmp_path)
+    try:
+        mount = mounted(*options(made, port))
+        names = sorted(os.listdir(mount.path))
+        right = truth(source)
+        for name in names[:10]:
+            assert digest(mount.path / name) == right[name]
+        eventually(lambda: pool(mount, "written") == 10)
+        process.kill()
+        process.wait()
+        for name in names[10:]:
+            assert digest(mount.path / name) == right[name]
+        assert (pool(mount, "written"), mount.value("origin", "errors")) == (10, 0)
+        assert mount.value("pool", "servers")[0]["is_left_alone"]
+    finally:
+        process.kill()
+        process.wait()
