@@ -59,19 +59,20 @@ class Clock:
         fetch_s: Seconds,
         write_s: Seconds,
         pfs_mb: Seconds,
-        served_s: Seconds,
         readers: int | None = None,
+        served_s: Seconds | None = None,
     ) -> Seconds:
         """Batches that pass through the staging buffer; at most K of them at once.
 
         compute_s: of each batch and worker; last_s: of its last sample. fetch_s: for what is not
         on the shared file system, write_s: for all, pfs_mb: what is there; these three divided by
-        p_0. All of shape (batches, N). served_s: for how long each server works for each batch,
-        shape (batches, servers), 0 servers where nothing is shared. readers: γ where it is known,
-        None for the rule of this module. Answers the seconds spent at the shared file system, shape
-        (batches, N).
+        p_0. All of shape (batches, N). readers: γ where it is known, None for the rule of this
+        module. served_s: for how long each server works for each batch, shape (batches, servers).
+        Answers the seconds spent at the shared file system, shape (batches, N).
         """
         pfs_s = np.empty_like(pfs_mb)
+        if served_s is None:
+            served_s = np.empty((len(compute_s), 0))
         for first in range(0, len(compute_s), self.depth):
             some = slice(first, first + self.depth)
             pfs_s[some] = self._filled(
@@ -80,8 +81,8 @@ class Clock:
                 fetch_s[some],
                 write_s[some],
                 pfs_mb[some],
-                served_s[some],
                 readers,
+                served_s[some],
             )
         return pfs_s
 
@@ -92,8 +93,8 @@ class Clock:
         fetch_s: Seconds,
         write_s: Seconds,
         pfs_mb: Seconds,
-        served_s: Seconds,
         readers: int | None,
+        served_s: Seconds,
     ) -> Seconds:
         """At most K batches: each worker fills its staging buffer, then they are consumed."""
         batches = len(compute_s)
@@ -139,7 +140,8 @@ class Clock:
         free_s = np.maximum(freed_s[:, np.newaxis], self._served_s)
         done_s += np.maximum.accumulate(free_s - (done_s - served_s), axis=0)
         self._served_s = done_s[-1]
-        return done_s.max(axis=1, keepdims=True)
+        last_s: Seconds = done_s.max(axis=1, keepdims=True)
+        return last_s
 
     def _contended(
         self,

@@ -166,4 +166,4 @@ class _Loads:
         keys *= workers
         keys += self.holders[where]
         sums = np.bincount(keys, self._sizes_mb[where], batches * workers)
-        return sums.reshape(self._shape)
+        return sums.astype(np.float64, copy=False).reshape(self._shape)

@@ -162,7 +162,7 @@ class Run:
             np.concatenate(column) for column in zip(*parts, strict=True)
         )
         pfs_s = self.clock.prefetched(
-            compute_s, last_s, fetch_s, write_s, pfs_mb, served_s, readers
+            compute_s, last_s, fetch_s, write_s, pfs_mb, readers, served_s
         )
         self._fetch_s[PFS] += float(pfs_s.sum())
 
