@@ -89,7 +89,9 @@ class Pool:
             [Residents(int(kind.capacity_mb * MB)) for kind in run.system.storage]
             for _ in range(workers)
         ]
-        self.held = Shards([], np.full(count, workers, np.uint16), np.zeros(count, np.uint8))
+        self._holders = np.full(count, workers, np.uint16)
+        self._storage = np.zeros(count, np.uint8)
+        self.held = Shards([], self._holders, self._storage)
 
     def sources(self, order: Order) -> Sources:
         """Where the entries of the next epoch are read: what is new, from the shared file system;
@@ -111,8 +113,8 @@ class Pool:
             for number, room in enumerate(self._rooms[owner]):
                 sizes = (self._run.sizes_mb[left] * np.float32(MB)).astype(np.int64)
                 admitted = room.admit(sizes)
-                self.held.owners[left[admitted]] = owner
-                self.held.storage[left[admitted]] = number
+                self._holders[left[admitted]] = owner
+                self._storage[left[admitted]] = number
                 left = left[~admitted]
 
     def serving_s(self, order: Order, sources: Sources) -> Seconds:
@@ -122,8 +124,8 @@ class Pool:
         What is held and comes from the shared file system all the same is on its way to its owner.
         """
         system = self._run.system
-        loads = _Loads(order, self.held.owners[order.samples], self._run.sizes_mb[order.samples])
-        storage = self.held.storage[order.samples]
+        loads = _Loads(order, self._holders[order.samples], self._run.sizes_mb[order.samples])
+        storage = self._storage[order.samples]
         held = loads.holders < system.workers
         read, written = held & (sources != PFS), held & (sources == PFS)
         away = loads.holders != order.workers()

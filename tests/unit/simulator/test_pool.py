@@ -109,9 +109,16 @@ def test_samples_that_an_epoch_drops_come_when_they_are_first_used() -> None:
     assert origin_mb(item) == len(used) > 400
 
 
-def test_without_storage_a_pool_is_a_staging_buffer() -> None:
-    item = made(4, (), even())
+def test_without_storage_each_epoch_is_read_and_contends_after_the_first_as_any_other_does() -> (
+    None
+):
+    item = made(4, (), even(epochs=3))
+    once = replace(item, dataset=even(epochs=1))
     assert origin_mb(item) == 3 * 400
+    # All read at once: t(4) is 146 MB/s, for each of two threads.
+    first_s = run_of(once).fetch_s["PFS"]
+    assert first_s == pytest.approx(100 / (146 / 4) / 2)
+    assert run_of(item).fetch_s["PFS"] < 0.9 * 3 * first_s
 
 
 # ---- one worker alone ----------------------------------------------------------------------------
