@@ -8,6 +8,7 @@ from typing import Final
 
 from hintsd.simulator import clairvoyant, rivals
 from hintsd.simulator.orders import Orders
+from hintsd.simulator.pool import pool
 from hintsd.simulator.run import Progress, Refusal, Result, Run
 from hintsd.simulator.system import Scenario
 
@@ -16,12 +17,13 @@ from hintsd.simulator.system import Scenario
 class Entry:
     """published_s: run times of HDMLP's authors for the scenarios fits-ram, fits-worker and
     fits-cluster; None where their simulator refuses or there is none. places: whether it keeps a
-    table of all samples for each worker.
+    table of all samples for each worker. serves: whether it counts what each worker serves.
     """
 
     run: Callable[[Run], None]
     published_s: tuple[float | None, float | None, float | None] = (None, None, None)
     places: bool = False
+    serves: bool = False
 
     @property
     def about(self) -> str:
@@ -43,6 +45,7 @@ POLICIES: Final[dict[str, Entry]] = {
     "locality-aware": Entry(rivals.locality_aware, (8.41, 4433.27, 9314.33)),
     "frequency": Entry(clairvoyant.frequency, (7.78, 3836.12, 7661.26), places=True),
     "fusecache": Entry(clairvoyant.fusecache, places=True),
+    "pool": Entry(pool, serves=True),
 }
 
 

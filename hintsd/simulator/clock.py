@@ -9,6 +9,10 @@ other workers that are still reading there; one that fetches from elsewhere, too
 share of its fetching that is from there. Workers take their turn one after the other, each as far
 as its staging buffer has room, and see the readers of before (docs/SIMULATOR.md says why: it is
 the reading that gives the published times).
+
+Servers that workers share (a pool's networks and storage) each do one batch after the other: a
+batch is there when the most loaded of them has given its part. As far as the staging buffers have
+room they work ahead, which evens out what they have to do for single batches.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ class Clock:
         self._pfs_s_per_mb = [system.pfs_s_per_mb(n) for n in range(1, system.workers + 1)]
         # When the last K batches were done: their room is free then.
         self._done_s = np.zeros(depth)
+        # When the servers have given what was asked for until now; one number stands for all.
+        self._served_s = np.zeros(1)
 
     def wait(self, seconds: float) -> None:
         """No worker computes or prefetches."""
@@ -54,19 +60,29 @@ class Clock:
         write_s: Seconds,
         pfs_mb: Seconds,
         readers: int | None = None,
+        served_s: Seconds | None = None,
     ) -> Seconds:
         """Batches that pass through the staging buffer; at most K of them at once.
 
         compute_s: of each batch and worker; last_s: of its last sample. fetch_s: for what is not
         on the shared file system, write_s: for all, pfs_mb: what is there; these three divided by
-        p_0. readers: γ where it is known, None for the rule of this module. All of shape
-        (batches, N). Answers the seconds spent at the shared file system, same shape.
+        p_0. All of shape (batches, N). readers: γ where it is known, None for the rule of this
+        module. served_s: for how long each server works for each batch, shape (batches, servers).
+        Answers the seconds spent at the shared file system, shape (batches, N).
         """
         pfs_s = np.empty_like(pfs_mb)
+        if served_s is None:
+            served_s = np.empty((len(compute_s), 0))
         for first in range(0, len(compute_s), self.depth):
             some = slice(first, first + self.depth)
             pfs_s[some] = self._filled(
-                compute_s[some], last_s[some], fetch_s[some], write_s[some], pfs_mb[some], readers
+                compute_s[some],
+                last_s[some],
+                fetch_s[some],
+                write_s[some],
+                pfs_mb[some],
+                readers,
+                served_s[some],
             )
         return pfs_s
 
@@ -78,6 +94,7 @@ class Clock:
         write_s: Seconds,
         pfs_mb: Seconds,
         readers: int | None,
+        served_s: Seconds,
     ) -> Seconds:
         """At most K batches: each worker fills its staging buffer, then they are consumed."""
         batches = len(compute_s)
@@ -104,6 +121,7 @@ class Clock:
                 self._read_until_s[worker] = ready_s[latest, worker]
                 there_s = float(pfs_s[:, worker].sum())
                 self._reading[worker] = there_s / (there_s + float(fetch_s[:, worker].sum()))
+        ready_s = np.maximum(ready_s, self._serve(served_s, freed_s))
         slowest = np.cumsum(compute_s.max(axis=1))
         available = (ready_s + last_s).max(axis=1)
         stalled = np.maximum.accumulate(np.maximum(available - slowest, self.now_s))
@@ -111,6 +129,19 @@ class Clock:
         self._done_s = np.concatenate([self._done_s[batches:], done_s])
         self.now_s = float(done_s[-1])
         return pfs_s
+
+    def _serve(self, served_s: Seconds, freed_s: npt.NDArray[np.float64]) -> Seconds:
+        """When the last server has given each batch, shape (batches, 1). Each gives batch after
+        batch, none before the staging buffers have room for it.
+        """
+        if served_s.shape[1] == 0:
+            return np.zeros((len(served_s), 1))
+        done_s = np.cumsum(served_s, axis=0)
+        free_s = np.maximum(freed_s[:, np.newaxis], self._served_s)
+        done_s += np.maximum.accumulate(free_s - (done_s - served_s), axis=0)
+        self._served_s = done_s[-1]
+        last_s: Seconds = done_s.max(axis=1, keepdims=True)
+        return last_s
 
     def _contended(
         self,

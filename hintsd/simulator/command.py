@@ -39,6 +39,9 @@ def _sizes_mb(
 @click.option(
     "--policy", "policies", multiple=True, metavar="NAME", help="Again for another. [all]"
 )
+@click.option(
+    "--workers", type=int, metavar="N", help="So many, each with as large a part of a batch."
+)
 @click.option("--published", is_flag=True, help="Beside the run times of HDMLP's authors.")
 @click.option(
     "--what-if", "what_if", is_flag=True, help="Other sizes of RAM and SSD. [of the paper's system]"
@@ -65,6 +68,7 @@ def simulate(
     listed: bool,
     toml: bool,
     policies: tuple[str, ...],
+    workers: int | None,
     published: bool,
     what_if: bool,
     ram: tuple[float, ...],
@@ -83,6 +87,7 @@ def simulate(
     hintsd simulate imagenet-1k --policy fusecache --policy naive
     hintsd simulate imagenet-1k --toml > my.toml your own system and dataset: a copy, changed
     hintsd simulate my.toml --plot my.svg
+    hintsd simulate imagenet-22k --workers 1024 --policy pool
     hintsd simulate --what-if --ram 64G --ssd 1T which hardware would help
     hintsd simulate --accesses                   why caching by access frequency pays
 
@@ -105,6 +110,8 @@ def simulate(
         )
     if (ram or ssd) and not what_if:
         raise click.UsageError("--ram and --ssd go with --what-if")
+    if workers is not None and (listed or toml or published):
+        raise click.UsageError("--workers goes with none of --list, --toml and --published")
     if delta is not None and not accesses:
         raise click.UsageError("--delta goes with --accesses")
     if policies and accesses:
@@ -126,11 +133,11 @@ def simulate(
         plot_file.check(plot)
     try:
         if what_if:
-            _what_if(scenarios, policies, ram, ssd, as_json, plot, seed)
+            _what_if(scenarios, policies, workers, ram, ssd, as_json, plot, seed)
         elif accesses:
-            _accesses(scenarios, 0.1 if delta is None else delta, as_json, plot, seed)
+            _accesses(scenarios, workers, 0.1 if delta is None else delta, as_json, plot, seed)
         else:
-            _run_times(scenarios, policies, published, as_json, plot, seed)
+            _run_times(scenarios, policies, workers, published, as_json, plot, seed)
     except MemoryError:
         raise UserError("not enough memory for so many samples, batches and workers") from None
 
@@ -157,6 +164,7 @@ def _list(as_json: bool) -> None:
 def _run_times(
     names: Sequence[str],
     policies: Sequence[str],
+    workers: int | None,
     published: bool,
     as_json: bool,
     plot: str | None,
@@ -167,7 +175,7 @@ def _run_times(
     from hintsd.simulator.orders import Orders
 
     chosen = list(dict.fromkeys(policies)) or list(catalogue.POLICIES)
-    loaded = _load(names or catalogue.PUBLISHED)
+    loaded = _load(names or catalogue.PUBLISHED, workers)
     for scenario in loaded:
         footprint.check_run(scenario, chosen)
     found = []
@@ -192,6 +200,7 @@ def _run_times(
 def _what_if(
     names: Sequence[str],
     policies: Sequence[str],
+    workers: int | None,
     ram_mb: Sequence[float],
     ssd_mb: Sequence[float],
     as_json: bool,
@@ -204,7 +213,7 @@ def _what_if(
 
     if len(names) > 1 or len(policies) > 1:
         raise click.UsageError("--what-if takes one scenario and one policy")
-    scenario = _load(names)[0] if names else grid.paper()
+    scenario = _load(names, workers)[0] if names else _scaled(grid.paper(), workers)
     policy = policies[0] if policies else "frequency"
     footprint.check_run(scenario, [policy])
     with _bar(1) as step:
@@ -220,16 +229,23 @@ def _what_if(
 
 
 def _accesses(
-    names: Sequence[str], delta: float, as_json: bool, plot: str | None, seed: int
+    names: Sequence[str],
+    workers: int | None,
+    delta: float,
+    as_json: bool,
+    plot: str | None,
+    seed: int,
 ) -> None:
     from hintsd.simulator.accesses import analyse
     from hintsd.simulator.figures import footprint, plots, report
 
     if not 0 <= delta <= 1e6:
         raise ConfigError(f"--delta {delta:g}: must be between 0 and 1,000,000")
+    if workers is not None and not names:
+        raise click.UsageError("--accesses --workers takes a scenario")
     shapes = [(4, 1000, 10_000)]
     if names:
-        loaded = _load(names)
+        loaded = _load(names, workers)
         for item in loaded:
             footprint.check_accesses(item)
         shapes = [
@@ -245,10 +261,14 @@ def _accesses(
         show(report.accesses(found))
 
 
-def _load(names: Sequence[str]) -> list[Scenario]:
+def _load(names: Sequence[str], workers: int | None) -> list[Scenario]:
     from hintsd.simulator.scenario import load
 
-    return [load(name) for name in dict.fromkeys(names)]
+    return [_scaled(load(name), workers) for name in dict.fromkeys(names)]
+
+
+def _scaled(scenario: Scenario, workers: int | None) -> Scenario:
+    return scenario if workers is None else scenario.with_workers(workers)
 
 
 @contextmanager

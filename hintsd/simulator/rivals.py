@@ -8,7 +8,17 @@ from __future__ import annotations
 import numpy as np
 
 from hintsd.simulator.orders import Order
-from hintsd.simulator.run import PFS, Refusal, Run, Shards, Sources, fill_s, laid_out, shards
+from hintsd.simulator.run import (
+    PFS,
+    Refusal,
+    Run,
+    Shards,
+    Sources,
+    fill_s,
+    laid_out,
+    owned_sources,
+    shards,
+)
 from hintsd.simulator.system import RAM_NAME, StorageClass
 
 
@@ -37,7 +47,7 @@ def deepio_ordered(run: Run) -> None:
     held = _loaded(run, 1)
     for number in run.epochs():
         order = run.orders.epoch(number)
-        run.on_demand(order, _sources(run, order, held))
+        run.on_demand(order, owned_sources(run, order, held))
 
 
 def deepio_opportunistic(run: Run) -> None:
@@ -48,7 +58,7 @@ def deepio_opportunistic(run: Run) -> None:
     if len(subset) == 0:
         raise Refusal("nothing fits into RAM")
     orders = (run.orders.within(number, subset) for number in run.epochs())
-    run.prefetched((order, _sources(run, order, held)) for order in orders)
+    run.prefetched((order, owned_sources(run, order, held)) for order in orders)
 
 
 def parallel_staging(run: Run) -> None:
@@ -83,7 +93,7 @@ def lbann_dynamic(run: Run) -> None:
             owners[order.samples] = order.workers()
             run.prefetched([(order, _all(order, PFS))], run.system.workers)
         else:
-            rest.append((order, _sources(run, order, Shards([], owners, storage))))
+            rest.append((order, owned_sources(run, order, Shards([], owners, storage))))
     if rest:
         run.prefetched(rest)
 
@@ -93,14 +103,14 @@ def lbann_preloading(run: Run) -> None:
     _fits_ram(run)
     held = _loaded(run, 1)
     orders = (run.orders.epoch(number) for number in run.epochs())
-    run.prefetched((order, _sources(run, order, held)) for order in orders)
+    run.prefetched((order, owned_sources(run, order, held)) for order in orders)
 
 
 def locality_aware(run: Run) -> None:
     """Each worker loads its shard into its storage; batches are dealt so that it reads its own."""
     held = _loaded(run, len(run.system.storage))
     orders = (run.orders.owned(number, held.owners) for number in run.epochs())
-    run.prefetched((order, _sources(run, order, held)) for order in orders)
+    run.prefetched((order, owned_sources(run, order, held)) for order in orders)
 
 
 def _all(order: Order, source: int) -> Sources:
@@ -131,11 +141,3 @@ def _loaded(run: Run, classes: int) -> Shards:
     workers = run.system.workers
     run.startup(max(fill_s(run, samples, held.storage, workers) for samples in held.samples))
     return held
-
-
-def _sources(run: Run, order: Order, held: Shards) -> Sources:
-    """One's own storage, else the owner's, else the shared file system."""
-    owners = held.owners[order.samples]
-    storage = held.storage[order.samples]
-    sources = np.where(owners == order.workers(), run.local(0) + storage, run.remote(0) + storage)
-    return np.where(owners == run.system.workers, PFS, sources).astype(np.uint8)

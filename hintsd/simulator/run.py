@@ -19,6 +19,7 @@ from hintsd.simulator.system import Scenario
 
 Sources = npt.NDArray[np.uint8]
 Progress = Callable[[float], None]
+Serving = Callable[[Order, Sources], Seconds]
 
 PFS: Final = 0
 
@@ -134,10 +135,14 @@ class Run:
         self.clock.wait(float(compute_s.max(axis=1).sum()))
 
     def prefetched(
-        self, orders: Iterable[tuple[Order, Sources]], readers: int | None = None
+        self,
+        orders: Iterable[tuple[Order, Sources]],
+        readers: int | None = None,
+        serving: Serving | None = None,
     ) -> None:
         """Epochs, or parts of one, whose entries come from these sources through the staging
-        buffer.
+        buffer. serving: for how long servers that all share work for each batch, shape (batches,
+        servers).
         """
         parts = []
         write_s_per_mb = self.system.write_s_per_mb
@@ -151,11 +156,14 @@ class Run:
                 read_mb[PFS],
             )
             self._write_s += float(buffered[1].sum()) / self.threads
-            parts.append((compute_s, last_s, *(part / self.threads for part in buffered)))
-        compute_s, last_s, fetch_s, write_s, pfs_mb = (
+            served_s = np.empty((len(compute_s), 0)) if serving is None else serving(order, sources)
+            parts.append((compute_s, last_s, *(part / self.threads for part in buffered), served_s))
+        compute_s, last_s, fetch_s, write_s, pfs_mb, served_s = (
             np.concatenate(column) for column in zip(*parts, strict=True)
         )
-        pfs_s = self.clock.prefetched(compute_s, last_s, fetch_s, write_s, pfs_mb, readers)
+        pfs_s = self.clock.prefetched(
+            compute_s, last_s, fetch_s, write_s, pfs_mb, readers, served_s
+        )
         self._fetch_s[PFS] += float(pfs_s.sum())
 
     def on_demand(self, order: Order, sources: Sources) -> None:
@@ -255,3 +263,11 @@ def fill_s(run: Run, held: Samples, storage: npt.NDArray[np.uint8], readers: int
     return max(
         (mb * run.system.fill_s_per_mb(j, readers) for j, mb in enumerate(held_mb)), default=0.0
     )
+
+
+def owned_sources(run: Run, order: Order, held: Shards) -> Sources:
+    """One's own storage, else the owner's, else the shared file system."""
+    owners = held.owners[order.samples]
+    storage = held.storage[order.samples]
+    sources = np.where(owners == order.workers(), run.local(0) + storage, run.remote(0) + storage)
+    return np.where(owners == run.system.workers, PFS, sources).astype(np.uint8)

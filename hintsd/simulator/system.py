@@ -7,7 +7,7 @@ INVARIANT: every number in them is finite and possible; `ScenarioError` names th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -249,3 +249,19 @@ class Scenario:
         """Raises ScenarioError."""
         self.system.check()
         self.dataset.check()
+
+    def with_workers(self, workers: int) -> Scenario:
+        """With so many workers, each with as large a part of a batch: B grows with N, and the
+        shared file system stays as it is. Raises ScenarioError.
+        """
+        if workers == self.system.workers:
+            return self
+        batch_size = round(self.dataset.batch_size * workers / self.system.workers)
+        scaled = Scenario(
+            f"{self.name}, {workers:,} workers",
+            self.title,
+            replace(self.system, workers=workers),
+            replace(self.dataset, batch_size=max(1, batch_size)),
+        )
+        scaled.check()
+        return scaled

@@ -91,19 +91,23 @@ def _simulate(folder: Path, laboratory: subprocess.Popen[bytes]) -> dict[str, An
     """
     shown: list[Any] = []
     run_times = []
-    for name in scenario.BUILT_IN:
+    items = [(scenario.load(name), tuple(catalogue.POLICIES)) for name in scenario.BUILT_IN]
+    pooled = scenario.load(verdict.POOLED)
+    items += [
+        (pooled.with_workers(workers), ("perfect", "pool")) for workers in verdict.POOLED_WORKERS
+    ]
+    for item, policies in items:
         if laboratory.poll():
             _finished(laboratory, folder / "lab")
-        item = scenario.load(name)
         orders = Orders(item.dataset, item.system.workers, SEED)
         results = []
-        for policy in catalogue.POLICIES:
+        for policy in policies:
             begun = time.perf_counter()
             results.append(catalogue.simulate(item, policy, orders))
-            _say(f"{name} {policy}: {time.perf_counter() - begun:.1f} s")
-        shown += [report.table(item, results, name in catalogue.PUBLISHED), ""]
-        plots.run_times(str(folder / f"{name}.png"), [(item, results)])
-        _save(folder / f"{name}.json", {"seed": SEED, "results": report.as_json(results)})
+            _say(f"{item.name} {policy}: {time.perf_counter() - begun:.1f} s")
+        shown += [report.table(item, results, item.name in catalogue.PUBLISHED), ""]
+        plots.run_times(str(folder / f"{item.name}.png"), [(item, results)])
+        _save(folder / f"{item.name}.json", {"seed": SEED, "results": report.as_json(results)})
         run_times += results
     what_if = grid.explore(
         grid.paper(), "frequency", grid.RAM_MB, grid.SSD_MB, SEED, lambda _: None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hintsd.simulator import catalogue
+from hintsd.simulator import catalogue, scenario
 from hintsd.simulator.accesses import Accesses
 from hintsd.simulator.figures.grid import GB, Grid
 from hintsd.simulator.run import Result
@@ -24,6 +24,9 @@ STAGING_H: Final = 2.76
 READ_OFTEN: Final = 323
 """HDMLP 6.2 (fits-cluster, any staging buffer) and 3.2 (samples that are read more often)."""
 COLUMNS: Final = {"shuffle.trace": "shuffles", "rank.trace": "rank", "zipf.trace": "Zipf"}
+POOLED: Final = "imagenet-22k"
+POOLED_WORKERS: Final = (64, 1024)
+"""Of the table of pools in docs/SIMULATOR.md, which has those of the scenario first."""
 SHARES: Final = ("10 %", "20 %", "50 %")
 """Of docs/POLICIES.md."""
 
@@ -112,7 +115,8 @@ def refusals(results: Sequence[Result]) -> list[str]:
     return [
         f"{result.scenario} {result.policy}: refused by only one of here and there"
         for result in results
-        if result.scenario in catalogue.PUBLISHED and result.policy != "fusecache"
+        if result.scenario in catalogue.PUBLISHED
+        if catalogue.POLICIES[result.policy].published_s[0] is not None
         if (catalogue.published_s(result.scenario, result.policy) is None) != bool(result.refused)
     ]
 
@@ -167,6 +171,20 @@ def simulator_tables(found: Found) -> Iterator[Stated]:
         for point in found.what_if.storage
     }
     yield Stated("SIMULATOR.md", "## What if", hours, 0.0, 0.01)
+    yield Stated("SIMULATOR.md", "## A pool", dict(_pooled(found.run_times)), 0.006, 0.01)
+
+
+def _pooled(results: Sequence[Result]) -> Iterator[tuple[tuple[str, str], list[float]]]:
+    """Seconds, and how many datasets all workers together read from the shared file system."""
+    first = scenario.load(POOLED)
+    columns = {first.with_workers(workers).name: workers for workers in POOLED_WORKERS}
+    columns[first.name] = first.system.workers
+    for result in results:
+        if result.scenario in columns and result.refused is None:
+            read_mb = sum(result.read_mb.values())
+            share = result.read_mb.get("PFS", 0.0) / read_mb if read_mb else 0.0
+            cell = [result.total_s, first.dataset.epochs * share]
+            yield (result.policy, f"{columns[result.scenario]:,} workers"), cell
 
 
 def laboratory_tables(found: Found) -> Iterator[Stated]:

@@ -22,6 +22,8 @@ PART_BYTES: Final = 60
 """Of each batch of each epoch, a worker."""
 PLACED_BYTES: Final = 11
 """Of each sample, a worker: where it has it, since when, how often it is read."""
+SERVED_BYTES: Final = 20
+"""Of each batch of each epoch, a worker and what it serves by: network out, in, each class."""
 COUNTED_BYTES: Final = 2
 
 
@@ -40,9 +42,12 @@ def check_accesses(scenario: Scenario) -> None:
 def run_bytes(scenario: Scenario, policy: str) -> int:
     """At the most, about."""
     workers, dataset = scenario.system.workers, scenario.dataset
-    needed = _orders_bytes(scenario) + PART_BYTES * workers * dataset.iterations * dataset.epochs
+    parts = workers * dataset.iterations * dataset.epochs
+    needed = _orders_bytes(scenario) + PART_BYTES * parts
     if POLICIES[policy].places:
         needed += PLACED_BYTES * workers * dataset.samples
+    if POLICIES[policy].serves:
+        needed += SERVED_BYTES * (2 + len(scenario.system.storage)) * parts
     return needed
 
 

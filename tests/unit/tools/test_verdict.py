@@ -71,7 +71,8 @@ def as_published() -> verdict.Found:
     for name in catalogue.PUBLISHED:
         for policy in catalogue.POLICIES:
             total_s = catalogue.published_s(name, policy)
-            refused = None if total_s or policy == "fusecache" else "too large"
+            ours = policy in ("fusecache", "pool")
+            refused = None if total_s or ours else "too large"
             results.append(Result(name, policy, total_s=total_s or 1.0, refused=refused))
     points = [Point(1024.0, 0.0, 0.0, 2.76 * 3600)] * 3
     storage = [Point(4096.0, 0.0, 0.0, 2.76 * 3600)]
@@ -92,6 +93,22 @@ def test_published_figures_are_met_or_named(tmp_path: Path) -> None:
     assert not any(figure.met for figure in verdict.run_times(slow))
     willing = [replace(result, refused=None) for result in found.run_times]
     assert len(verdict.refusals(willing)) == 2
+
+
+def test_pools_are_stated_as_seconds_and_datasets() -> None:
+    read_mb = {"PFS": 3.0, "remote RAM": 12.0}
+    results = [
+        Result("imagenet-22k", "perfect", 7.0),
+        Result("imagenet-22k, 1,024 workers", "pool", 9.0, read_mb=read_mb),
+        Result("imagenet-1k", "pool", 11.0, read_mb=read_mb),
+    ]
+    *_, pools = verdict.simulator_tables(replace(as_published(), run_times=results))
+    assert pools.found == {
+        ("perfect", "4 workers"): [7.0, 0.0],
+        ("pool", "1,024 workers"): [9.0, 1.0],
+    }
+    stated_there = stated.table((ROOT / "docs" / pools.document).read_text(), pools.line)
+    assert stated_there.keys() >= pools.found.keys()
 
 
 def test_published_hit_ratios_are_met_to_their_last_digit() -> None:
