@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 REFRESH_S: Final = 5.0
+LOCATE_WAIT_S: Final = 2.0
 
 
 class Hosts:
@@ -50,6 +51,7 @@ class Hosts:
         self._away: dict[str, str] = {}  # by server, why
         self._fault = ""  # of the last refresh
         self._moved = 0
+        self._located = trio.Event()
         _native.pool_begin(
             address.dataset, credentials.user, self._password, credentials.ca,
             credentials.certificate, credentials.private_key, int(min_age_s * 1e9),
@@ -62,6 +64,8 @@ class Hosts:
     # ---- as long as the mount lives --------------------------------------------------------------
 
     async def watch_forever(self) -> None:
+        await trio.to_thread.run_sync(self._locate, abandon_on_cancel=True)
+        self._located.set()
         while True:
             await trio.to_thread.run_sync(self._refresh, abandon_on_cancel=True)
             until = trio.current_time() + REFRESH_S
@@ -72,14 +76,23 @@ class Hosts:
                     break
                 await trio.sleep(LOOK_S)
 
+    async def until_located(self) -> None:
+        """Addresses of the servers were looked for, or that takes long."""
+        with trio.move_on_after(LOCATE_WAIT_S):
+            await self._located.wait()
+
+    def _locate(self) -> None:
+        """Blocking, for as long as names take."""
+        self._fault = ""
+        for index, (host, port) in enumerate(self._address.servers):
+            self._resolve(index, host, port)
+
     def _refresh(self) -> None:
         """Blocking: names, slots, our own record."""
         from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for mounts with a pool alone
 
         engine = Engine(self._address, self._credentials, self._password)
-        self._fault = ""
-        for index, (host, port) in enumerate(self._address.servers):
-            self._resolve(index, host, port)
+        self._locate()
         for server in self._address.servers:
             try:
                 cluster = engine.cluster(server)

@@ -129,7 +129,7 @@ class Server:
         self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
         self.segments = segments = Segments(self.store, self.dataset, self.manifest, self.metrics)
         self.hosts = pooling.join(config, self.metrics, launch)
-        pool = Pool() if self.hosts is not None else None
+        pool = Pool() if self.hosts else None
         sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults, pool)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
@@ -238,12 +238,11 @@ class Server:
                 self.pinning.keep_forever,
                 self._keep_house,
                 self._take_events,
+                *([self.hosts.watch_forever] if self.hosts else []),
             ):
                 nursery.start_soon(_keep_running, task)
             if public is not None:
                 nursery.start_soon(_keep_running, public.serve_forever)
-            if self.hosts is not None:
-                nursery.start_soon(_keep_running, self.hosts.watch_forever)
             nursery.start_soon(self._announce, operations.initialized)
             await pyfuse3.main(max_tasks=SLOW_REQUESTS_MOST)
             log.info("unmounted")
@@ -322,6 +321,8 @@ class Server:
                 self.manifest.wait, MANIFEST_WAIT_S, abandon_on_cancel=True
             )
             self._said += [line] if line else []
+        if self.hosts is not None:
+            await self.hosts.until_located()
         self._is_announced = True
         self.launch.report(
             ready=True, zero_open=not self.why_ordinary, warnings=warnings, logged=self._said
