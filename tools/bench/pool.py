@@ -5,14 +5,21 @@ which all share, of 100. The pool is an engine on each host. What is unfair: all
 processors, and the origin's bytes do not pass the hosts' links.
 """
 
+import json
+import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+from tools.bench.processes import processor_s
 from tools.bench.rows import Bench
 from tools.cluster_lib import dataset
 from tools.cluster_lib.cluster import Cluster
+from tools.cluster_lib.engine import PORT
 from tools.cluster_lib.running import Epoch, Readers, Reading
 
 HOSTS, FILES, FILES_QUICK, FILE_BYTES = 4, 1200, 300, 110_000
@@ -109,4 +116,77 @@ def _add(bench: Bench, what: str, epochs: list[Epoch], dataset_bytes: int) -> No
         )
 
 
-ROWS: dict[str, Callable[[Bench], None]] = {"pool": pool}
+# ---- what a MB costs -----------------------------------------------------------------------------
+
+COST_FILES, COST_PASSES = 200, 10
+
+
+def pool_cost(bench: Bench) -> None:
+    """Row pool-cost: processor time of server and client a MB, one connection, beside the engine's
+    own client (which makes no key, compares no checksum, and throws the bytes away).
+    """
+    passes = 2 if bench.quick else COST_PASSES
+    for number in range(bench.rounds(5)):
+        for way in bench.turns(number, ("plain", "TLS")):
+            has_tls = way == "TLS"
+            with Cluster(hosts=1, link_mbit=0, has_tls=has_tls, engine_bytes=64 << 20) as cluster:
+                dataset.make(cluster.data, COST_FILES, FILE_BYTES, number)
+                for peer, measure in (("fusecache", _own_client), ("engine's client", _theirs)):
+                    cost = measure(cluster, passes)
+                    bench.results.add("pool-cost", f"a MB, {way}", peer, "ms", cost * 1e3)
+                    bench.say(f"pool-cost, {way}: {peer}: {cost * 1e3:.3f} ms a MB")
+
+
+def _own_client(cluster: Cluster, passes: int) -> float:
+    """Seconds of processors a MB."""
+    access, engine = cluster.access, cluster.hosts[0].engine
+    assert engine is not None
+    told: dict[str, Any] = {
+        "root": str(cluster.data / "000"), "address": engine.address, "port": PORT,
+        "user": access.user or None, "passes": passes, "password": access.password or None,
+        "ca": None, "certificate": None, "key": None,
+    }  # fmt: skip
+    if access.has_tls:
+        certificate, key = map(str, access.certificate("client"))
+        told |= {"ca": str(access.certificate("ca")[0]), "certificate": certificate, "key": key}
+    command = [*cluster.hosts[0].enter, sys.executable, "-m", "tools.bench.pool_client"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(json.dumps(told) + "\n")
+        client.stdin.flush()
+        if client.stdout.readline() != "written\n":
+            raise RuntimeError("the client of row pool-cost failed: see above")
+        before_s = processor_s([engine.pid])
+        client.stdin.write("\n")
+        client.stdin.flush()
+        done = json.loads(client.stdout.readline())
+        served_s = processor_s([engine.pid]) - before_s
+    cost: float = (done["processor_s"] + served_s) / (done["bytes"] / 1e6)
+    return cost
+
+
+def _theirs(cluster: Cluster, passes: int) -> float:
+    access, engine = cluster.access, cluster.hosts[0].engine
+    assert engine is not None
+    engine.ask("SETRANGE", "value", str(FILE_BYTES - 1), "x")
+    count = COST_FILES * passes
+    command = [*cluster.hosts[0].enter, "redis-benchmark", "-h", engine.address, "-p", str(PORT)]
+    command += ["-c", "1", "-n", str(count), "-q", "--user", access.user, "-a", access.password]
+    if access.has_tls:
+        command += ["--tls", "--cacert", str(access.certificate("ca")[0])]
+    before_s = processor_s([engine.pid])
+    used_s = _children_s()
+    subprocess.run([*command, "GET", "value"], check=True, capture_output=True)
+    cost_s = _children_s() - used_s + processor_s([engine.pid]) - before_s
+    return cost_s / (count * FILE_BYTES / 1e6)
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {"pool": pool, "pool-cost": pool_cost}
