@@ -131,9 +131,10 @@ def pool_cost(bench: Bench) -> None:
             has_tls = way == "TLS"
             with Cluster(hosts=1, link_mbit=0, has_tls=has_tls, engine_bytes=64 << 20) as cluster:
                 dataset.make(cluster.data, COST_FILES, FILE_BYTES, number)
-                for peer, measure in (("fusecache", _own_client), ("engine's client", _theirs)):
+                for peer, measure in (("fusecache", _own_client), ("the engine's client", _theirs)):
                     cost = measure(cluster, passes)
-                    bench.results.add("pool-cost", f"a MB, {way}", peer, "ms", cost * 1e3)
+                    work = f"{peer}: a MB, {way}"
+                    bench.results.add("pool-cost", work, "fusecache", "ms", cost * 1e3)
                     bench.say(f"pool-cost, {way}: {peer}: {cost * 1e3:.3f} ms a MB")
 
 
