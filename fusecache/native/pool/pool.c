@@ -274,8 +274,13 @@ static bool take_link(struct server *server, struct link *link, int64_t deadline
 		link_close(link);
 		is_open = false;
 	}
-	if (!is_open && (err = connect_to(&to, link, deadline_ns, why)))
-		give_back(server, link, false, why);
+	if (!is_open) {
+		int64_t connected_ns = now_ns() + request_ns();
+
+		err = connect_to(&to, link, connected_ns < deadline_ns ? connected_ns : deadline_ns, why);
+		if (err)
+			give_back(server, link, false, *why ? why : strerror(-err));
+	}
 	return !err;
 }
 
