@@ -352,6 +352,7 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 		result = wire_get(link, &of, may_write ? &pool.lease : NULL, lease_ms(), asked->into, asked->size, why);
 	if (result == REPLY_ERROR && is_read_only(why)) {
 		forbid_writes(server, why);
+		*why = '\0';
 		may_write = false;
 		if (asked->into)
 			result = wire_get(link, &of, NULL, 0, asked->into, asked->size, why);
@@ -382,7 +383,7 @@ static int ask(const struct asked *asked)
 		give_back(server, &link, false, *why ? why : strerror(-result));
 	else if (result == REPLY_STRANGE) /* what is left of it was not received */
 		discard(server, &link);
-	else if (result == REPLY_ERROR && *why && !is_moved(why) && !is_read_only(why))
+	else if (result == REPLY_ERROR && *why && !is_moved(why))
 		give_back(server, &link, false, why);
 	else
 		give_back(server, &link, true, "");
