@@ -357,6 +357,8 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 		if (asked->into)
 			result = wire_get(link, &of, NULL, 0, asked->into, asked->size, why);
 	}
+	if (result == REPLY_ERROR && !strncmp(why, "WRONGTYPE ", 10)) /* somebody else's, and no string */
+		return REPLY_STRANGE;
 	return result == REPLY_NOTHING && !may_write ? REPLY_ERROR : result; /* no lease: it is not to be written */
 }
 
