@@ -459,9 +459,9 @@ static int wait_for_lease(const struct asked *asked)
 	int result = REPLY_LEASE;
 
 	COUNT_POOL(waits, 1);
-	if (until_ns > asked->until_ns)
-		until_ns = asked->until_ns;
-	while (result == REPLY_LEASE && now_ns() + pause_ns < until_ns) {
+	if (until_ns > asked->until_ns - request_ns()) /* the last time to ask has time for the answer */
+		until_ns = asked->until_ns - request_ns();
+	while (result == REPLY_LEASE && now_ns() + 2 * pause_ns < until_ns) {
 		/* Others wait for the same: not all at one time. */
 		const struct timespec pause = {.tv_nsec = (long)(pause_ns / 2 + now_ns() % pause_ns)};
 
