@@ -350,7 +350,7 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 		result = wire_delete(link, &of, why);
 	else
 		result = wire_get(link, &of, may_write ? &pool.lease : NULL, lease_ms(), asked->into, asked->size, why);
-	if (result == REPLY_ERROR && is_read_only(why)) {
+	if (result == REPLY_ERROR && may_write && is_read_only(why)) {
 		forbid_writes(server, why);
 		*why = '\0';
 		may_write = false;
