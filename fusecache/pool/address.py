@@ -14,7 +14,8 @@ PORT: Final = 6379
 SERVERS_MOST: Final = 64
 EXAMPLE: Final = "valkeys://pool-1:6379,pool-2:6379/imagenet"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_HOST: Final = r"\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253}"
+_HOST: Final = r"\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*"
+_HOST_MOST: Final = 253
 _PASSWORD_BYTES_MOST: Final = 512
 
 
@@ -36,12 +37,12 @@ class PoolAddress:
 
 def parse_address(url: str) -> PoolAddress:
     """ValueError: one line."""
+    if "@" in url:
+        raise ValueError("no user or password in the address: --pool-user, --pool-password-file")
     found = re.fullmatch(r"(valkeys?)://([^/?#]*)/?([^?#]*)", url)
     if not found:
         raise ValueError(f'{url!r} is no address of a pool; write for example "{EXAMPLE}"')
     scheme, places, dataset = found.groups()
-    if "@" in places:
-        raise ValueError("no user or password in the address: --pool-user, --pool-password-file")
     if not _NAME.fullmatch(dataset):
         raise ValueError(
             f"{url!r} ends with no name of the dataset (A-Z a-z 0-9 . _ -, at most 64); "
@@ -56,7 +57,7 @@ def parse_address(url: str) -> PoolAddress:
 def _server(text: str) -> tuple[str, str]:
     found = re.fullmatch(rf"({_HOST})(?::(\d{{1,5}}))?", text)
     host, port = found.groups(str(PORT)) if found else ("", "0")
-    if not 0 < int(port) < 65536:
+    if not 0 < int(port) < 65536 or len(host) > _HOST_MOST:
         raise ValueError(f'{text!r} is no server; write HOST:PORT, for example "pool-1:6379"')
     return host.strip("[]").lower(), str(int(port))
 
@@ -92,9 +93,7 @@ class Credentials:
         path = self.password_file
         if path is None:
             return None
-        with open(
-            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        ) as file:
+        with open(path, "rb", opener=_open) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not trust.is_ours(found.st_uid):
                 raise ValueError(f"{path}: not a file of yours: whoever owns it knows the password")

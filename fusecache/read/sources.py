@@ -241,7 +241,7 @@ class Pool:
     def __init__(self) -> None:
         self._readers = trio.CapacityLimiter(POOL_THREADS)
         self._writers = ThreadPoolExecutor(POOL_WRITERS, "pool")
-        self._unwritten = 0
+        self._room = threading.BoundedSemaphore(POOL_WRITES_MOST)
 
     async def load(self, ino: int, version: Version, block: int) -> tuple[Loaded | None, bytes]:
         """The block, or None; and a ticket for `finish`."""
@@ -254,16 +254,15 @@ class Pool:
 
     def finish(self, ticket: bytes, data: memoryview | None) -> None:
         """It was read at the origin; None: it was not. Nobody waits for the engine."""
-        if self._unwritten == POOL_WRITES_MOST:
-            data = None
+        has_room = data is not None and self._room.acquire(blocking=False)
 
         def write() -> None:
             try:
-                _native.pool_finish(ticket, data)
+                _native.pool_finish(ticket, data if has_room else None)
             finally:
-                self._unwritten -= 1
+                if has_room:
+                    self._room.release()
 
-        self._unwritten += 1
         self._writers.submit(write)
 
 

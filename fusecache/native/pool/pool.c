@@ -346,12 +346,15 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 		result = wire_delete(link, &of, why);
 	else
 		result = wire_get(link, &of, may_write ? &pool.lease : NULL, lease_ms(), asked->into, asked->size, why);
-	if (result == REPLY_ERROR && is_read_only(why)) {
+	if (result == REPLY_ERROR && may_write && is_read_only(why)) {
 		forbid_writes(server, why);
+		*why = '\0';
 		may_write = false;
 		if (asked->into)
 			result = wire_get(link, &of, NULL, 0, asked->into, asked->size, why);
 	}
+	if (result == REPLY_ERROR && !strncmp(why, "WRONGTYPE ", 10)) /* somebody else's, and no string */
+		return REPLY_STRANGE;
 	return result == REPLY_NOTHING && !may_write ? REPLY_ERROR : result; /* no lease: it is not to be written */
 }
 
@@ -378,7 +381,7 @@ static int ask(const struct asked *asked)
 		give_back(server, &link, false, *why ? why : strerror(-result));
 	else if (result == REPLY_STRANGE) /* what is left of it was not received */
 		discard(server, &link);
-	else if (result == REPLY_ERROR && *why && !is_moved(why) && !is_read_only(why))
+	else if (result == REPLY_ERROR && *why && !is_moved(why))
 		give_back(server, &link, false, why);
 	else
 		give_back(server, &link, true, "");
@@ -452,8 +455,9 @@ static int wait_for_lease(const struct asked *asked)
 	int result = REPLY_LEASE;
 
 	COUNT_POOL(waits, 1);
-	until_ns = earlier(until_ns, asked->until_ns);
-	while (result == REPLY_LEASE && now_ns() + pause_ns < until_ns) {
+	/* The last time to ask has time for the answer. */
+	until_ns = earlier(until_ns, asked->until_ns - request_ns());
+	while (result == REPLY_LEASE && now_ns() + 2 * pause_ns < until_ns) {
 		/* Others wait for the same: not all at one time. */
 		const struct timespec pause = {.tv_nsec = (long)(pause_ns / 2 + now_ns() % pause_ns)};
 

@@ -13,7 +13,7 @@ from fusecache.base.errors import FaultLog, OriginChanged
 from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES
 from fusecache.read import sources as sources_module
 from fusecache.read.origin import Tick
-from fusecache.read.sources import Counts, Loaded, Source, Sources
+from fusecache.read.sources import POOL_WRITES_MOST, Counts, Loaded, Pool, Source, Sources
 from fusecache.store.types import Version
 
 VERSION = Version(1, 10, 4, 1)
@@ -143,3 +143,30 @@ def test_a_change_that_a_source_sees_is_raised() -> None:
     sources, _ = sources_of([], [Failing({})])
     with pytest.raises(OriginChanged):
         load(sources, 1)
+
+
+def test_of_blocks_that_wait_for_the_pool_there_are_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that hangs: each of them is 4 MiB. The others' leases are given back."""
+    may_end, wanted = threading.Event(), POOL_WRITES_MOST * 3
+    finished: list[bool] = []
+    ends = threading.Semaphore(0)
+
+    def finish(ticket: bytes, data: memoryview | None) -> None:
+        assert may_end.wait(30)
+        finished.append(data is not None)
+        ends.release()
+
+    monkeypatch.setattr(sources_module._native, "pool_finish", finish)
+    pool = Pool()
+    for _ in range(2):
+        may_end.clear()
+        for _ in range(wanted):
+            pool.finish(b"", memoryview(b"block"))
+        pool.finish(b"", None)
+        may_end.set()
+        for _ in range(wanted + 1):
+            assert ends.acquire(timeout=30)
+    assert len(finished) == 2 * (wanted + 1)
+    assert finished.count(True) == 2 * POOL_WRITES_MOST
