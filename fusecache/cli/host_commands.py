@@ -253,13 +253,10 @@ def _look(address: PoolAddress, credentials: Credentials, password: str | None) 
     """All of it; what does not answer has a `fault`."""
     from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for this command alone
     from fusecache.pool.slots import NO_SERVER, place
+    from fusecache.pool.view import agreed
 
     engine = Engine(address, credentials, password)
-    names, slots = (
-        list(address.servers),
-        place([f"{host}:{port}" for host, port in address.servers]),
-    )
-    is_cluster, fault = False, ""
+    names, slots, is_cluster, fault = list(address.servers), b"", False, ""
     for server in address.servers:
         try:
             cluster = engine.cluster(server)
@@ -268,29 +265,38 @@ def _look(address: PoolAddress, credentials: Credentials, password: str | None) 
         if cluster is not None:
             is_cluster, (names, slots) = True, cluster
         break
-    servers = []
-    for index, server in enumerate(names):
-        row: dict[str, Any] = {"server": f"{server[0]}:{server[1]}", "fault": ""}
-        row["slots"] = slots.count(index)
+    rows: dict[str, dict[str, Any]] = {}
+    for host, port in names:
+        row: dict[str, Any] = {"server": f"{host}:{port}", "fault": ""}
         try:
-            row |= engine.figures(server)
+            row |= engine.figures((host, port))
         except Unreachable as error:
             row["fault"] = str(error)
-        servers.append(row)
+        rows[row["server"]] = row
     members: dict[str, dict[str, Any]] = {}
-    index = slots[engine.members_slot]
     try:
-        if index == NO_SERVER:
-            raise Unreachable("no server has the slot of the members")
-        members = engine.members(names[index])
+        if is_cluster:
+            index = slots[engine.members_slot]
+            at = names[index] if index != NO_SERVER else None
+        else:
+            first = next((n for n in engine.members_at(rows) if not rows[n]["fault"]), None)
+            at = names[list(rows).index(first)] if first is not None else None
+        if at is None:
+            raise Unreachable("no server that has them answers")
+        members = engine.members(at)
     except Unreachable as error:
         fault = f"the members are not known: {error}"
     if len({member.get("servers") for member in members.values()}) > 1:
         fault = "members name different servers, and do not share what they read: see --json"
+    if not is_cluster:
+        away = agreed([member.get("away") or [] for member in members.values()], rows)
+        slots = place(list(rows), away)
+    for index, row in enumerate(rows.values()):
+        row["slots"] = slots.count(index)
     return {
         "dataset": address.dataset,
         "is_cluster": is_cluster,
-        "servers": servers,
+        "servers": list(rows.values()),
         "members": members,
         "fault": fault,
     }

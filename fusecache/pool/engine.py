@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import valkey
@@ -16,6 +16,7 @@ from valkey.exceptions import ResponseError, ValkeyError
 
 from fusecache.pool.address import Credentials, PoolAddress
 from fusecache.pool.slots import NO_SERVER, SLOTS, slot_of
+from fusecache.pool.view import ranked
 
 TIMEOUT_S: Final = 2.0
 MEMBER_S: Final = 15.0
@@ -92,14 +93,26 @@ class Engine:
 
     @property
     def members_slot(self) -> int:
+        """Of a Cluster."""
         return slot_of(self._members.encode())
+
+    def members_at(self, names: Iterable[str]) -> list[str]:
+        """Of independent servers: members are with the first of these that answers."""
+        return ranked(self._members, names)
+
+    def answers(self, server: Server) -> bool:
+        try:
+            self._now(server)
+        except Unreachable:
+            return False
+        return True
 
     def _now(self, server: Server) -> float:
         seconds, _ = self._ask(server, "TIME")
         return float(seconds)
 
     def write_member(self, server: Server, name: str, figures: Mapping[str, Any]) -> None:
-        """`server`: that of `members_slot`. Unreachable."""
+        """Unreachable."""
         text = json.dumps({**figures, "at": self._now(server)})
         self._ask(server, "HSET", self._members, name, text)
         self._ask(server, "EXPIRE", self._members, int(20 * MEMBER_S))

@@ -9,7 +9,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 import xxhash
@@ -17,11 +18,16 @@ import xxhash
 from fusecache import _native
 from fusecache.pool.address import Credentials, PoolAddress
 from fusecache.pool.slots import NO_SERVER, place
+from fusecache.pool.view import Looks, agreed
+
+if TYPE_CHECKING:
+    from fusecache.pool.engine import Engine
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 REFRESH_S: Final = 5.0
+LOOKS_MOST: Final = 8
 LOCATE_WAIT_S: Final = 2.0
 
 
@@ -51,6 +57,8 @@ class Hosts:
         self._away: dict[str, str] = {}  # by server, why
         self._fault = ""  # of the last refresh
         self._moved = 0
+        self._looks = Looks()
+        self._without: frozenset[str] = frozenset()
         self._located = trio.Event()
         _native.pool_begin(
             address.dataset, credentials.user, self._password, credentials.ca,
@@ -88,11 +96,23 @@ class Hosts:
             self._resolve(index, host, port)
 
     def _refresh(self) -> None:
-        """Blocking: names, slots, our own record."""
+        """Blocking: names, slots, our own record, the others'."""
         from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for mounts with a pool alone
 
         engine = Engine(self._address, self._credentials, self._password)
         self._locate()
+        self._look_for_cluster(engine)
+        try:
+            if self._is_cluster:
+                self._tell_cluster(engine)
+            else:
+                self._agree(engine)
+        except Unreachable as error:
+            self._fault = str(error)
+
+    def _look_for_cluster(self, engine: Engine) -> None:
+        from fusecache.pool.engine import Unreachable
+
         for server in self._address.servers:
             try:
                 cluster = engine.cluster(server)
@@ -101,16 +121,33 @@ class Hosts:
                 continue
             if cluster is not None:
                 self._take_slots(cluster.servers, cluster.slots)
-            break
-        servers = _native.pool_servers()
-        index = self._slots[engine.members_slot]
-        if index == NO_SERVER:
             return
-        try:
-            at = (servers[index]["host"], servers[index]["port"])
-            engine.write_member(at, self._name, self._record())
-        except Unreachable as error:
-            self._fault = str(error)
+
+    def _agree(self, engine: Engine) -> None:
+        """Independent servers: those that most members say are away have no slots. Unreachable."""
+        names = {f"{host}:{port}": (host, port) for host, port in self._address.servers}
+        with ThreadPoolExecutor(LOOKS_MOST) as threads:
+            answered = dict(zip(names, threads.map(engine.answers, names.values()), strict=True))
+        away = self._looks.note(answered)
+        place_of_members = next((n for n in engine.members_at(names) if answered[n]), None)
+        if place_of_members is None:
+            return  # no server answers: nobody is asked, and nothing is changed
+        at = names[place_of_members]
+        engine.write_member(at, self._name, self._record() | {"away": away})
+        members = engine.members(at)
+        found = agreed([member.get("away") or [] for member in members.values()], names)
+        if found != self._without:
+            log.info("pool: without %s", ", ".join(sorted(found)) or "none: all servers are there")
+            self._without = found
+            self._slots = place(list(names), found)
+            _native.pool_slots(self._slots)
+
+    def _tell_cluster(self, engine: Engine) -> None:
+        """Unreachable."""
+        index = self._slots[engine.members_slot]
+        if index != NO_SERVER:
+            server = _native.pool_servers()[index]
+            engine.write_member((server["host"], server["port"]), self._name, self._record())
 
     def _record(self) -> dict[str, Any]:
         counted = _native.pool_counters()
@@ -156,6 +193,7 @@ class Hosts:
             "dataset": self._address.dataset,
             "is_tls": self._address.is_tls,
             "is_cluster": self._is_cluster,
+            "without": sorted(self._without),
             "fault": self._fault,
             "servers": _native.pool_servers(),
             **_native.pool_counters(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,12 +25,12 @@ def slot_of(key: bytes) -> int:
     return crc % SLOTS
 
 
-def place(names: Sequence[str]) -> bytes:
-    """The index in `names` of each slot's server. Rendezvous hashing with bounded loads (Thaler and
-    Ravishankar 1998; Mirrokni et al. 2018): the slot's highest server that is not full; slots
-    choose in turn. It depends on the set of names, not on their order.
+def place(names: Sequence[str], away: Collection[str] = ()) -> bytes:
+    """The index in `names` of each slot's server, none of which is `away`. Rendezvous hashing with
+    bounded loads (Thaler and Ravishankar 1998; Mirrokni et al. 2018): the slot's highest server
+    that is not full; slots choose in turn. It depends on the set of names, not on their order.
     """
-    order = np.argsort(np.array(names))
+    order = sorted((i for i, name in enumerate(names) if name not in away), key=names.__getitem__)
     weights = np.array(
         [
             [xxhash.xxh3_64_intdigest(slot.to_bytes(2, "little") + names[i].encode())
@@ -39,7 +39,7 @@ def place(names: Sequence[str]) -> bytes:
         ],
         np.uint64,
     )  # fmt: skip
-    room = np.full(len(names), math.ceil(LOAD_MOST * SLOTS / len(names)))
+    room = np.full(len(order), math.ceil(LOAD_MOST * SLOTS / len(order)))
     placed = bytearray(SLOTS)
     for slot, ranked in enumerate(np.argsort(weights, axis=1)[:, ::-1]):
         chosen = next(server for server in ranked if room[server])
