@@ -1,24 +1,89 @@
-/* Connections to servers of the pool, plain or TLS, each used by one thread at a time. */
+/* Connections to servers of the pool, plain or TLS, each used by one thread at a time.
+ *
+ * OpenSSL is looked for when a pool is used: without one the extension needs none.
+ */
 #include "pool.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <netinet/tcp.h>
 #include <openssl/err.h>
+#include <openssl/sha.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
+#define FUNCTIONS(X) \
+	X(ERR_clear_error) \
+	X(ERR_peek_last_error) \
+	X(ERR_reason_error_string) \
+	X(SSL_CTX_check_private_key) \
+	X(SSL_CTX_ctrl) \
+	X(SSL_CTX_free) \
+	X(SSL_CTX_load_verify_locations) \
+	X(SSL_CTX_new) \
+	X(SSL_CTX_set_verify) \
+	X(SSL_CTX_use_PrivateKey_file) \
+	X(SSL_CTX_use_certificate_chain_file) \
+	X(SSL_connect) \
+	X(SSL_ctrl) \
+	X(SSL_free) \
+	X(SSL_get0_param) \
+	X(SSL_get_error) \
+	X(SSL_get_verify_result) \
+	X(SSL_new) \
+	X(SSL_peek) \
+	X(SSL_pending) \
+	X(SSL_read) \
+	X(SSL_set1_host) \
+	X(SSL_set_fd) \
+	X(SSL_write) \
+	X(TLS_client_method) \
+	X(X509_VERIFY_PARAM_set1_ip_asc) \
+	X(X509_verify_cert_error_string) \
+	X(SHA256)
+
+#define POINTER(name) __typeof__(&name) name;
+static struct {
+	FUNCTIONS(POINTER)
+} openssl;
+#undef POINTER
+
+bool link_load(char why[POOL_WHY_BYTES])
+{
+	void *library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL); /* libcrypto comes with it */
+
+	if (!library) {
+		snprintf(why, POOL_WHY_BYTES, "a pool needs OpenSSL 3 (libssl3): %s", dlerror());
+		return false;
+	}
+#define FIND(name)                                                            \
+	*(void **)&openssl.name = dlsym(library, #name);                      \
+	if (!openssl.name) {                                                  \
+		snprintf(why, POOL_WHY_BYTES, "this OpenSSL has no " #name);  \
+		return false;                                                 \
+	}
+	FUNCTIONS(FIND)
+#undef FIND
+	return true;
+}
+
+void link_sha256(const void *data, size_t size, unsigned char digest[SHA256_BYTES])
+{
+	openssl.SHA256(data, size, digest);
+}
+
 static SSL_CTX *tls;
 
 static bool complain(char why[POOL_WHY_BYTES], const char *what)
 {
-	unsigned long number = ERR_peek_last_error();
-	const char *reason = number ? ERR_reason_error_string(number) : NULL;
+	unsigned long number = openssl.ERR_peek_last_error();
+	const char *reason = number ? openssl.ERR_reason_error_string(number) : NULL;
 
 	snprintf(why, POOL_WHY_BYTES, "%s: %s", what, reason ? reason : strerror(errno));
-	ERR_clear_error();
+	openssl.ERR_clear_error();
 	return false;
 }
 
@@ -27,25 +92,27 @@ bool link_use_tls(const struct pool_settings *settings, char why[POOL_WHY_BYTES]
 	SSL_CTX *made;
 	const char *wrong = NULL;
 
-	ERR_clear_error();
-	made = SSL_CTX_new(TLS_client_method());
-	if (!made || !SSL_CTX_set_min_proto_version(made, TLS1_3_VERSION))
+	openssl.ERR_clear_error();
+	made = openssl.SSL_CTX_new(openssl.TLS_client_method());
+	if (!made || !openssl.SSL_CTX_ctrl(made, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, NULL))
 		wrong = "TLS";
-	else if (!SSL_CTX_load_verify_locations(made, settings->ca, NULL))
+	else if (!openssl.SSL_CTX_load_verify_locations(made, settings->ca, NULL))
 		wrong = settings->ca;
-	else if (settings->certificate && SSL_CTX_use_certificate_chain_file(made, settings->certificate) != 1)
+	else if (settings->certificate && openssl.SSL_CTX_use_certificate_chain_file(made, settings->certificate) != 1)
 		wrong = settings->certificate;
 	else if (settings->private_key &&
-		 (SSL_CTX_use_PrivateKey_file(made, settings->private_key, SSL_FILETYPE_PEM) != 1 ||
-		  SSL_CTX_check_private_key(made) != 1))
+		 (openssl.SSL_CTX_use_PrivateKey_file(made, settings->private_key, SSL_FILETYPE_PEM) != 1 ||
+		  openssl.SSL_CTX_check_private_key(made) != 1))
 		wrong = settings->private_key;
 	if (wrong) {
-		SSL_CTX_free(made);
+		openssl.SSL_CTX_free(made);
 		return complain(why, wrong);
 	}
-	SSL_CTX_set_verify(made, SSL_VERIFY_PEER, NULL);
-	SSL_CTX_set_mode(made, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
-				   SSL_MODE_RELEASE_BUFFERS);
+	openssl.SSL_CTX_set_verify(made, SSL_VERIFY_PEER, NULL);
+	openssl.SSL_CTX_ctrl(made, SSL_CTRL_MODE,
+			     SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+				 SSL_MODE_RELEASE_BUFFERS,
+			     NULL);
 	tls = made;
 	return true;
 }
@@ -72,7 +139,7 @@ static int wait_for(int fd, short events, int64_t deadline_ns)
 /* What a call of OpenSSL that has not ended well wants; 0: call it again. */
 static int wait_for_tls(const struct link *link, int result, int64_t deadline_ns)
 {
-	switch (SSL_get_error(link->tls, result)) {
+	switch (openssl.SSL_get_error(link->tls, result)) {
 	case SSL_ERROR_WANT_READ:
 		return wait_for(link->fd, POLLIN, deadline_ns);
 	case SSL_ERROR_WANT_WRITE:
@@ -90,23 +157,25 @@ static bool shake_hands(struct link *link, const char *host, int64_t deadline_ns
 	int result, err = 0;
 	long verified;
 
-	ERR_clear_error();
-	link->tls = SSL_new(tls);
-	if (!link->tls || !SSL_set_fd(link->tls, link->fd) ||
-	    !(is_address ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(link->tls), host)
-			 : SSL_set1_host(link->tls, host) && SSL_set_tlsext_host_name(link->tls, host)))
+	openssl.ERR_clear_error();
+	link->tls = openssl.SSL_new(tls);
+	if (!link->tls || !openssl.SSL_set_fd(link->tls, link->fd) ||
+	    !(is_address ? openssl.X509_VERIFY_PARAM_set1_ip_asc(openssl.SSL_get0_param(link->tls), host)
+			 : openssl.SSL_set1_host(link->tls, host) &&
+			       openssl.SSL_ctrl(link->tls, SSL_CTRL_SET_TLSEXT_HOSTNAME, TLSEXT_NAMETYPE_host_name,
+						(char *)(uintptr_t)host)))
 		return complain(why, "TLS");
-	while ((result = SSL_connect(link->tls)) != 1) {
+	while ((result = openssl.SSL_connect(link->tls)) != 1) {
 		err = wait_for_tls(link, result, deadline_ns);
 		if (err)
 			break;
 	}
 	if (result == 1)
 		return true;
-	verified = SSL_get_verify_result(link->tls);
+	verified = openssl.SSL_get_verify_result(link->tls);
 	if (verified != X509_V_OK) {
-		snprintf(why, POOL_WHY_BYTES, "its certificate: %s", X509_verify_cert_error_string(verified));
-		ERR_clear_error();
+		snprintf(why, POOL_WHY_BYTES, "its certificate: %s", openssl.X509_verify_cert_error_string(verified));
+		openssl.ERR_clear_error();
 		return false;
 	}
 	errno = -err;
@@ -142,7 +211,7 @@ int link_open(struct link *link, const struct place *to, int64_t deadline_ns, ch
 
 void link_close(struct link *link)
 {
-	SSL_free(link->tls);
+	openssl.SSL_free(link->tls);
 	if (link->fd >= 0)
 		close(link->fd);
 	*link = (struct link){.fd = -1};
@@ -153,16 +222,16 @@ bool link_is_quiet(const struct link *link)
 	char one;
 	int got;
 
-	if (link->tls && SSL_pending(link->tls))
+	if (link->tls && openssl.SSL_pending(link->tls))
 		return false;
 	/* A server of TLS 1.3 sends tickets after the handshake, which answer nothing. */
 	if (recv(link->fd, &one, 1, MSG_PEEK | MSG_DONTWAIT) < 0)
 		return errno == EAGAIN || errno == EWOULDBLOCK;
 	if (!link->tls)
 		return false;
-	ERR_clear_error();
-	got = SSL_peek(link->tls, &one, 1);
-	return got <= 0 && SSL_get_error(link->tls, got) == SSL_ERROR_WANT_READ;
+	openssl.ERR_clear_error();
+	got = openssl.SSL_peek(link->tls, &one, 1);
+	return got <= 0 && openssl.SSL_get_error(link->tls, got) == SSL_ERROR_WANT_READ;
 }
 
 int link_send(struct link *link, const void *data, size_t size, bool more, int64_t deadline_ns)
@@ -174,8 +243,8 @@ int link_send(struct link *link, const void *data, size_t size, bool more, int64
 		ssize_t sent;
 
 		if (link->tls) {
-			ERR_clear_error();
-			sent = SSL_write(link->tls, at, (int)size);
+			openssl.ERR_clear_error();
+			sent = openssl.SSL_write(link->tls, at, (int)size);
 			err = sent > 0 ? 0 : wait_for_tls(link, (int)sent, deadline_ns);
 		} else {
 			sent = send(link->fd, at, size, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
@@ -200,8 +269,8 @@ ssize_t link_receive(struct link *link, void *to, size_t most, int64_t deadline_
 		int err;
 
 		if (link->tls) {
-			ERR_clear_error();
-			got = SSL_read(link->tls, to, (int)most);
+			openssl.ERR_clear_error();
+			got = openssl.SSL_read(link->tls, to, (int)most);
 			err = got > 0 ? 0 : wait_for_tls(link, (int)got, deadline_ns);
 		} else {
 			got = recv(link->fd, to, most, 0);

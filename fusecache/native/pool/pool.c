@@ -5,7 +5,6 @@
  */
 #include "pool.h"
 
-#include <openssl/sha.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +63,7 @@ static int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
 /* ---- settings -------------------------------------------------------------------------------- */
 bool pool_begin(const struct pool_settings *settings, char why[POOL_WHY_BYTES])
 {
-	if (settings->ca && !link_use_tls(settings, why))
+	if (!link_load(why) || (settings->ca && !link_use_tls(settings, why)))
 		return false;
 	snprintf(pool.prefix, sizeof(pool.prefix), "fusecache:%s:", settings->dataset);
 	pool.user = settings->user ? strdup(settings->user) : NULL;
@@ -400,7 +399,7 @@ struct key_head {
 static bool make_key(uint32_t ino, const struct version *of, uint32_t block, unsigned char key[POOL_KEY_BYTES])
 {
 	struct key_head head = {{'F', 'C', 'P', '1'}, block, of->size, of->mtime_ns, of->ctime_ns};
-	unsigned char digest[SHA256_DIGEST_LENGTH], *text = NULL;
+	unsigned char digest[SHA256_BYTES], *text = NULL;
 	uint32_t name_node = 0;
 	char *path = NULL;
 	size_t length = 0;
@@ -417,7 +416,7 @@ static bool make_key(uint32_t ino, const struct version *of, uint32_t block, uns
 	if (text) {
 		memcpy(text, &head, sizeof(head));
 		memcpy(text + sizeof(head), path, length);
-		SHA256(text, sizeof(head) + length, digest);
+		link_sha256(text, sizeof(head) + length, digest);
 		memcpy(key, digest, POOL_KEY_BYTES);
 	}
 	free(path);

@@ -70,6 +70,9 @@ struct link {
 	void *tls; /* OpenSSL's; NULL: plain */
 };
 /* Deadlines are of CLOCK_MONOTONIC; errors -errno. */
+#define SHA256_BYTES 32
+bool link_load(char why[POOL_WHY_BYTES]); /* before all else here */
+void link_sha256(const void *data, size_t size, unsigned char digest[SHA256_BYTES]);
 bool link_use_tls(const struct pool_settings *settings, char why[POOL_WHY_BYTES]);
 int link_open(struct link *link, const struct place *to, int64_t deadline_ns, char why[POOL_WHY_BYTES]);
 void link_close(struct link *link);
