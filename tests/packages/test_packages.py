@@ -26,8 +26,10 @@ from tools import packages
 from tools.packages import Wheel
 
 CLIENT_NEEDS = ("msgpack", "numpy")
-SERVER_NEEDS = (*CLIENT_NEEDS, "click", "prometheus-client", "pyfuse3", "rich", "trio", "xxhash")
-STRANGE = ("blake3", "click", "pyfuse3", "rich", "torch", "trio", "xxhash")
+SERVER_NEEDS = (
+    *CLIENT_NEEDS, "click", "prometheus-client", "pyfuse3", "rich", "trio", "valkey", "xxhash",
+)  # fmt: skip
+STRANGE = ("blake3", "click", "pyfuse3", "rich", "torch", "trio", "valkey", "xxhash")
 
 
 @pytest.fixture(scope="session")
