@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import trio
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 REFRESH_S: Final = 5.0
+
+Server = tuple[str, str]  # host, port
 
 
 class Hosts:
@@ -46,7 +48,6 @@ class Hosts:
         self._name = name
         self._figures = figures
         self._is_cluster = False
-        self._slots = place([f"{host}:{port}" for host, port in address.servers])
         self._away: dict[str, str] = {}  # by server, why
         self._fault = ""  # of the last refresh
         self._moved = 0
@@ -55,9 +56,10 @@ class Hosts:
             credentials.certificate, credentials.private_key, int(min_age_s * 1e9),
             int(patience_s * 1e9),
         )  # fmt: skip
-        for host, port in address.servers:
-            _native.pool_server(host, port)
-        _native.pool_slots(self._slots)
+        self._slots = b""
+        self._share_out(
+            address.servers, place([f"{host}:{port}" for host, port in address.servers])
+        )
 
     # ---- as long as the mount lives --------------------------------------------------------------
 
@@ -74,30 +76,38 @@ class Hosts:
 
     def _refresh(self) -> None:
         """Blocking: names, slots, our own record."""
+        try:
+            self._fault = self._look_around()
+        except Exception as error:  # INVARIANT: nothing that servers and resolvers say ends a mount
+            self._fault = f"{type(error).__name__}: {error}"
+            log.debug("pool", exc_info=True)
+
+    def _look_around(self) -> str:
+        """What was wrong; "": nothing."""
         from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for mounts with a pool alone
 
         engine = Engine(self._address, self._credentials, self._password)
-        self._fault = ""
-        for index, (host, port) in enumerate(self._address.servers):
-            self._resolve(index, host, port)
+        fault = self._resolve(self._address.servers)
         for server in self._address.servers:
             try:
                 cluster = engine.cluster(server)
             except Unreachable as error:
-                self._fault = str(error)
+                fault = str(error)
                 continue
             if cluster is not None:
-                self._take_slots(cluster.servers, cluster.slots)
+                self._share_out(cluster.servers, cluster.slots)
+                self._is_cluster = True
+                fault = self._resolve(cluster.servers) or fault
             break
-        servers = _native.pool_servers()
         index = self._slots[engine.members_slot]
         if index == NO_SERVER:
-            return
+            return fault
+        at = _native.pool_servers()[index]
         try:
-            at = (servers[index]["host"], servers[index]["port"])
-            engine.write_member(at, self._name, self._record())
+            engine.write_member((at["host"], at["port"]), self._name, self._record())
         except Unreachable as error:
-            self._fault = str(error)
+            fault = str(error)
+        return fault
 
     def _record(self) -> dict[str, Any]:
         counted = _native.pool_counters()
@@ -109,22 +119,23 @@ class Hosts:
             "failures": counted["failures"],
         }
 
-    def _resolve(self, index: int, host: str, port: str) -> None:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            self._fault = f"{host}: {error.strerror or error}"
-            return
-        _native.pool_address(index, str(found[0][4][0]), port)
-
-    def _take_slots(self, servers: list[tuple[str, str]], slots: bytes) -> None:
-        indices = []
+    @staticmethod
+    def _resolve(servers: Sequence[Server]) -> str:
+        """What was wrong; "": nothing."""
+        fault = ""
         for host, port in servers:
-            indices.append(_native.pool_server(host, port))
-            self._resolve(indices[-1], host, port)
-        table = bytes([*indices, *[NO_SERVER] * (256 - len(indices))])
-        self._slots = slots.translate(table)
-        self._is_cluster = True
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                fault = f"{host}: {getattr(error, 'strerror', None) or error}"
+            else:
+                _native.pool_address(_native.pool_server(host, port), str(found[0][4][0]), port)
+        return fault
+
+    def _share_out(self, servers: Sequence[Server], slots: bytes) -> None:
+        """`slots`: of each the index in `servers`. OSError: they are too many; nothing changes."""
+        indices = [_native.pool_server(host, port) for host, port in servers]
+        self._slots = slots.translate(bytes([*indices, *[NO_SERVER] * (256 - len(indices))]))
         _native.pool_slots(self._slots)
 
     def _tell_changes(self) -> None:

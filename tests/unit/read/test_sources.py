@@ -158,7 +158,7 @@ def test_of_blocks_that_wait_for_the_pool_there_are_so_many(
         finished.append(data is not None)
         ends.release()
 
-    monkeypatch.setattr(sources_module._native, "pool_finish", finish)
+    monkeypatch.setattr("fusecache._native.pool_finish", finish)
     pool = Pool()
     for _ in range(2):
         may_end.clear()
