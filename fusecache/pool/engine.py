@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import valkey
 from valkey.exceptions import ResponseError, ValkeyError
 
-from fusecache.pool.address import Credentials, PoolAddress
+from fusecache.pool.address import SERVERS_MOST, Credentials, PoolAddress
 from fusecache.pool.slots import NO_SERVER, SLOTS, slot_of
 from fusecache.pool.view import ranked
 
@@ -23,6 +24,7 @@ MEMBER_S: Final = 15.0
 """A member that has not written for so long is gone."""
 
 Server = tuple[str, str]  # host, port
+T = TypeVar("T")
 
 
 class Unreachable(Exception):
@@ -63,31 +65,41 @@ class Engine:
             single_connection_client=False, lib_name=None, lib_version=None, **more,
         )  # fmt: skip
 
-    def _ask(self, server: Server, *command: Any) -> Any:
+    def _ask(self, server: Server, *command: Any, read: Callable[[Any], T]) -> T:
+        """What `read` makes of the answer. Unreachable: there is none, or none that it can read."""
         try:
             with self._open(server) as client:
-                return client.execute_command(*command)
+                return read(client.execute_command(*command))
         except (ValkeyError, OSError) as error:
             line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise Unreachable(f"{server[0]}:{server[1]}: {line}") from error
+        except Exception as error:  # of the library, and ours, about answers that are none
+            raise Unreachable(f"{server[0]}:{server[1]}: no answer to {command[0]}") from error
 
     def cluster(self, server: Server) -> Cluster | None:
         """None: it is an independent server. Unreachable."""
+
+        def read(ranges: Any) -> Cluster:
+            servers: list[Server] = []
+            slots = bytearray([NO_SERVER]) * SLOTS
+            for first, last, (host, port, *_), *_ in ranges:
+                name = ((host or b"").decode() or server[0], str(int(port)))
+                if name not in servers:
+                    servers.append(name)
+                for slot in range(first, last + 1):
+                    slots[slot] = servers.index(name)
+            return Cluster(servers, bytes(slots))
+
         try:
-            ranges = self._ask(server, "CLUSTER", "SLOTS")
+            found = self._ask(server, "CLUSTER", "SLOTS", read=read)
         except Unreachable as error:
             if isinstance(error.__cause__, ResponseError):
                 return None
             raise
-        servers: list[Server] = []
-        slots = bytearray([NO_SERVER]) * SLOTS
-        for first, last, (host, port, *_), *_ in ranges:
-            name = (host.decode() or server[0], str(port))
-            if name not in servers:
-                servers.append(name)
-            for slot in range(first, last + 1):
-                slots[slot] = servers.index(name)
-        return Cluster(servers, bytes(slots))
+        if len(found.servers) > SERVERS_MOST:
+            where = f"{server[0]}:{server[1]}"
+            raise Unreachable(f"{where}: a Cluster of {len(found.servers)}: at most {SERVERS_MOST}")
+        return found
 
     # ---- members ---------------------------------------------------------------------------------
 
@@ -108,40 +120,29 @@ class Engine:
         return True
 
     def _now(self, server: Server) -> float:
-        seconds, _ = self._ask(server, "TIME")
-        return float(seconds)
+        return self._ask(server, "TIME", read=lambda time: float(time[0]))
 
     def write_member(self, server: Server, name: str, figures: Mapping[str, Any]) -> None:
         """Unreachable."""
         text = json.dumps({**figures, "at": self._now(server)})
-        self._ask(server, "HSET", self._members, name, text)
-        self._ask(server, "EXPIRE", self._members, int(20 * MEMBER_S))
+        self._ask(server, "HSET", self._members, name, text, read=int)
+        self._ask(server, "EXPIRE", self._members, int(20 * MEMBER_S), read=bool)
 
     def forget_member(self, server: Server, name: str) -> None:
         """Unreachable."""
-        self._ask(server, "HDEL", self._members, name)
+        self._ask(server, "HDEL", self._members, name, read=int)
 
     def members(self, server: Server) -> dict[str, dict[str, Any]]:
         """Those that live, by name: what they wrote last, with `age_s`. Unreachable."""
-        now, found = self._now(server), self._ask(server, "HGETALL", self._members)
-        members: dict[str, dict[str, Any]] = {}
-        for name, text in found.items():
-            try:
-                figures = json.loads(text)
-                age_s = now - float(figures.pop("at"))
-            except (ValueError, TypeError, KeyError, AttributeError):
-                continue  # not ours, or of another version
-            if age_s <= MEMBER_S:
-                members[name.decode(errors="replace")] = {**figures, "age_s": max(0.0, age_s)}
-        return members
+        now = self._now(server)
+        return self._ask(server, "HGETALL", self._members, read=partial(_living, now_s=now))
 
     # ---- figures ---------------------------------------------------------------------------------
 
     def figures(self, server: Server) -> dict[str, Any]:
         """Of one server, those of INFO that an administrator asks for. Unreachable."""
         begun = time.monotonic()
-        text = self._ask(server, "INFO", "everything")
-        found = text if isinstance(text, dict) else _info(text)
+        found = self._ask(server, "INFO", "everything", read=_info)
         return {
             "answers_in_s": time.monotonic() - begun,
             "version": found.get("valkey_version", found.get("redis_version")),
@@ -153,7 +154,22 @@ class Engine:
         }
 
 
-def _info(text: bytes) -> dict[str, Any]:
+def _living(found: dict[bytes, bytes], now_s: float) -> dict[str, dict[str, Any]]:
+    members: dict[str, dict[str, Any]] = {}
+    for name, text in found.items():
+        try:
+            figures = json.loads(text)
+            age_s = now_s - float(figures.pop("at"))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # not ours, or of another version
+        if age_s <= MEMBER_S:
+            members[name.decode(errors="replace")] = {**figures, "age_s": max(0.0, age_s)}
+    return members
+
+
+def _info(text: bytes | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(text, dict):
+        return text
     pairs = (
         line.split(":", 1) for line in text.decode(errors="replace").splitlines() if ":" in line
     )

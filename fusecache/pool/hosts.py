@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,8 @@ LOOK_S: Final = 1.0
 REFRESH_S: Final = 5.0
 LOOKS_MOST: Final = 8
 LOCATE_WAIT_S: Final = 2.0
+
+Server = tuple[str, str]  # host, port
 
 
 class Hosts:
@@ -53,7 +55,6 @@ class Hosts:
         self._name = name
         self._figures = figures
         self._is_cluster = False
-        self._slots = place([f"{host}:{port}" for host, port in address.servers])
         self._away: dict[str, str] = {}  # by server, why
         self._fault = ""  # of the last refresh
         self._moved = 0
@@ -65,14 +66,15 @@ class Hosts:
             credentials.certificate, credentials.private_key, int(min_age_s * 1e9),
             int(patience_s * 1e9),
         )  # fmt: skip
-        for host, port in address.servers:
-            _native.pool_server(host, port)
-        _native.pool_slots(self._slots)
+        self._slots = b""
+        self._share_out(
+            address.servers, place([f"{host}:{port}" for host, port in address.servers])
+        )
 
     # ---- as long as the mount lives --------------------------------------------------------------
 
     async def watch_forever(self) -> None:
-        await trio.to_thread.run_sync(self._locate, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(self._resolve, self._address.servers, abandon_on_cancel=True)
         self._located.set()
         while True:
             await trio.to_thread.run_sync(self._refresh, abandon_on_cancel=True)
@@ -89,65 +91,64 @@ class Hosts:
         with trio.move_on_after(LOCATE_WAIT_S):
             await self._located.wait()
 
-    def _locate(self) -> None:
-        """Blocking, for as long as names take."""
-        self._fault = ""
-        for index, (host, port) in enumerate(self._address.servers):
-            self._resolve(index, host, port)
-
     def _refresh(self) -> None:
         """Blocking: names, slots, our own record, the others'."""
+        try:
+            self._fault = self._look_around()
+        except Exception as error:  # INVARIANT: nothing that servers and resolvers say ends a mount
+            self._fault = f"{type(error).__name__}: {error}"
+            log.debug("pool", exc_info=True)
+
+    def _look_around(self) -> str:
+        """What was wrong; "": nothing."""
         from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for mounts with a pool alone
 
         engine = Engine(self._address, self._credentials, self._password)
-        self._locate()
-        self._look_for_cluster(engine)
+        fault = self._resolve(self._address.servers)
+        for server in self._address.servers:
+            try:
+                cluster = engine.cluster(server)
+            except Unreachable as error:
+                fault = str(error)
+                continue
+            if cluster is not None:
+                self._share_out(cluster.servers, cluster.slots)
+                self._is_cluster = True
+                fault = self._resolve(cluster.servers) or fault
+            break
         try:
             if self._is_cluster:
                 self._tell_cluster(engine)
             else:
                 self._agree(engine)
         except Unreachable as error:
-            self._fault = str(error)
-
-    def _look_for_cluster(self, engine: Engine) -> None:
-        from fusecache.pool.engine import Unreachable
-
-        for server in self._address.servers:
-            try:
-                cluster = engine.cluster(server)
-            except Unreachable as error:
-                self._fault = str(error)
-                continue
-            if cluster is not None:
-                self._take_slots(cluster.servers, cluster.slots)
-            return
-
-    def _agree(self, engine: Engine) -> None:
-        """Independent servers: those that most members say are away have no slots. Unreachable."""
-        names = {f"{host}:{port}": (host, port) for host, port in self._address.servers}
-        with ThreadPoolExecutor(LOOKS_MOST) as threads:
-            answered = dict(zip(names, threads.map(engine.answers, names.values()), strict=True))
-        away = self._looks.note(answered)
-        place_of_members = next((n for n in engine.members_at(names) if answered[n]), None)
-        if place_of_members is None:
-            return  # no server answers: nobody is asked, and nothing is changed
-        at = names[place_of_members]
-        engine.write_member(at, self._name, self._record() | {"away": away})
-        members = engine.members(at)
-        found = agreed([member.get("away") or [] for member in members.values()], names)
-        if found != self._without:
-            log.info("pool: without %s", ", ".join(sorted(found)) or "none: all servers are there")
-            self._without = found
-            self._slots = place(list(names), found)
-            _native.pool_slots(self._slots)
+            fault = str(error)
+        return fault
 
     def _tell_cluster(self, engine: Engine) -> None:
         """Unreachable."""
         index = self._slots[engine.members_slot]
         if index != NO_SERVER:
-            server = _native.pool_servers()[index]
-            engine.write_member((server["host"], server["port"]), self._name, self._record())
+            at = _native.pool_servers()[index]
+            engine.write_member((at["host"], at["port"]), self._name, self._record())
+
+    def _agree(self, engine: Engine) -> None:
+        """Independent servers: those that most members say are away have no slots. Unreachable."""
+        servers = {f"{host}:{port}": (host, port) for host, port in self._address.servers}
+        with ThreadPoolExecutor(LOOKS_MOST) as threads:
+            looks = threads.map(engine.answers, servers.values())
+            answered = dict(zip(servers, looks, strict=True))
+        away = self._looks.note(answered)
+        first = next((name for name in engine.members_at(servers) if answered[name]), None)
+        if first is None:
+            return  # nobody is asked, and nothing changes
+        engine.write_member(servers[first], self._name, self._record() | {"away": away})
+        members = engine.members(servers[first])
+        found = agreed([_words(member.get("away")) for member in members.values()], servers)
+        if found != self._without:
+            log.info("pool: without %s", ", ".join(sorted(found)) or "none: all servers are there")
+            self._without = found
+            self._share_out(self._address.servers, place(list(servers), found))
 
     def _record(self) -> dict[str, Any]:
         counted = _native.pool_counters()
@@ -159,22 +160,23 @@ class Hosts:
             "failures": counted["failures"],
         }
 
-    def _resolve(self, index: int, host: str, port: str) -> None:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            self._fault = f"{host}: {error.strerror or error}"
-            return
-        _native.pool_address(index, str(found[0][4][0]), port)
-
-    def _take_slots(self, servers: list[tuple[str, str]], slots: bytes) -> None:
-        indices = []
+    @staticmethod
+    def _resolve(servers: Sequence[Server]) -> str:
+        """What was wrong; "": nothing."""
+        fault = ""
         for host, port in servers:
-            indices.append(_native.pool_server(host, port))
-            self._resolve(indices[-1], host, port)
-        table = bytes([*indices, *[NO_SERVER] * (256 - len(indices))])
-        self._slots = slots.translate(table)
-        self._is_cluster = True
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                fault = f"{host}: {getattr(error, 'strerror', None) or error}"
+            else:
+                _native.pool_address(_native.pool_server(host, port), str(found[0][4][0]), port)
+        return fault
+
+    def _share_out(self, servers: Sequence[Server], slots: bytes) -> None:
+        """`slots`: of each the index in `servers`. OSError: they are too many; nothing changes."""
+        indices = [_native.pool_server(host, port) for host, port in servers]
+        self._slots = slots.translate(bytes([*indices, *[NO_SERVER] * (256 - len(indices))]))
         _native.pool_slots(self._slots)
 
     def _tell_changes(self) -> None:
@@ -198,6 +200,11 @@ class Hosts:
             "servers": _native.pool_servers(),
             **_native.pool_counters(),
         }
+
+
+def _words(value: object) -> list[str]:
+    """What another member wrote, be it of another version."""
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
 
 
 def member_name(mountpoint: str) -> str:

@@ -214,7 +214,8 @@ static void give_back(struct server *server, struct link *link, bool is_good, co
 		COUNT_POOL(failures, 1);
 		snprintf(server->why, sizeof(server->why), "%s", why);
 		closed[count++] = *link;
-		if (++server->failures_in_a_row >= FAILURES_MOST) {
+		/* Those that were under way with the one that was too much are no further ones. */
+		if (++server->failures_in_a_row >= FAILURES_MOST && now_ns() >= server->rests_until_ns) {
 			server->rests_until_ns = now_ns() + server->rest_ns;
 			server->rest_ns = server->rest_ns * 2 < REST_NS_MOST ? server->rest_ns * 2 : REST_NS_MOST;
 			while (server->idle_count)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from fusecache import _native
 from fusecache.base.errors import FaultLog, OriginChanged
 from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES
 from fusecache.read import sources as sources_module
@@ -159,7 +158,7 @@ def test_of_blocks_that_wait_for_the_pool_there_are_so_many(
         finished.append(data is not None)
         ends.release()
 
-    monkeypatch.setattr(_native, "pool_finish", finish)
+    monkeypatch.setattr("fusecache._native.pool_finish", finish)
     pool = Pool()
     for _ in range(2):
         may_end.clear()
