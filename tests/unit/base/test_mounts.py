@@ -152,6 +152,7 @@ def test_processes_are_looked_at_only_where_the_usual_place_has_none(
         assert mounts.runtime_directory(mount) == str(base / "0:77")
     assert asked == [os.getuid()]
 
+
 def test_sockets_work_at_any_depth(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
