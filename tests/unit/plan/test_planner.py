@@ -278,9 +278,9 @@ def test_hinted_epochs_need_hardly_any_read(workers: int) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.75])
 def test_origin_traffic_of_uniform_shuffles_is_belady_s(share: float) -> None:
-    count = 600
+    count = 1000
     scene = Scene(
-        same_sizes(count), ram_bytes=90 * FILE_BYTES, ssd_bytes=int(share * count) * FILE_BYTES
+        same_sizes(count), ram_bytes=150 * FILE_BYTES, ssd_bytes=int(share * count) * FILE_BYTES
     )
     orders = scene.shuffled()
     scene.open("job", orders, samples=count, epochs=4, batch_size=4)
