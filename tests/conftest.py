@@ -53,9 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """By one process after the other: what the first one compiles the others find."""
+    """By one process, and then by all others: what the first one compiles they find."""
     tests = os.open(mounted.ROOT / "tests", os.O_RDONLY)
-    fcntl.flock(tests, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(tests, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(tests, fcntl.LOCK_SH)
     try:
         return (yield)
     finally:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -377,7 +378,7 @@ def open_public_directory(directory: str, *, make: bool = True) -> Iterator[str]
 
 def runtime_directory(mount: Mount) -> str | None:
     """The runtime directory of a mount, if there is one that belongs to the mount's owner."""
-    for base in (*runtime_bases(mount.uid), *_bases_of_keepers(mount.uid)):
+    for base in itertools.chain(runtime_bases(mount.uid), _bases_of_keepers(mount.uid)):
         directory = os.path.join(base, mount.device)
         if _is_private(base, mount.uid) and _is_private(directory, mount.uid):
             return directory

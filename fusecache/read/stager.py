@@ -25,7 +25,8 @@ STREAMS_MOST = 64
 PUSHES_WAITING_MOST = 256
 DROP_BATCH = 512
 DROP_TO = 0.95  # of the budget: some room, so that dropping comes in batches
-POLL_S = 0.02
+POLL_S, POLL_MOST_S = 0.02, 0.25
+FILLS_BYTES_PER_S = 8 << 30  # faster than pages come: room for so much need not be looked at sooner
 PAGE = 4096
 
 # (inode, block) -> the block's bytes, or None if they lie in the store and the front knows where
@@ -101,8 +102,9 @@ class Stager:
     async def drop_forever(self) -> None:
         """Keep the noted bytes within the budget."""
         while True:
-            if _native.ram_bytes() <= self.ram_bytes:
-                await trio.sleep(POLL_S)
+            room = self.ram_bytes - _native.ram_bytes()
+            if room >= 0:
+                await trio.sleep(min(max(POLL_S, room / FILLS_BYTES_PER_S), POLL_MOST_S))
                 continue
             ranges = _native.ram_take(int(self.ram_bytes * DROP_TO), DROP_BATCH)
             self._metrics.add(RANGES_DROPPED, len(ranges))

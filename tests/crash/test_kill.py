@@ -148,7 +148,7 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
     names = {f"{index:06d}" for index in range(15_000)}
     for name in names:
         place.write(f"wide/{name}", b"")
-    mount = mounting("--revalidate", "0.5", env=started())
+    mount = mounting("--revalidate", "0.5")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for _ in range(4):
             listing = pool.submit(os.listdir, mount.path / "wide")
@@ -165,7 +165,7 @@ def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) ->
 def test_killed_while_a_large_file_streams(place: Place, mounting: Mounting) -> None:
     path = place.write("large", random_bytes("large", 60 * MIB + 99))
     expected = digest(path)
-    mount = mounting("--ssd", "128M", "--ram", "64M", env=started())
+    mount = mounting("--ssd", "128M", "--ram", "64M")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for _ in range(4):
             reading = [pool.submit(digest, mount.path / "large") for _ in range(2)]
@@ -184,7 +184,7 @@ def test_killed_while_requests_wait_for_the_origin(
     """What the dead server had taken and not answered is sent again to the next one."""
     make_files(place.source, 8, lambda index: 100_000 + index)
     (place.source / "link").symlink_to("class000")
-    mount = mounting(source=faulty.mountpoint, env=started())
+    mount = mounting(source=faulty.mountpoint)
     faulty.add(Fault("read", hang=True))
     faulty.add(Fault("readlink", hang=True))
     faulty.add(Fault("readdir", "class000", hang=True))
@@ -307,7 +307,7 @@ def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> No
 
 @in_one_mode
 def test_the_log_says_why(place: Place, mounting: Mounting) -> None:
-    mount = mounting(env=started())
+    mount = mounting()
     pid = mount.kill_server()
     eventually(lambda: mount.status()["restarts"] == 1)
     eventually(lambda: not alive(pid))

@@ -252,7 +252,7 @@ def test_a_list_that_does_not_fit_keeps_its_beginning(
     place: Place, mounting: Mounting, tmp_path: Path
 ) -> None:
     """Though its requests come one after the other."""
-    make_files(place.source, 9000, lambda index: 4000)
+    make_files(place.source, 6500, lambda index: 4000)
     names = sorted(str(path.relative_to(place.source)) for path in place.source.glob("class*/*"))
     mount = mounting("--ssd", "24M")
     done = warm_list(mount, tmp_path, [os.fsencode(name) for name in names])
@@ -261,7 +261,7 @@ def test_a_list_that_does_not_fit_keeps_its_beginning(
         r"([\d,]+) files \(.* MiB\) do not fit in --ssd 24 MiB; --ssd (\d+)M", done.stderr
     )
     assert said is not None, done.stderr
-    fitting = 9000 - int(said[1].replace(",", ""))
+    fitting = 6500 - int(said[1].replace(",", ""))
     assert mount.value("ssd", "blocks") == fitting > 4200
     before = mount.value("origin", "files")
     for name in names[:4200]:

@@ -24,7 +24,7 @@ from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
 
-FILES = 2000  # many more than there are samples between a few wires
+FILES = 1000  # many more than there are samples between a few wires
 FILE_BYTES = 6000
 PAGES_BYTES = 8192
 TOTAL_BYTES = FILES * PAGES_BYTES
@@ -278,7 +278,7 @@ def test_unmounted_while_it_is_read(place: Place, mounting: Mounting) -> None:
     with Directed() as directed:
         directed.open("job", request(mount.path, spec, epochs=3))
         staged(directed, "job", TOTAL_BYTES)
-        reader.read(order(spec, 0)[:1000])
+        reader.read(order(spec, 0)[: FILES // 2])
         eventually(lambda: directed.job("job")["index"] > 0)
         assert directed.job("job")["state"] == "running"
         mount.umount()
@@ -286,11 +286,11 @@ def test_unmounted_while_it_is_read(place: Place, mounting: Mounting) -> None:
         assert directed.job("job")["window_bytes"] == 0
         assert directed.job("job")["index"] > 0
         assert directed.mount().keys().isdisjoint(("ram_bytes", "ssd_bytes"))
-        directed.step("job", 0, 250)
+        directed.step("job", 0, FILES // 8)
         mount.start()
-        staged(directed, "job", TOTAL_BYTES // 4, (0, 1000))
+        staged(directed, "job", TOTAL_BYTES // 4, (0, FILES // 2 - 2 * SPACING))
         assert directed.mount()["ram_limit_bytes"]
-        reader.read(order(spec, 0)[1000:])
+        reader.read(order(spec, 0)[FILES // 2 :])
         eventually(lambda: directed.job("job")["state"] == "running")
         directed.close("job")
 

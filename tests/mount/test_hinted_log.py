@@ -20,9 +20,7 @@ from hintsd.reorder import packing
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import (
     FILE_BYTES,
-    FILES,
     PAGES_BYTES,
-    TOTAL_BYTES,
     Reader,
     make_dataset,
     order,
@@ -37,6 +35,8 @@ from tests.support.trees import random_bytes
 pytestmark = in_one_mode  # how readers open is test_hinted.py's
 
 EPOCHS = 3
+FILES = 2000
+TOTAL_BYTES = FILES * PAGES_BYTES
 RAM_BYTES = 14 << 20  # less than the dataset, and enough for the buffers of its chunks
 STRIDE = 200
 MANY = 4000  # enough for the buffers of two jobs' chunks
@@ -81,7 +81,7 @@ def begun(reader: Reader, directed: Directed, spec: OrderSpec, epochs: int) -> I
 
 
 def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mounting) -> None:
-    names, spec = make_dataset(place), shuffled()
+    names, spec = make_dataset(place, FILES), shuffled(FILES)
     mount = mounting("--ram", "16M", "--layout", "reorder")
     reader = Reader(mount, names)
     with Directed(ram_bytes=RAM_BYTES) as directed:
@@ -231,7 +231,7 @@ def test_one_log_serves_two_epochs(
     monkeypatch.setattr(packing, "CELL_BYTES_LEAST", 64 << 10)
     monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", 16 << 10)
     monkeypatch.setattr(packing, "EPOCHS_MOST", 2)
-    names, spec, epochs = make_dataset(place), shuffled(), 5
+    names, spec, epochs = make_dataset(place, FILES), shuffled(FILES), 5
     mount = mounting("--ram", "16M", "--layout", "reorder")
     reader = Reader(mount, names)
     fetched = 0

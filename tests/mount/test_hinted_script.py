@@ -17,11 +17,10 @@ from hintsd.client import link, warning
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import OrderSpec
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.mount.test_hinted import make_dataset, running
+from tests.mount.test_hinted import FILES, make_dataset, running
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
 
-FILES = 2000  # many more than there are samples between a few wires
 BUSY = 4
 
 
@@ -147,7 +146,7 @@ def test_a_hint_that_nobody_reads_beside_a_training(
         becomes(job, "hinted")
         name = str(job.name)
         with running(sys.executable, "-m", "hintsd", "hint", str(mount.path), *order) as hint:
-            assert hint.communicate()[0].startswith("hint-2: 2,000 samples")
+            assert hint.communicate()[0].startswith("hint-2: 1,000 samples")
         for _ in range(3):
             assert sum(len(batch) for batch in loader) == FILES
         eventually(lambda: daemon.job(name)["epoch"] in (2, 3))

@@ -69,19 +69,12 @@ def open_job(directed: Directed, mount: Mount, name: str, files: int, epochs: in
 
 def read_epoch(
     reading: Reading, directed: Directed, job: str, spec: OrderSpec, epoch: int, names: list[str]
-) -> float:
-    fetched = 0.0
+) -> None:
     for count, index in enumerate(order(spec, epoch), 1):
-        fetched += reading_one(reading, names[index])
+        name = names[index]
+        assert (reading.mount.path / name).read_bytes() == (reading.source / name).read_bytes()
         if count % 4 == 0:
             directed.step(job, epoch, count // 4)
-    return fetched
-
-
-def reading_one(reading: Reading, name: str) -> float:
-    before = reading.fetched_files
-    assert (reading.mount.path / name).read_bytes() == (reading.source / name).read_bytes()
-    return reading.fetched_files - before
 
 
 @in_one_mode

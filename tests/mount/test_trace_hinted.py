@@ -32,10 +32,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:hintsd")
 __all__ = ["record"]  # a fixture
 
 EPOCHS = 3
-SAMPLES = 1000
+SAMPLES = 600
 BATCH = 10
 COMPUTE_S = 0.005  # of a batch: an epoch that is over before hintsd looks again is not told whole
-PART = 250  # samples that are read before hintsd is waited for, which may be slower still
+PART = 150  # samples that are read before hintsd is waited for, which may be slower still
 
 
 @pytest.fixture

@@ -57,6 +57,17 @@ def _to_python(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_TO_PYTHON)}
 
 
+def _customized(environment: Mapping[str, str]) -> list[str] | None:
+    """The directories that its PYTHONPATH has besides ours, where all else that Python itself reads
+    is as ours. None: a fork is not what it would start.
+    """
+    wanted = _to_python(environment)
+    path = wanted.pop("PYTHONPATH", "").split(os.pathsep)
+    ours = _own.get("PYTHONPATH", "").split(os.pathsep)
+    rest = {name: value for name, value in _own.items() if name != "PYTHONPATH"}
+    return path[len(ours) :] if wanted == rest and path[: len(ours)] == ours else None
+
+
 def is_room_for(words: Sequence[str]) -> bool:
     return sum(len(os.fsencode(word)) + 1 for word in words) <= len(ROOM)
 
@@ -84,7 +95,7 @@ class Forked(subprocess.Popen[Any]):
             or args[:3] != [sys.executable, "-P", "-m"]
             or args[3] not in FORKED
             or args[3].partition(".")[0] not in sys.modules
-            or _to_python(os.environ if env is None else env) != _own
+            or _customized(os.environ if env is None else env) is None
             or not is_room_for(args)
         ):
             super()._execute_child(  # type: ignore[misc]
@@ -185,6 +196,11 @@ def _begin_anew(words: Sequence[str]) -> None:
     logging.root.handlers.clear()
     gc.freeze()  # objects of what we were forked from would close descriptors of ours
     _show(words)
+    sys.orig_argv = list(words)
+    for directory in _customized(os.environ) or ():
+        sys.path.insert(1, directory)
+        with contextlib.suppress(FileNotFoundError):
+            runpy.run_path(f"{directory}/sitecustomize.py")
 
 
 def _run(words: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,27 @@ def test_a_runtime_directory_of_somebody_else_is_not_trusted(
     base.chmod(0o777)
     with pytest.raises(PermissionError):
         mounts.make_runtime_base()
+
+
+def test_processes_are_looked_at_only_where_the_usual_place_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a large host that takes long, and each command that names a mount asks."""
+    here, elsewhere, asked = tmp_path / "here", tmp_path / "elsewhere", list[int]()
+
+    def bases_of_keepers(uid: int) -> Iterator[str]:
+        asked.append(uid)
+        yield str(elsewhere)
+
+    monkeypatch.setattr(mounts, "runtime_bases", lambda uid: [str(here)])
+    monkeypatch.setattr(mounts, "_bases_of_keepers", bases_of_keepers)
+    owner = {"user_id": str(os.getuid())}
+    mount = mounts.Mount(1, "0:77", "/m", mounts.FILESYSTEM_TYPE, "/s", owner)
+    for base in (elsewhere, here):
+        (base / "0:77").mkdir(mode=0o700, parents=True)
+        base.chmod(0o700)
+        assert mounts.runtime_directory(mount) == str(base / "0:77")
+    assert asked == [os.getuid()]
 
 
 def test_sockets_work_at_any_depth(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hintsd.orders import torch_process
 from hintsd.orders.drawing import NoTorch, Order, OrderLost
 from hintsd.orders.spec import OrderSpec
 from hintsd.orders.torch_process import TorchProcess
+from tests.support.commands import WithTorch
 
 ENDS_WITHIN_S = 60
 SMALL = OrderSpec("random", 1000, seed=3)
@@ -52,6 +54,13 @@ def shared() -> Iterator[TorchProcess]:
 def drawing() -> Iterator[TorchProcess]:
     with begun() as drawing:
         yield drawing
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's processes are forks of one that has it: several of them come and go in the test."""
+    fork = types.SimpleNamespace(**{**vars(subprocess), "Popen": WithTorch})
+    monkeypatch.setattr(torch_process, "subprocess", fork)
 
 
 def process_of(drawing: TorchProcess) -> subprocess.Popen[bytes]:
@@ -185,6 +194,7 @@ class Stopped(Faults):
 FAULTS = [Killed, KilledInTheAnswer, Stopped]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_order_whose_process_is_lost_is_drawn_by_the_next(
     drawing: TorchProcess, monkeypatch: pytest.MonkeyPatch, fault: type[Faults]
@@ -199,6 +209,7 @@ def test_an_order_whose_process_is_lost_is_drawn_by_the_next(
     assert process_of(drawing) is not first
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_process_that_is_lost_each_time_is_one_line(
     monkeypatch: pytest.MonkeyPatch, fault: type[Faults]

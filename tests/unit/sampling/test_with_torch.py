@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402  (it may be missi
 
 import hintsd  # noqa: E402
 from hintsd import ImportanceSampler  # noqa: E402
+from tests.support.commands import WithTorch  # noqa: E402
 from tests.support.fake_hintsd import FakeHintsd  # noqa: E402
 from tests.support.mounted import ROOT  # noqa: E402
 
@@ -424,6 +425,7 @@ def test_a_subclass_is_not_announced(heard: Heard) -> None:
 
 RANK = """
 import json, sys, warnings
+warnings.simplefilter("ignore")
 import numpy as np, torch
 import torch.distributed as distributed
 from torch.utils.data import DataLoader, TensorDataset
@@ -462,9 +464,9 @@ distributed.destroy_process_group()
 @pytest.mark.parametrize("kind", ["whole", "lacking"])
 def test_ranks_share_scores_and_draw_the_same(tmp_path: Path, kind: str) -> None:
     """Each its part; also where one rank learns nothing."""
-    command = [sys.executable, "-W", "ignore", "-c", RANK]
+    command = [sys.executable, "-c", RANK]
     ranks = [
-        subprocess.Popen(
+        WithTorch(
             [*command, str(rank), str(tmp_path / "store"), kind],
             stdout=subprocess.PIPE,
             cwd=ROOT,
