@@ -341,6 +341,65 @@ def fstab() -> None:
     holds("fstab: a mount unit, after that of its source")
 
 
+def pooled() -> None:
+    """As docs/POOL.md has it: an engine, and two mounts as two hosts would have them."""
+    deploy, place = Path.cwd() / "deploy/pool", Path("/etc/fusecache/pool")
+    run(deploy / "certificates", "/srv/pool", "data", "localhost")
+    place.mkdir(mode=0o700, exist_ok=True)
+    run("tar", "-xf", "/srv/pool/localhost.tar", "-C", place)
+    conf = (deploy / "engine.conf").read_text().replace("maxmemory 64gb", "maxmemory 64mb")
+    (place / "engine.conf").write_text(conf)
+    (UNITS / "fusecache-engine.service").write_bytes(
+        (deploy / "fusecache-engine.service").read_bytes()
+    )
+    systemctl("daemon-reload")
+    assert run("systemd-analyze", "verify", "fusecache-engine.service") == ""
+    systemctl("start", "fusecache-engine.service")
+    told = f"""\
+pool = "valkeys://localhost/data"
+pool-ca = "{place}/ca.pem"
+pool-cert = "{place}/host.pem"
+pool-key = "{place}/host.key"
+pool-user = "data"
+pool-password-file = "{place}/password"
+pool-min-age = 1
+"""
+    found = []
+    for name in ("one", "two"):
+        mountpoint, given = Path(f"/srv/{name}"), Path(f"/srv/{name}.toml")
+        mountpoint.mkdir()
+        text = CONFIG.replace(f'"{MOUNT}"', f'"{mountpoint}"').replace("srv/cache", f"srv/c-{name}")
+        given.write_text(text + told)
+        fusecache("service", "install", name, "--config", given)
+        systemctl("start", f"fusecache@{name}")
+        for number in range(20):
+            file = f"a/{number}.jpg"
+            assert (mountpoint / file).read_bytes() == (REAL / file).read_bytes()
+
+        def figures(at: Path = mountpoint) -> dict[str, Any]:
+            answer: dict[str, Any] = json.loads(fusecache("status", "--json", at))
+            return answer
+
+        if name == "one":
+            eventually(lambda: figures()["pool"]["written"] == 20)
+        found.append(figures())
+    assert found[1]["pool"]["files"] == 20, found[1]["pool"]
+    assert found[1]["origin"]["files"] == 0, found[1]["origin"]
+    fusecache("pool", "status", "/srv/two")
+    said = run("systemd-analyze", "security", "--no-pager", "fusecache-engine.service")
+    level = re.search(r"exposure level for \S+: ([\d.]+)", said)
+    assert level, said
+    assert float(level[1]) <= 3.0, said
+    for name in ("one", "two"):
+        fusecache("service", "uninstall", name)
+    systemctl("stop", "fusecache-engine.service")
+    (UNITS / "fusecache-engine.service").unlink()
+    systemctl("daemon-reload")
+    holds(
+        f"pool: an engine by its unit (security {level[1]}), what one mount read came to the next"
+    )
+
+
 def ends() -> None:
     systemctl("start", UNIT)
     pid, server = keeper(), status()["server_pid"]
@@ -381,6 +440,7 @@ TESTS = (
     origin_away,
     over_itself,
     fstab,
+    pooled,
     ends,
     hardened,
     uninstalled,
