@@ -34,7 +34,7 @@ from tests.support.mounted import Mount, command, eventually, is_mounted
 from tests.support.plan_client import PlanClient
 from tests.support.trees import random_bytes
 from tools.cluster_lib.cluster import Cluster
-from tools.cluster_lib.engine import PORT, Access, Engine, make_access
+from tools.cluster_lib.engine import ACL, PORT, Access, Engine, make_access
 
 AGE_S = 2.0
 SETTLED_S = 2.3  # what is younger, of an origin in user space, no mount keeps
@@ -191,7 +191,7 @@ def serving(directory: Path, number: int, access: Access, *options: str) -> Iter
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Anybody may ask it for anything, in the clear."""
     directory = tmp_path_factory.mktemp("engine")
-    access = make_access(directory / "access", [], has_tls=False, has_user=False)
+    access = make_access(directory / "access", [], has_tls=False, acl="")
     with serving(directory / "it", 1, access) as made:
         yield made
 
@@ -200,7 +200,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """TLS, a user, a password."""
     directory = tmp_path_factory.mktemp("secure")
-    access = make_access(directory / "access", [loopback(2)], has_tls=True, has_user=True)
+    access = make_access(directory / "access", [loopback(2)], has_tls=True, acl=ACL)
     with serving(directory / "it", 2, access) as made:
         yield made
 
@@ -514,7 +514,7 @@ def test_an_engine_that_is_stopped(
 def test_an_engine_that_is_away_at_the_start(
     mounting: Mounting, origin: Origin, tmp_path: Path
 ) -> None:
-    access = make_access(tmp_path / "access", [], has_tls=False, has_user=False)
+    access = make_access(tmp_path / "access", [], has_tls=False, acl="")
     with serving(tmp_path / "it", 3, access) as late:
         late.engine.kill()
         host = mounting(*late.options("late"))
@@ -531,7 +531,7 @@ def test_an_engine_that_is_away_at_the_start(
 def test_an_engine_that_is_full_and_evicts_nothing(
     mounting: Mounting, origin: Origin, tmp_path: Path
 ) -> None:
-    access = make_access(tmp_path / "access", [], has_tls=False, has_user=False)
+    access = make_access(tmp_path / "access", [], has_tls=False, acl="")
     with serving(tmp_path / "it", 3, access) as full:
         first, second = (mounting(*full.options("full")) for _ in range(2))
         contents, more = origin.files(2), origin.files(2)
@@ -619,7 +619,7 @@ def is_refused(host: Host, origin: Origin, why: str) -> None:
 def test_a_ca_that_is_not_the_servers(
     mounting: Mounting, origin: Origin, secure: Server, tmp_path: Path
 ) -> None:
-    other = make_access(tmp_path / "other", [], has_tls=True, has_user=False)
+    other = make_access(tmp_path / "other", [], has_tls=True, acl="")
     options = list(secured(secure, "wrong"))
     options[options.index("--pool-ca") + 1] = str(other.certificate("ca")[0])
     is_refused(mounting(*options), origin, "certificate")
@@ -629,7 +629,7 @@ def test_a_ca_that_is_not_the_servers(
 def test_a_certificate_of_another_name(mounting: Mounting, origin: Origin, tmp_path: Path) -> None:
     """As of a server that has taken another one's place."""
     names = [loopback(3), "192.0.2.1"]
-    access = make_access(tmp_path / "access", names, has_tls=True, has_user=True)
+    access = make_access(tmp_path / "access", names, has_tls=True, acl=ACL)
     for theirs, its in zip(access.certificate(names[1]), access.certificate(names[0]), strict=True):
         shutil.copy(theirs, its)
     with serving(tmp_path / "it", 3, access) as impostor:
@@ -819,7 +819,7 @@ def clustered(number: int) -> tuple[str, ...]:
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[list[Server]]:
     """A Cluster, each with a third of the slots."""
-    access = make_access(tmp_path / "access", [], has_tls=False, has_user=False)
+    access = make_access(tmp_path / "access", [], has_tls=False, acl="")
     with contextlib.ExitStack() as stack:
         made = [
             stack.enter_context(
@@ -936,7 +936,7 @@ FILES_THAT_ARE_NONE = {
 
 @pytest.mark.parametrize("what", FILES_THAT_ARE_NONE)
 def test_files_that_are_none(place: Place, what: str) -> None:
-    access = make_access(place.base / "access", [], has_tls=True, has_user=False)
+    access = make_access(place.base / "access", [], has_tls=True, acl="")
     (access.directory / "text").write_text("text\n")
     words = [word.format(access.directory) for word in FILES_THAT_ARE_NONE[what]]
     cache = ("--cache-dir", place.cache_dir, "--hintsd", "none", "--ssd", "64M", "--allow-empty")

@@ -142,6 +142,12 @@ def pool(mount: Mount, key: str) -> int:
     return found
 
 
+def test_certificates_are_strict_enough_for_later_pythons(made: Path) -> None:
+    """3.13 has ssl look at them as closely as this does."""
+    command = ["openssl", "verify", "-x509_strict", "-CAfile", made / "ca.pem"]
+    subprocess.run([*command, made / "localhost/host.pem"], check=True, capture_output=True)
+
+
 @pytest.mark.claim("R9")
 def test_what_one_host_has_read_the_next_one_needs_not(
     made: Path, ports: dict[str, int], source: Path, mounted: Mounted

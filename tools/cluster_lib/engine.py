@@ -64,7 +64,9 @@ def _certify(access: Access, name: str, subject: str, more: str = "") -> None:
     command += ["ec_paramgen_curve:prime256v1", "-noenc", "-days", str(_DAYS)]
     command += ["-subj", f"/{subject.replace('/', ' ')}", "-out", str(certificate)]
     command += ["-keyout", str(key)]
-    if name != "ca":
+    if name == "ca":
+        command += ["-addext", "keyUsage=critical,keyCertSign"]  # Python 3.13 wants it
+    else:
         signer, signing_key = access.certificate("ca")
         command += ["-CA", str(signer), "-CAkey", str(signing_key)]
         command += ["-addext", "basicConstraints=critical,CA:FALSE"]
