@@ -549,8 +549,9 @@ def test_an_engine_that_is_full_and_evicts_nothing(
 
 def test_a_link_that_is_cut() -> None:
     """Of one host: it has all from the origin, and the others lose but its engine."""
-    contents = {f"{n}": random_bytes(n, 20_000) for n in range(60)}
+    contents = {f"{n}": random_bytes(n, 20_000) for n in range(200)}
     names = sorted(contents, key=int)
+    before, amid, after, spare = names[:12], names[12:36], names[36:48], iter(names[48:])
 
     def pool_of(host: Any) -> Any:
         at = control_client.find(str(host.mountpoint))
@@ -562,22 +563,21 @@ def test_a_link_that_is_cut() -> None:
     def counted() -> list[int]:
         return [count.files for count in cluster.origin_counts()]
 
-    with Cluster(hosts=2, link_mbit=0, origin_mbit=0, origin_latency_s=0.03) as cluster:
+    with Cluster(hosts=2, link_mbit=0, origin_mbit=0, origin_latency_s=0.02) as cluster:
         for name, content in contents.items():
             (cluster.data / name).write_bytes(content)
         cluster.mount(*cluster.pool_options(), "--ram", "16M", "--ssd", "64M")
         here, there = cluster.hosts
-        read(here, names[:20])
-        eventually(lambda: pool_of(here)["written"] == 20)
-        read(there, names[:20])
-        assert counted() == [20, 0]
+        read(here, before)
+        eventually(lambda: pool_of(here)["written"] == 12)
+        read(there, before)
+        assert counted() == [12, 0]
         there.partition()
-        read(here, names[20:40])
-        read(there, names[20:40])
-        assert counted() == [40, 20], "all of it twice: it was not the other one's to have"
+        read(here, amid)
+        read(there, amid)
+        assert counted() == [36, 24], "all of it twice: neither could ask the other one's"
         assert [row["is_left_alone"] for row in pool_of(here)["servers"]] == [False, True]
         assert [row["is_left_alone"] for row in pool_of(there)["servers"]] == [True, False]
-
         there.heal()
 
         def is_whole() -> bool:
@@ -586,21 +586,18 @@ def test_a_link_that_is_cut() -> None:
                 for row in pool_of(host)["servers"]
             )  # fmt: skip
 
-        spare = iter(names[40:])
-
         def look() -> bool:
             for host in cluster.hosts:
                 (host.mountpoint / next(spare)).read_bytes()
             return is_whole()
 
         eventually(look, every_s=0.5)
-        rest = list(spare)
-        assert len(rest) >= 5
-        before = sum(counted())
-        read(there, rest)
-        eventually(lambda: pool_of(there)["written"] >= len(rest))
-        read(here, rest)
-        assert sum(counted()) == before + len(rest)
+        so_far = sum(counted())
+        written = pool_of(there)["written"] + 12
+        read(there, after)
+        eventually(lambda: pool_of(there)["written"] >= written)
+        read(here, after)
+        assert sum(counted()) == so_far + 12
 
 
 # ---- who may not ---------------------------------------------------------------------------------
@@ -851,7 +848,7 @@ def test_a_cluster_and_slots_that_move(
         eventually(lambda host=host: host.pool["is_cluster"])  # type: ignore[misc]
     contents = origin.files(5)
     first.write(contents)
-    assert all(len(one.blocks("cluster")) >= 3 for one in three)
+    assert all(one.blocks("cluster") for one in three)
     second.has_from_pool(contents)
     assert len(second.pool["servers"]) == 3
 
