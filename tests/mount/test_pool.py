@@ -34,7 +34,7 @@ from tests.support.mounted import Mount, command, eventually, is_mounted
 from tests.support.plan_client import PlanClient
 from tests.support.trees import random_bytes
 from tools.cluster_lib.cluster import Cluster
-from tools.cluster_lib.engine import ACL, PORT, Access, Engine, make_access
+from tools.cluster_lib.engine import ACL, OWNER, PORT, Access, Engine, make_access
 
 AGE_S = 2.0
 SETTLED_S = 2.3  # what is younger, of an origin in user space, no mount keeps
@@ -154,8 +154,8 @@ class Server:
         self.engine.start()
         self.client: Any = valkey.Valkey(
             unix_socket_path=str(directory / "engine.sock"),
-            username=access.user or None,
-            password=access.password or None,
+            username=OWNER if access.acl else None,
+            password=access.owner_password if access.acl else None,
         )
 
     @property

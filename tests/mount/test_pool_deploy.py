@@ -144,8 +144,8 @@ def pool(mount: Mount, key: str) -> int:
 
 def test_certificates_are_strict_enough_for_later_pythons(made: Path) -> None:
     """3.13 has ssl look at them as closely as this does."""
-    command = ["openssl", "verify", "-x509_strict", "-CAfile", made / "ca.pem"]
-    subprocess.run([*command, made / "localhost/host.pem"], check=True, capture_output=True)
+    command = ["openssl", "verify", "-x509_strict", "-CAfile", str(made / "ca.pem")]
+    subprocess.run([*command, str(made / "localhost/host.pem")], check=True, capture_output=True)
 
 
 @pytest.mark.claim("R9")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 PORT = 6379
 USER, ACL = "fusecache", "~* &* +@all"
-_OWNER = "cluster"  # whoever made the engine: `Engine.ask`
+OWNER = "cluster"  # whoever made the engine: `Engine.ask`
 _START_S = 10.0
 _DAYS = 2
 
@@ -112,7 +112,7 @@ class Engine:
             lines += [f"port {PORT}"]
         if access.acl:
             lines += ["user default off", f"user {USER} on >{access.password} {access.acl}"]
-            lines += [f"user {_OWNER} on >{access.owner_password} ~* &* +@all"]
+            lines += [f"user {OWNER} on >{access.owner_password} ~* &* +@all"]
         self._config.touch(0o600)
         self._config.write_text("".join(f"{line}\n" for line in lines))
 
@@ -169,7 +169,7 @@ class Engine:
         RuntimeError: it refuses. TimeoutExpired: none came.
         """
         command = [self._client, "-s", str(self._socket)]
-        return self._ask(command, _OWNER, self._access.owner_password, words, timeout_s)
+        return self._ask(command, OWNER, self._access.owner_password, words, timeout_s)
 
     def ask_from(self, prefix: Sequence[str], *words: str, timeout_s: float = 10.0) -> str:
         """The same over the network, as `access` has it, from the host that `prefix` enters."""
