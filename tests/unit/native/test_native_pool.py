@@ -614,11 +614,14 @@ def test_failures_in_a_row_and_then_one_tries(
                 file.get(file.version())
 
         trying = [threads.submit(keep_asking) for _ in range(8)]
-        assert begun.wait(PATIENCE_S), "after a rest it is asked"
-        for _ in range(20):
-            file.get(file.version())
-        assert engine.connections == 4, "by one"
-        may_answer.set()
+        try:
+            assert begun.wait(30), "after a rest it is asked"
+            for _ in range(20):
+                file.get(file.version())
+            assert engine.connections == 4, "by one"
+        finally:
+            begun.set()
+            may_answer.set()
         for one in trying:
             one.result(PATIENCE_S)
     eventually(lambda: not state_of(engine)["is_left_alone"])
