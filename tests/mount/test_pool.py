@@ -776,6 +776,8 @@ def test_a_read_that_fails_leaves_no_lease(
 def test_a_file_that_has_changed(hosts: tuple[Host, Host], origin: Origin) -> None:
     first, second = hosts
     contents = dict(itertools.islice(origin.files().items(), 3))
+    for host in hosts:  # a sweep looks at what was listed
+        os.listdir(host.mount.path / os.path.dirname(next(iter(contents))))
     first.write(contents)
     second.has_from_pool(contents)
     for name, content in contents.items():
