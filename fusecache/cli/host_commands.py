@@ -199,13 +199,16 @@ def status(place_or_url: str, as_json: bool, **flags: Any) -> None:
 
     \b
     fusecache pool status /data/imagenet          the pool of that mount
-    fusecache pool status valkeys://pool-1:6379,pool-2:6379/imagenet --pool-ca ca.pem
+    cd /etc/fusecache/pool && fusecache pool status valkeys://pool-1,pool-2/imagenet \\
+        --pool-ca ca.pem --pool-cert host.pem --pool-key host.key \\
+        --pool-user imagenet --pool-password-file imagenet.password
     """
     address, credentials = _named(place_or_url, flags)
     try:
+        credentials.open_all()
         password = credentials.password()
-    except (ValueError, OSError) as error:
-        raise UserError(f"--pool-password-file: {error}") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     found = _look(address, credentials, password)
     command.say_json(found) if as_json else _show(found)
     away = [server for server in found["servers"] if server["fault"]]
@@ -219,6 +222,9 @@ def status(place_or_url: str, as_json: bool, **flags: Any) -> None:
 
 def _named(place: str, flags: dict[str, Any]) -> tuple[PoolAddress, Credentials]:
     if "://" not in place:
+        for name, value in flags.items():
+            if value is not None:
+                raise ConfigError(f"--{name.replace('_', '-')}: only with a URL")
         return _of_mount(place)
     given = {
         name: parse_setting(name, value, f"--{name.replace('_', '-')}")[1]
@@ -286,8 +292,10 @@ def _look(address: PoolAddress, credentials: Credentials, password: str | None) 
         members = engine.members(at)
     except Unreachable as error:
         fault = f"the members are not known: {error}"
-    if len({member.get("servers") for member in members.values()}) > 1:
-        fault = "members name different servers, and do not share what they read: see --json"
+    named = {name: str(member.get("servers")) for name, member in members.items()}
+    if len(set(named.values())) > 1:
+        odd = "; ".join(f"{name}: {servers}" for name, servers in sorted(named.items()))
+        fault = f"members name different servers, and do not share what they read: {odd}"
     if not is_cluster:
         away = agreed([member.get("away") or [] for member in members.values()], rows)
         slots = place(list(rows), away)
@@ -308,7 +316,7 @@ def _show(found: dict[str, Any]) -> None:
         table.add_column(name, justify="left" if name in ("server", "policy") else "right")
     for server in found["servers"]:
         if server["fault"]:
-            table.add_row(server["server"], f"{server['slots']:,}", "does not answer")
+            table.add_row(server["server"], f"{server['slots']:,}", "", "", server["fault"])
             continue
         table.add_row(
             server["server"],

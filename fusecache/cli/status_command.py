@@ -56,7 +56,8 @@ def status(path: str | None, as_json: bool) -> None:
     pins      globs of `fusecache pin`, and the files known so far that they name, cached or not
     reads     requests that reached the mount: not those that the page cache answered
     origin    what was read there, by readers, hints and `warm`
-    pool      what other hosts had read of the dataset, and this one needed not (docs/POOL.md)
+    pool      what other hosts had read of the dataset, and this one needed not (docs/POOL.md). A
+              server that is left alone did not answer three times; it is tried again by itself
     manifest  what `fusecache digest` wrote, if one is used; and what was on SSD under another path,
               so that it was not read at the origin
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
@@ -215,6 +216,8 @@ def _pool(part: dict[str, Any] | None) -> list[tuple[str, str]]:
         f"{format_count(len(servers), 'server')}"
     )
     rows = [("pool", line)]
+    if part["fault"] and not away:
+        rows.append(("", f"THE POOL: {part['fault']}"))
     for server in away:
         why = server["why"] or part["fault"] or "no address"
         rows.append(("", f"{server['host']}:{server['port']} IS LEFT ALONE: {why}"))

@@ -88,11 +88,34 @@ class Credentials:
         if self.user is not None and self.password_file is None:
             raise ValueError("--pool-user needs --pool-password-file FILE")
 
+    def open_all(self) -> None:
+        """ValueError: one of the files cannot be read; one line that names the option."""
+        named = (
+            ("--pool-ca", self.ca), ("--pool-cert", self.certificate),
+            ("--pool-key", self.private_key),
+        )  # fmt: skip
+        for option, path in named:
+            if path is not None:
+                try:
+                    os.close(_open(path, os.O_RDONLY))
+                except OSError as error:
+                    raise ValueError(f"{option} {path}: {error.strerror}") from None
+
     def password(self) -> str | None:
-        """The file's one line. ValueError: one line; OSError: it cannot be read."""
+        """The file's one line. ValueError: one line that names the option."""
         path = self.password_file
         if path is None:
             return None
+        try:
+            return self._read_password(path)
+        except OSError as error:
+            line = f"--pool-password-file {path}: {error.strerror}"
+            raise ValueError(line) from None
+        except ValueError as error:
+            raise ValueError(f"--pool-password-file {error}") from None
+
+    @staticmethod
+    def _read_password(path: str) -> str:
         with open(path, "rb", opener=_open) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not trust.is_ours(found.st_uid):

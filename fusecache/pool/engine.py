@@ -37,6 +37,26 @@ class Cluster(NamedTuple):
     """The index of each slot's server; NO_SERVER: none has it."""
 
 
+class _TlsConnection(valkey.Connection):
+    """The library's own trusts all that the system trusts, besides the CA that it is given."""
+
+    def __init__(self, *, credentials: Credentials, **how: Any) -> None:
+        super().__init__(**how)  # type: ignore[no-untyped-call]
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it compares names, too
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._context.load_verify_locations(credentials.ca)
+        if credentials.certificate is not None:
+            self._context.load_cert_chain(credentials.certificate, credentials.private_key)
+
+    def _connect(self) -> Any:
+        sock = super()._connect()  # type: ignore[no-untyped-call]
+        try:
+            return self._context.wrap_socket(sock, server_hostname=self.host)
+        except BaseException:
+            sock.close()
+            raise
+
+
 class Engine:
     """The way into one pool."""
 
@@ -49,21 +69,15 @@ class Engine:
         self._members = f"{address.prefix}members"
 
     def _open(self, server: Server) -> Any:
-        more: dict[str, Any] = {}
+        how: dict[str, Any] = {
+            "host": server[0], "port": int(server[1]), "username": self._credentials.user,
+            "password": self._password, "socket_timeout": TIMEOUT_S,
+            "socket_connect_timeout": TIMEOUT_S, "lib_name": None, "lib_version": None,
+        }  # fmt: skip
         if self._address.is_tls:
-            more = {
-                "ssl": True,
-                "ssl_check_hostname": True,
-                "ssl_min_version": ssl.TLSVersion.TLSv1_3,
-                "ssl_ca_certs": self._credentials.ca,
-                "ssl_certfile": self._credentials.certificate,
-                "ssl_keyfile": self._credentials.private_key,
-            }
-        return valkey.Valkey(
-            host=server[0], port=int(server[1]), username=self._credentials.user,
-            password=self._password, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S,
-            single_connection_client=False, lib_name=None, lib_version=None, **more,
-        )  # fmt: skip
+            how |= {"connection_class": _TlsConnection, "credentials": self._credentials}
+        pool = valkey.ConnectionPool(**how)
+        return valkey.Valkey.from_pool(pool)
 
     def _ask(self, server: Server, *command: Any, read: Callable[[Any], T]) -> T:
         """What `read` makes of the answer. Unreachable: there is none, or none that it can read."""

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
-import xxhash
 
 from fusecache import _native
 from fusecache.pool.address import Credentials, PoolAddress
@@ -47,8 +46,9 @@ class Hosts:
     ) -> None:
         """`name`: of this member, unique. `figures`: what it tells of itself.
 
-        ValueError, OSError: a file of the credentials is no good; one line.
+        ValueError: a file of the credentials is no good; one line.
         """
+        credentials.open_all()
         self._address = address
         self._credentials = credentials
         self._password = credentials.password()
@@ -93,11 +93,14 @@ class Hosts:
 
     def _refresh(self) -> None:
         """Blocking: names, slots, our own record, the others'."""
+        before = self._fault
         try:
             self._fault = self._look_around()
         except Exception as error:  # INVARIANT: nothing that servers and resolvers say ends a mount
             self._fault = f"{type(error).__name__}: {error}"
             log.debug("pool", exc_info=True)
+        if self._fault and self._fault != before:
+            log.warning("pool: %s", self._fault)
 
     def _look_around(self) -> str:
         """What was wrong; "": nothing."""
@@ -152,10 +155,10 @@ class Hosts:
 
     def _record(self) -> dict[str, Any]:
         counted = _native.pool_counters()
-        named = " ".join(sorted(f"{host}:{port}" for host, port in self._address.servers))
+        named = ",".join(sorted(f"{host}:{port}" for host, port in self._address.servers))
         return {
             **self._figures(),
-            "servers": xxhash.xxh3_64_hexdigest(named.encode()),  # all must name the same
+            "servers": named,  # all must name the same
             "bytes_written": counted["bytes_written"],
             "failures": counted["failures"],
         }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusecache.base import metrics
-from fusecache.base.errors import UserError
+from fusecache.base.errors import EXIT_USAGE, UserError
 from fusecache.base.metrics import Metric, Metrics
 from fusecache.config.building import pool_of
 from fusecache.config.settings import Config
@@ -33,9 +33,9 @@ def join(config: Config, counted: Metrics, launch: Launch) -> Hosts | None:
             config.pool_min_age_s,
             config.origin_timeout_s / 2,
         )
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         if not launch.resume or launch.planned:
-            raise UserError(f"--pool: {error}") from error
+            raise UserError(str(error), EXIT_USAGE) from error
         log.warning("the pool is not used: %s", error)
         return None
 

@@ -94,7 +94,7 @@ def options(made: Path, port: int, dataset: str = "photos") -> list[str]:
     return [
         *("--pool", f"valkeys://localhost:{port}/{dataset}", "--pool-ca", str(host / "ca.pem")),
         *("--pool-cert", str(host / "host.pem"), "--pool-key", str(host / "host.key")),
-        *("--pool-user", "photos", "--pool-password-file", str(host / "password")),
+        *("--pool-user", "photos", "--pool-password-file", str(host / "photos.password")),
     ]
 
 
@@ -189,6 +189,41 @@ def test_a_server_of_another_ca_learns_nothing(
 
 
 @pytest.mark.claim("S12")
+def test_whom_the_system_trusts_is_not_trusted(
+    made: Path, ports: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certify(tmp_path / "other", "photos", "localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(made / "ca.pem"))
+    host = made / "localhost"
+    address = parse_address(f"valkeys://localhost:{ports['localhost']}/photos")
+    for ca, is_theirs in ((made / "ca.pem", True), (tmp_path / "other/ca.pem", False)):
+        credentials = Credentials(
+            user="photos", password_file=str(host / "photos.password"), ca=str(ca),
+            certificate=str(host / "host.pem"), private_key=str(host / "host.key"),
+        )  # fmt: skip
+        engine = Engine(address, credentials, credentials.password())
+        assert engine.answers(address.servers[0]) is is_theirs
+
+
+def test_two_datasets_of_one_pool(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    certify(folder, "photos", "localhost", "elsewhere")
+    before = (folder / "photos.password").read_text(), (folder / "ca.pem").read_text()
+    certify(folder, "maps", "localhost")
+    assert ((folder / "photos.password").read_text(), (folder / "ca.pem").read_text()) == before
+    for host in ("localhost", "elsewhere"):
+        names = {path.name for path in (folder / host).iterdir()}
+        assert names >= {"photos.password", "maps.password", "users.acl", "host.key", "ca.pem"}
+        users = (folder / host / "users.acl").read_text()
+        assert "user photos on #" in users
+        assert "user maps on #" in users
+    refused = subprocess.run(
+        [DEPLOY / "certificates", folder, "maps", "x" * 70], capture_output=True, text=True
+    )
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.claim("S12")
 def test_no_password_in_the_clear(made: Path, tmp_path: Path) -> None:
     heard = b""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -196,7 +231,7 @@ def test_no_password_in_the_clear(made: Path, tmp_path: Path) -> None:
         address = parse_address(f"valkeys://localhost:{server.getsockname()[1]}/photos")
         host = made / "localhost"
         credentials = Credentials(
-            user="photos", password_file=str(host / "password"), ca=str(host / "ca.pem")
+            user="photos", password_file=str(host / "photos.password"), ca=str(host / "ca.pem")
         )
         password = credentials.password()
         with pytest.raises(Unreachable):
@@ -214,7 +249,7 @@ def test_no_password_in_the_clear(made: Path, tmp_path: Path) -> None:
 @pytest.mark.claim("S13")
 def test_a_password_that_others_may_read(made: Path, mounted: Mounted, tmp_path: Path) -> None:
     file = tmp_path / "password"
-    shutil.copy(made / "localhost/password", file)
+    shutil.copy(made / "localhost/photos.password", file)
     given = options(made, 1)
     given[given.index("--pool-password-file") + 1] = str(file)
     file.chmod(0o640)
@@ -230,7 +265,7 @@ def test_a_password_that_others_may_read(made: Path, mounted: Mounted, tmp_path:
 def test_the_password_stands_nowhere(made: Path, ports: dict[str, int], mounted: Mounted) -> None:
     mount = mounted(*options(made, ports["localhost"]))
     read_all(mount)
-    password = (made / "localhost/password").read_text().strip()
+    password = (made / "localhost/photos.password").read_text().strip()
     for pid in (mount.keeper_pid, mount.server_pid()):
         assert password.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert password.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
@@ -243,7 +278,7 @@ def test_a_user_has_one_datasets_keys(made: Path, ports: dict[str, int]) -> None
     host = made / "localhost"
     address = parse_address(f"valkeys://localhost:{ports['localhost']}/photos")
     credentials = Credentials(
-        user="photos", password_file=str(host / "password"), ca=str(host / "ca.pem"),
+        user="photos", password_file=str(host / "photos.password"), ca=str(host / "ca.pem"),
         certificate=str(host / "host.pem"), private_key=str(host / "host.key"),
     )  # fmt: skip
     engine, server = Engine(address, credentials, credentials.password()), address.servers[0]

@@ -361,7 +361,7 @@ pool-ca = "{place}/ca.pem"
 pool-cert = "{place}/host.pem"
 pool-key = "{place}/host.key"
 pool-user = "data"
-pool-password-file = "{place}/password"
+pool-password-file = "{place}/data.password"
 pool-min-age = 1
 """
     found = []

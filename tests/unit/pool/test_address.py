@@ -150,8 +150,21 @@ def test_the_file_is_ours_alone(file: Path, tmp_path: Path) -> None:
             Credentials(password_file=str(file)).password()
     os.mkfifo(tmp_path / "fifo", 0o600)
     for name in ("fifo", "."):
-        with pytest.raises((ValueError, IsADirectoryError)):
+        with pytest.raises(ValueError, match=r"(?s)--pool-password-file .*(not a file|Is a dir)"):
             Credentials(password_file=str(tmp_path / name)).password()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"--pool-password-file .*none: No such file"):
         Credentials(password_file=str(tmp_path / "none")).password()
     assert Credentials().password() is None
+
+
+def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path: Path) -> None:
+    there, none = tmp_path / "there", tmp_path / "none"
+    there.touch()
+    Credentials(ca=str(there), certificate=str(there), private_key=str(there)).open_all()
+    for option, given in (
+        ("--pool-ca", Credentials(ca=str(none))),
+        ("--pool-cert", Credentials(certificate=str(none))),
+        ("--pool-key", Credentials(private_key=str(none))),
+    ):
+        with pytest.raises(ValueError, match=rf"{option} .*none: No such file"):
+            given.open_all()
