@@ -61,11 +61,14 @@ class Hosts:
         self._looks = Looks()
         self._without: frozenset[str] = frozenset()
         self._located = trio.Event()
-        _native.pool_begin(
-            address.dataset, credentials.user, self._password, credentials.ca,
-            credentials.certificate, credentials.private_key, int(min_age_s * 1e9),
-            int(patience_s * 1e9),
-        )  # fmt: skip
+        try:
+            _native.pool_begin(
+                address.dataset, credentials.user, self._password, credentials.ca,
+                credentials.certificate, credentials.private_key, int(min_age_s * 1e9),
+                int(patience_s * 1e9),
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(f"--pool: {error}") from None
         self._slots = b""
         self._share_out(
             address.servers, place([f"{host}:{port}" for host, port in address.servers])

@@ -314,7 +314,7 @@ def mounts_of(origin: Origin, base: Path) -> Iterator[Mounting]:
                 flags = (*flags, "--pool-min-age", str(AGE_S))
             mount = Mount(
                 origin.path, path, base / f"cache{number}", "--ssd", "128M", *flags,
-                zero_open=zero_open, allow_log=["is left alone", *allow_log],
+                zero_open=zero_open, allow_log=["fusecache.pool.hosts: pool: ", *allow_log],
             )  # fmt: skip
             return Host(stack.enter_context(mount), origin)
 
