@@ -45,7 +45,7 @@
 	X(X509_verify_cert_error_string) \
 	X(SHA256)
 
-#define POINTER(name) __typeof__(&name) name;
+#define POINTER(name) __typeof__(&name) name; /* NOLINT(bugprone-macro-parentheses): a declaration */
 static struct {
 	FUNCTIONS(POINTER)
 } openssl;

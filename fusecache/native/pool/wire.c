@@ -135,7 +135,7 @@ static int take_end(struct incoming *in)
 	char end[2];
 	int err = take_bytes(in, end, sizeof(end));
 
-	return err ? err : memcmp(end, "\r\n", 2) || in->at != in->count ? -EBADMSG : 0;
+	return err ? err : memcmp(end, "\r\n", 2) != 0 || in->at != in->count ? -EBADMSG : 0;
 }
 
 /* A bulk string: what it is may be a lease, or the block. Of anything else the rest stays unread. */
@@ -149,7 +149,7 @@ static int take_value(struct incoming *in, size_t length, const struct request *
 	if (length == sizeof(small)) {
 		err = take_bytes(in, small, sizeof(small));
 		err = err ? err : take_end(in);
-		if (err || memcmp(small, lease_magic, sizeof(lease_magic)))
+		if (err || memcmp(small, lease_magic, sizeof(lease_magic)) != 0)
 			return err ? err : REPLY_STRANGE;
 		return lease && !memcmp(small + sizeof(lease_magic), lease, sizeof(*lease)) ? REPLY_NOTHING
 											    : REPLY_LEASE;
