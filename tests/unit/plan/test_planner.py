@@ -143,7 +143,8 @@ class Scene:
             self.mount.read(ino, reader)
             if count % turn_every == 0:
                 self.turn(work)
-        self.turn(work)
+        if len(inos) % turn_every:
+            self.turn(work)
         return self.mount.reads - before
 
 
