@@ -137,12 +137,11 @@ class Sequence:
     def start(self, epoch: int) -> int:
         """Position of its first sample."""
         first, position = self._anchor
-        uneven = sum(
-            length - self.samples_per_epoch
-            for other, length in self._lengths.items()
-            if other < epoch
-        )
-        return position + (epoch - first) * self.samples_per_epoch + uneven
+        position += (epoch - first) * self.samples_per_epoch
+        for other, length in self._lengths.items():
+            if other < epoch:
+                position += length - self.samples_per_epoch
+        return position
 
     def at(self, position: int) -> tuple[int, int]:
         """Its epoch, and its index there."""

@@ -58,6 +58,8 @@ class Files:
 
     def having(self, inos: Inos, flags: int) -> Inos:
         """Those of them that have one of these flags."""
+        if len(inos) == 0:
+            return inos
         found: Inos = inos[self.flags[inos] & flags != 0]
         return found
 
@@ -75,11 +77,13 @@ class Files:
 
     def mark(self, inos: Inos, flags: int) -> None:
         """For the flags' owner."""
-        self.flags[inos] |= flags
+        if len(inos):
+            self.flags[inos] |= flags
 
     def unmark(self, inos: Inos, flags: int) -> None:
         """For the flags' owner."""
-        self.flags[inos] &= ~flags & 0xFFFF
+        if len(inos):
+            self.flags[inos] &= ~flags & 0xFFFF
 
     def put(self, inos: Inos, which: int, flags: npt.NDArray[np.uint16]) -> None:
         """Of each file those flags that are among `which`: for their owner."""
@@ -188,6 +192,8 @@ class Ssd:
 
     def store(self, inos: Inos) -> Mask:
         """Which of these, that the next command stages, it is to store, or read from SSD."""
+        if len(inos) == 0:
+            return np.zeros(0, np.bool_)
         flags = self._files.flags[inos]
         store: Mask = flags & (STORED | RESIDENT) != 0
         sizes = self._files.sizes[inos].astype(np.int64)
@@ -206,6 +212,8 @@ class Ssd:
     def unstore(self, inos: Inos) -> None:
         """What these take is not asked for any more."""
         storing = self._files.having(inos, STORING)
+        if len(storing) == 0:
+            return
         self.storing_bytes -= self._files.total_bytes(storing)
         self._files.unmark(storing, STORING)
         if self._are_fleeting:

@@ -107,7 +107,7 @@ class Ram:
 
     def total_bytes(self, inos: Inos) -> int:
         """Of page cache, that all these take together."""
-        return int(self.bytes_of(inos).sum())
+        return int(self.bytes_of(inos).sum()) if len(inos) else 0
 
     @property
     def room_bytes(self) -> int:
@@ -176,6 +176,8 @@ class Ram:
     def hold(self, inos: Inos) -> None:
         """Files that are to be held from now on, each once."""
         inos = inos[self._files.flags[inos] & HELD == 0]
+        if len(inos) == 0:
+            return
         bytes_each = self.bytes_of(inos)
         self.held_bytes += int(bytes_each.sum())
         self.wanted_bytes += int(bytes_each[self.refs[inos] > 0].sum())
@@ -183,6 +185,8 @@ class Ram:
 
     def let_go(self, inos: Inos) -> None:
         """Held files that are to be held no more: cancelled if sent, dropped if perhaps staged."""
+        if len(inos) == 0:
+            return
         self.unkeep(inos)
         flags = self._files.flags[inos]
         held = flags & HELD != 0
@@ -207,6 +211,8 @@ class Ram:
         """A reader has missed these, and no other is to read them now: they are not staged for
         this use, be they in a window already or not yet.
         """
+        if len(inos) == 0:
+            return
         inos = np.unique(inos)
         refs, asked = self.refs[inos], self._files.flags[inos] & (HELD | SENT | STAGED)
         self._files.mark(inos[(refs == 0) & (asked == 0)], READ)
@@ -214,6 +220,8 @@ class Ram:
 
     def keep(self, inos: Inos, most_bytes: int) -> None:
         """Of these the first ones that are missing on SSD are KEPT, as far as there is room."""
+        if len(inos) == 0:
+            return
         missing = _keepable(self._files, inos)
         own = self.bytes_of(missing)
         count = fits(own, most_bytes - self.kept_bytes)
@@ -225,6 +233,8 @@ class Ram:
     def unkeep(self, inos: Inos) -> Inos:
         """They are kept no more; which of them no window wants either: they are spare."""
         kept = self._files.having(inos, KEPT)
+        if len(kept) == 0:
+            return kept
         self._files.unmark(kept, KEPT)
         self.refs[kept] -= 1
         self.kept_bytes -= self.total_bytes(kept)

@@ -22,15 +22,18 @@ class Pressed:
     those staged last.
     """
 
-    def __init__(self, *, ram: int = RAM, ssd: int = 0, workers: int = 1) -> None:
-        self.scene = make_scene(COUNT, ram, ssd)
+    def __init__(
+        self, *, count: int = COUNT, ram: int = RAM, ssd: int = 0, workers: int = 1
+    ) -> None:
+        self.count = count
+        self.scene = make_scene(count, ram, ssd)
         self.orders = self.scene.shuffled() * 3
         self.workers = workers
         self.limit: int | None = None
         self.told = 0
         self._staged: dict[int, None] = {}  # in order
         self.scene.open(
-            "job", self.orders, samples=COUNT, epochs=24, batch_size=BATCH, workers=workers
+            "job", self.orders, samples=count, epochs=24, batch_size=BATCH, workers=workers
         )
         self.scene.turn()
 
@@ -45,7 +48,7 @@ class Pressed:
                 self.scene.turn()
                 self._press()
         self.scene.turn()
-        return (sum(mount.origin_reads.values()) - before) / COUNT
+        return (sum(mount.origin_reads.values()) - before) / self.count
 
     def _press(self) -> None:
         ram = self.scene.mount.ram - self.scene.mount.ssd
@@ -120,15 +123,15 @@ def test_what_is_taken_again_and_again_is_not_held(ssd: int, limit: int) -> None
 
 
 def test_what_the_kernel_gives_back_is_used_again() -> None:
-    pressed = Pressed()
+    pressed = Pressed(count=COUNT // 2, ram=RAM // 2)
     pressed.read(0)
     usual = pressed.read(1)
     whole = len(kept(pressed.scene))
-    pressed.limit = 200
+    pressed.limit = 100
     for epoch in range(2, 5):
         pressed.read(epoch)
     assert pressed.withheld > 0
-    assert len(kept(pressed.scene)) <= 200
+    assert len(kept(pressed.scene)) <= 100
     pressed.limit = None
     for epoch in range(5, 11):
         pressed.read(epoch)
@@ -160,7 +163,7 @@ def test_a_read_of_what_is_kept_tells_that_it_was_lost_and_brings_it_back() -> N
 
 def test_lanes_under_pressure_hold_less() -> None:
     """At each turn invariants are checked."""
-    pressed = Pressed(ram=48 * 5, workers=4)
+    pressed = Pressed(count=COUNT // 2, ram=48 * 5, workers=4)
     pressed.read(0)
     assert pressed.scene.planner._windows.has_lanes
     pressed.limit = 120
@@ -208,8 +211,8 @@ def test_an_eighth_stays_usable_whatever_is_taken() -> None:
 
 def test_of_ranks_that_begin_an_epoch_one_says_that_the_last_was_calm() -> None:
     """Their mount's room is given back a step at a time, not one for each rank."""
-    scene = make_scene(COUNT, RAM, 0)
-    files = np.arange(1, COUNT + 1, dtype=np.uint32).reshape(4, -1)
+    scene = make_scene(COUNT // 2, RAM // 2, 0)
+    files = np.arange(1, COUNT // 2 + 1, dtype=np.uint32).reshape(4, -1)
     for rank, part in enumerate(files):
         scene.open(f"rank{rank}", [part] * 8, samples=len(part))
     scene.turn()
