@@ -42,11 +42,12 @@ class _TlsConnection(valkey.Connection):
 
     def __init__(self, *, credentials: Credentials, **how: Any) -> None:
         super().__init__(**how)  # type: ignore[no-untyped-call]
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it compares names, too
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._context.load_verify_locations(credentials.ca)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it compares names, too
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(credentials.ca)
         if credentials.certificate is not None:
-            self._context.load_cert_chain(credentials.certificate, credentials.private_key)
+            context.load_cert_chain(credentials.certificate, credentials.private_key)
+        self._context = context
 
     def _connect(self) -> Any:
         sock = super()._connect()  # type: ignore[no-untyped-call]
