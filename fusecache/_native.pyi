@@ -482,6 +482,9 @@ def pool_get(
 def pool_finish(ticket: bytes, data: bytes | bytearray | memoryview | None) -> None:
     """The block was read at the origin; None: it was not, or is not to be shared."""
 
+def pool_note_origin(ns: int, size: int) -> None:
+    """A read of so many bytes at the origin has taken so long."""
+
 def pool_counters() -> dict[str, int]: ...
 def pool_servers() -> list[dict[str, Any]]:
     """In the order of their indices: host, port, why (what went wrong last), has_address,

@@ -126,7 +126,10 @@ class Credentials:
         lines = text.split(b"\n")
         if len(text) > _PASSWORD_BYTES_MOST or any(lines[1:]) or not lines[0] or b"\0" in text:
             raise ValueError(f"{path}: must hold the password alone, in one line")
-        return lines[0].decode(errors="surrogateescape")
+        try:
+            return lines[0].removesuffix(b"\r").decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: must hold the password in UTF-8") from None
 
 
 def _open(path: str, flags: int) -> int:

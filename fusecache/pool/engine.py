@@ -143,10 +143,6 @@ class Engine:
         self._ask(server, "HSET", self._members, name, text, read=int)
         self._ask(server, "EXPIRE", self._members, int(20 * MEMBER_S), read=bool)
 
-    def forget_member(self, server: Server, name: str) -> None:
-        """Unreachable."""
-        self._ask(server, "HDEL", self._members, name, read=int)
-
     def members(self, server: Server) -> dict[str, dict[str, Any]]:
         """Those that live, by name: what they wrote last, with `age_s`. Unreachable."""
         now = self._now(server)

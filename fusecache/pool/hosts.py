@@ -6,8 +6,8 @@ The blocks themselves are C's (native/pool). Whatever fails here leaves things a
 from __future__ import annotations
 
 import logging
-import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ import trio
 from fusecache import _native
 from fusecache.pool.address import Credentials, PoolAddress
 from fusecache.pool.slots import NO_SERVER, place
-from fusecache.pool.view import Looks, agreed
+from fusecache.pool.view import Looks, Members, agreed
 
 if TYPE_CHECKING:
     from fusecache.pool.engine import Engine
@@ -58,7 +58,8 @@ class Hosts:
         self._away: dict[str, str] = {}  # by server, why
         self._fault = ""  # of the last refresh
         self._moved = 0
-        self._looks = Looks()
+        self._answered: Server | None = None
+        self._looks, self._members = Looks(), Members()
         self._without: frozenset[str] = frozenset()
         self._located = trio.Event()
         try:
@@ -111,12 +112,13 @@ class Hosts:
 
         engine = Engine(self._address, self._credentials, self._password)
         fault = self._resolve(self._address.servers)
-        for server in self._address.servers:
+        for server in sorted(self._address.servers, key=lambda one: one != self._answered):
             try:
                 cluster = engine.cluster(server)
             except Unreachable as error:
                 fault = str(error)
                 continue
+            self._answered = server  # is asked first: others may hang
             if cluster is not None:
                 self._share_out(cluster.servers, cluster.slots)
                 self._is_cluster = True
@@ -150,7 +152,9 @@ class Hosts:
             return  # nobody is asked, and nothing changes
         engine.write_member(servers[first], self._name, self._record() | {"away": away})
         members = engine.members(servers[first])
-        found = agreed([_words(member.get("away")) for member in members.values()], servers)
+        reports = [_words(member.get("away")) for member in members.values()]
+        count = self._members.count(members, time.monotonic())
+        found = agreed(reports, servers, count)
         if found != self._without:
             log.info("pool: without %s", ", ".join(sorted(found)) or "none: all servers are there")
             self._without = found
@@ -214,4 +218,4 @@ def _words(value: object) -> list[str]:
 
 
 def member_name(mountpoint: str) -> str:
-    return f"{socket.gethostname()}:{mountpoint}:{os.getpid()}"
+    return f"{socket.gethostname()}:{mountpoint}"

@@ -13,6 +13,8 @@ import xxhash
 
 FAILURES: Final = 2
 """Looks in a row, before a host says that a server is away."""
+REMEMBERED_S: Final = 60.0
+"""A member that is not seen any more counts as one that says nothing."""
 
 
 class Looks:
@@ -28,10 +30,27 @@ class Looks:
         return sorted(name for name, count in self._failures.items() if count >= FAILURES)
 
 
-def agreed(reports: Sequence[Collection[str]], servers: Collection[str]) -> frozenset[str]:
-    """Of `servers` those that more than half of the members say are away; none if that is all."""
+class Members:
+    """Those that were seen of late: one that sees itself alone is no majority."""
+
+    def __init__(self) -> None:
+        self._seen_s: dict[str, float] = {}
+
+    def count(self, names: Iterable[str], now_s: float) -> int:
+        """`names` are seen now. How many there were in the last minute."""
+        self._seen_s |= dict.fromkeys(names, now_s)
+        return sum(now_s - at_s <= REMEMBERED_S for at_s in self._seen_s.values())
+
+
+def agreed(
+    reports: Sequence[Collection[str]], servers: Collection[str], members: int | None = None
+) -> frozenset[str]:
+    """Of `servers` those that more than half of the members say are away; none if that is all.
+    `members`: how many there are, if not all have reported.
+    """
+    members = len(reports) if members is None else members
     votes = Counter(name for report in reports for name in set(report) if name in servers)
-    found = frozenset(name for name, count in votes.items() if 2 * count > len(reports))
+    found = frozenset(name for name, count in votes.items() if 2 * count > members)
     return found if len(found) < len(servers) else frozenset()
 
 

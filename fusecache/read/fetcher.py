@@ -298,9 +298,11 @@ class Fetcher:
         if loaded is not None:
             return loaded
         data = None
+        begun_s = trio.current_time()
         try:
             loaded = await self._origin.call(load_far, about=ino)
             data = memoryview(loaded.data)
+            pool.note_origin(trio.current_time() - begun_s, len(data))
         finally:
             pool.finish(ticket, data)
         return loaded

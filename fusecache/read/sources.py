@@ -245,6 +245,8 @@ class Pool:
 
     async def load(self, ino: int, version: Version, block: int) -> tuple[Loaded | None, bytes]:
         """The block, or None; and a ticket for `finish`."""
+        if self._readers.available_tokens < 1:  # a line that has no end
+            return None, b""
         length = block_span(version.size, block)[1]
         data, ticket = await trio.to_thread.run_sync(
             _native.pool_get, ino, version, block, length,
@@ -252,8 +254,15 @@ class Pool:
         )  # fmt: skip
         return None if data is None else Loaded(data, self.counts), ticket
 
+    @staticmethod
+    def note_origin(took_s: float, size_bytes: int) -> None:
+        """A read of the origin, with its turn."""
+        _native.pool_note_origin(int(took_s * 1e9), size_bytes)
+
     def finish(self, ticket: bytes, data: memoryview | None) -> None:
         """It was read at the origin; None: it was not. Nobody waits for the engine."""
+        if not ticket:
+            return
         has_room = data is not None and self._room.acquire(blocking=False)
 
         def write() -> None:

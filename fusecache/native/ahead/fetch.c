@@ -168,7 +168,7 @@ static void fetch_one(struct fetch_job *job, struct told *told)
 			COUNT(files_fetched, 1);
 			COUNT(bytes_fetched, size);
 			latency_add(&origin_reads, clock_ns(CLOCK_MONOTONIC) - origin_ns);
-			pool_note_origin(clock_ns(CLOCK_MONOTONIC) - origin_ns);
+			pool_note_origin(clock_ns(CLOCK_MONOTONIC) - origin_ns, size);
 		}
 	}
 	if (!job->error)

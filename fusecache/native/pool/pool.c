@@ -17,8 +17,9 @@
 #define REQUEST_NS_LEAST 100000000ll
 #define REQUEST_NS_MOST 1000000000ll
 #define ORIGIN_READS 4		   /* as long as so many may take */
-#define ORIGIN_NS_FIRST 50000000ll /* before one was read */
-#define ORIGIN_NS_MOST 1000000000ll /* of the average */
+#define SMALL_BYTES (1u << 20)	   /* files up to it, and larger ones: what they take is not compared */
+#define KINDS 2
+#define WRITERS_MOST 2u		   /* of the connections: readers do not wait behind blocks for others */
 #define LEASE_MS_LEAST 1000u
 #define LEASES_WAITED 2.5 /* the first one's, and a second one's if that is lost */
 #define POLL_NS_FIRST 2000000ll
@@ -38,7 +39,8 @@ struct server {
 	bool is_tried; /* by one request, after a rest */
 	int64_t rest_ns, rests_until_ns;
 	int64_t no_writes_until_ns; /* it is full, or we may not */
-	int64_t hit_ns;		    /* moving average of what a hit takes; 0: none yet */
+	int64_t answer_ns[KINDS];   /* moving average of what an answer takes, with its turn; 0: none yet */
+	unsigned writers;	    /* connections that write now */
 	unsigned asked;
 	uint64_t hits, failures;
 };
@@ -48,8 +50,8 @@ static struct {
 	char *user, *password;
 	int64_t min_age_ns, patience_ns;
 	struct lease lease;
-	_Atomic int64_t copied;	   /* bytes that wait to be written */
-	_Atomic int64_t origin_ns; /* moving average of a read of the origin; 0: none yet */
+	_Atomic int64_t copied;		  /* bytes that wait to be written */
+	_Atomic int64_t origin_ns[KINDS]; /* moving average of a read of the origin; 0: none yet */
 	struct server servers[POOL_SERVERS_MOST];
 	_Atomic unsigned count;
 	uint8_t slots[POOL_SLOTS];
@@ -141,38 +143,54 @@ bool pool_look(unsigned index, struct pool_state *out)
 }
 
 /* ---- how long ---------------------------------------------------------------------------------- */
-static int64_t average(int64_t before, int64_t ns) { return before ? before + (ns - before) / 16 : ns; }
-
-void pool_note_origin(int64_t ns)
-{
-	int64_t after = average(atomic_load(&pool.origin_ns), ns);
-
-	atomic_store(&pool.origin_ns, after < ORIGIN_NS_MOST ? after : ORIGIN_NS_MOST); /* a lost update is no harm */
-}
-
-static int64_t origin_ns(void)
-{
-	int64_t ns = atomic_load(&pool.origin_ns);
-
-	return ns ? ns : ORIGIN_NS_FIRST;
-}
-
 static int64_t earlier(int64_t one, int64_t other) { return one < other ? one : other; }
 
-/* For the first byte of an answer. */
-static int64_t request_ns(void)
+static int64_t average(int64_t before, int64_t ns) { return before ? before + (ns - before) / 16 : ns; }
+
+static unsigned kind_of(uint32_t size) { return size > SMALL_BYTES; }
+
+/* Of a read of the origin, by kind: before one was measured; its average counts no longer than that. */
+static const int64_t first_ns[KINDS] = {50000000, 1000000000}, most_ns[KINDS] = {1000000000, 4000000000};
+static const int64_t fast_ns[KINDS] = {10000000, 100000000}; /* an answer within it is never slow */
+
+void pool_note_origin(int64_t ns, uint32_t size)
 {
-	int64_t ns = ORIGIN_READS * origin_ns();
+	_Atomic int64_t *of = &pool.origin_ns[kind_of(size)];
+	int64_t after = average(atomic_load(of), ns);
+
+	atomic_store(of, earlier(after, most_ns[kind_of(size)])); /* a lost update is no harm */
+}
+
+static int64_t origin_ns(uint32_t size)
+{
+	int64_t ns = atomic_load(&pool.origin_ns[kind_of(size)]);
+
+	return ns ? ns : first_ns[kind_of(size)];
+}
+
+/* For the first byte of an answer. */
+static int64_t request_ns(uint32_t size)
+{
+	int64_t ns = ORIGIN_READS * origin_ns(size);
 
 	return ns < REQUEST_NS_LEAST ? REQUEST_NS_LEAST : ns < REQUEST_NS_MOST ? ns : REQUEST_NS_MOST;
 }
 
-static unsigned lease_ms(void)
+static unsigned lease_ms(uint32_t size)
 {
-	int64_t ms = ORIGIN_READS * origin_ns() / 1000000;
+	int64_t ms = ORIGIN_READS * origin_ns(size) / 1000000;
 
 	return ms < LEASE_MS_LEAST ? LEASE_MS_LEAST : (unsigned)ms;
 }
+
+struct asked {
+	uint8_t server;
+	const unsigned char *key;
+	unsigned char *into;	   /* GET */
+	const unsigned char *from; /* SET; neither: UNLINK */
+	uint32_t size;
+	int64_t until_ns; /* no longer, whatever happens */
+};
 
 /* ---- connections --------------------------------------------------------------------------------- */
 /* Is nobody to ask it now? The pool is locked. */
@@ -182,7 +200,12 @@ static bool rests(const struct server *server, int64_t now)
 }
 
 /* Slower than the origin: it is asked now and then, to see whether it still is. The pool is locked. */
-static bool is_slow(struct server *server) { return server->hit_ns > SLOWER * origin_ns() && ++server->asked % HARDLY; }
+static bool is_slow(struct server *server, uint32_t size)
+{
+	const int64_t ns = server->answer_ns[kind_of(size)];
+
+	return ns > SLOWER * origin_ns(size) && ns > fast_ns[kind_of(size)] && ++server->asked % HARDLY;
+}
 
 /* Without the lock. */
 static int connect_to(const struct place *to, struct link *link, int64_t deadline_ns, char why[POOL_WHY_BYTES])
@@ -198,13 +221,15 @@ static int connect_to(const struct place *to, struct link *link, int64_t deadlin
 	return err < 0 ? err : -EACCES;
 }
 
-static void give_back(struct server *server, struct link *link, bool is_good, const char *why)
+static void give_back(struct server *server, struct link *link, const struct asked *asked, bool is_good,
+		      const char *why)
 {
 	struct link closed[CONNECTIONS_MOST + 1];
 	unsigned count = 0;
 
 	pthread_mutex_lock(&pool.lock);
 	server->is_tried = false;
+	server->writers -= asked->from != NULL;
 	if (is_good) {
 		server->failures_in_a_row = 0;
 		server->rest_ns = REST_NS_FIRST;
@@ -220,30 +245,31 @@ static void give_back(struct server *server, struct link *link, bool is_good, co
 			server->rest_ns = server->rest_ns * 2 < REST_NS_MOST ? server->rest_ns * 2 : REST_NS_MOST;
 			while (server->idle_count)
 				closed[count++] = server->idle[--server->idle_count];
-			pthread_cond_broadcast(&server->freed);
 		}
 		server->open_count -= count;
 	}
-	pthread_cond_signal(&server->freed);
+	pthread_cond_broadcast(&server->freed); /* writers may not all take it */
 	pthread_mutex_unlock(&pool.lock);
 	for (unsigned i = 0; i < count; i++)
 		link_close(&closed[i]);
 }
 
 /* One that a thread had, which the server has to answer for no more. */
-static void discard(struct server *server, struct link *link)
+static void discard(struct server *server, struct link *link, const struct asked *asked)
 {
 	link_close(link);
 	pthread_mutex_lock(&pool.lock);
 	server->open_count--;
 	server->is_tried = false;
-	pthread_cond_signal(&server->freed);
+	server->writers -= asked->from != NULL;
+	pthread_cond_broadcast(&server->freed);
 	pthread_mutex_unlock(&pool.lock);
 }
 
 /* False: the server is left alone, or is busy for longer than that. */
-static bool take_link(struct server *server, struct link *link, int64_t deadline_ns)
+static bool take_link(struct server *server, struct link *link, const struct asked *asked, int64_t *begun_ns)
 {
+	const int64_t deadline_ns = asked->until_ns;
 	const struct timespec until = {.tv_sec = deadline_ns / 1000000000, .tv_nsec = deadline_ns % 1000000000};
 	char why[POOL_WHY_BYTES] = "";
 	struct place to;
@@ -252,7 +278,8 @@ static bool take_link(struct server *server, struct link *link, int64_t deadline
 
 	pthread_mutex_lock(&pool.lock);
 	while (server->place.length && !rests(server, now_ns())) {
-		if (server->idle_count || server->open_count < CONNECTIONS_MOST) {
+		if ((server->idle_count || server->open_count < CONNECTIONS_MOST) &&
+		    (!asked->from || server->writers < WRITERS_MOST)) {
 			may = true;
 			break;
 		}
@@ -261,6 +288,7 @@ static bool take_link(struct server *server, struct link *link, int64_t deadline
 	}
 	if (may) {
 		server->is_tried = server->failures_in_a_row >= FAILURES_MOST;
+		server->writers += asked->from != NULL;
 		is_open = server->idle_count;
 		if (is_open)
 			*link = server->idle[--server->idle_count];
@@ -277,8 +305,10 @@ static bool take_link(struct server *server, struct link *link, int64_t deadline
 		link_close(link);
 		is_open = false;
 	}
-	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + request_ns(), deadline_ns), why)))
-		give_back(server, link, false, *why ? why : strerror(-err));
+	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + request_ns(asked->size), deadline_ns), why)))
+		give_back(server, link, asked, false, *why ? why : strerror(-err));
+	if (!is_open)
+		*begun_ns = now_ns(); /* what a connection takes is no answer's time */
 	return !err;
 }
 
@@ -307,15 +337,6 @@ static bool is_read_only(const char *why)
 
 enum { ASK_FAILED = -1, ASK_LOST = -2 }; /* beside the replies; lost: it may have done what it was asked */
 
-struct asked {
-	uint8_t server;
-	const unsigned char *key;
-	unsigned char *into;	   /* GET */
-	const unsigned char *from; /* SET; neither: UNLINK */
-	uint32_t size;
-	int64_t until_ns; /* no longer, whatever happens */
-};
-
 static void forbid_writes(struct server *server, const char *why)
 {
 	pthread_mutex_lock(&pool.lock);
@@ -329,7 +350,7 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 	struct request of = {
 	    .prefix = pool.prefix,
 	    .key = asked->key,
-	    .deadline_ns = earlier(now_ns() + request_ns(), asked->until_ns),
+	    .deadline_ns = earlier(now_ns() + request_ns(asked->size), asked->until_ns),
 	    .until_ns = asked->until_ns,
 	};
 	bool may_write;
@@ -345,7 +366,8 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 	else if (!asked->into)
 		result = wire_delete(link, &of, why);
 	else
-		result = wire_get(link, &of, may_write ? &pool.lease : NULL, lease_ms(), asked->into, asked->size, why);
+		result = wire_get(link, &of, may_write ? &pool.lease : NULL, lease_ms(asked->size), asked->into,
+				  asked->size, why);
 	if (result == REPLY_ERROR && may_write && is_read_only(why)) {
 		forbid_writes(server, why);
 		*why = '\0';
@@ -367,24 +389,26 @@ static int ask(const struct asked *asked)
 	int64_t begun_ns;
 	int result;
 
-	if (!take_link(server, &link, asked->until_ns))
-		return ASK_FAILED;
 	begun_ns = now_ns();
+	if (!take_link(server, &link, asked, &begun_ns))
+		return ASK_FAILED;
 	result = send_to(server, &link, asked, why);
-	if (result == REPLY_BLOCK) {
+	if (asked->into && (result == REPLY_BLOCK || result == REPLY_NOTHING)) {
+		int64_t *of = &server->answer_ns[kind_of(asked->size)];
+
 		pthread_mutex_lock(&pool.lock);
-		server->hits++;
-		server->hit_ns = average(server->hit_ns, now_ns() - begun_ns);
+		server->hits += result == REPLY_BLOCK;
+		*of = average(*of, now_ns() - begun_ns);
 		pthread_mutex_unlock(&pool.lock);
 	}
 	if (result < 0)
-		give_back(server, &link, false, *why ? why : strerror(-result));
+		give_back(server, &link, asked, false, *why ? why : strerror(-result));
 	else if (result == REPLY_STRANGE) /* what is left of it was not received */
-		discard(server, &link);
+		discard(server, &link, asked);
 	else if (result == REPLY_ERROR && *why && !is_moved(why))
-		give_back(server, &link, false, why);
+		give_back(server, &link, asked, false, why);
 	else
-		give_back(server, &link, true, "");
+		give_back(server, &link, asked, true, "");
 	COUNT_POOL(moved, result == REPLY_ERROR && is_moved(why));
 	return result < 0 ? ASK_LOST : result;
 }
@@ -449,33 +473,34 @@ static uint16_t slot_of(const unsigned char *key) /* CRC-16 (XMODEM): the Cluste
 
 /* ---- blocks ------------------------------------------------------------------------------------------ */
 /* Until another host has read it. */
-static int wait_for_lease(const struct asked *asked)
+static int wait_for_lease(const struct asked *asked, int64_t *asked_ns)
 {
-	int64_t until_ns = now_ns() + (int64_t)(LEASES_WAITED * lease_ms() * 1e6), pause_ns = POLL_NS_FIRST;
+	int64_t until_ns = now_ns() + (int64_t)(LEASES_WAITED * lease_ms(asked->size) * 1e6), pause_ns = POLL_NS_FIRST;
 	int result = REPLY_LEASE;
 
 	COUNT_POOL(waits, 1);
 	/* The last time to ask has time for the answer. */
-	until_ns = earlier(until_ns, asked->until_ns - request_ns());
+	until_ns = earlier(until_ns, asked->until_ns - request_ns(asked->size));
 	while (result == REPLY_LEASE && now_ns() + 2 * pause_ns < until_ns) {
 		/* Others wait for the same: not all at one time. */
 		const struct timespec pause = {.tv_nsec = (long)(pause_ns / 2 + now_ns() % pause_ns)};
 
 		nanosleep(&pause, NULL);
 		pause_ns = pause_ns * 2 < POLL_NS_MOST ? pause_ns * 2 : POLL_NS_MOST;
+		*asked_ns = now_ns();
 		result = ask(asked);
 	}
 	return result;
 }
 
-static uint8_t server_of(const unsigned char *key)
+static uint8_t server_of(const unsigned char *key, uint32_t size)
 {
 	uint16_t slot = slot_of(key);
 	uint8_t index;
 
 	pthread_mutex_lock(&pool.lock);
 	index = pool.slots[slot];
-	if (index != POOL_NO_SERVER && is_slow(&pool.servers[index])) {
+	if (index != POOL_NO_SERVER && is_slow(&pool.servers[index], size)) {
 		index = POOL_NO_SERVER;
 		COUNT_POOL(skipped, 1);
 	}
@@ -493,15 +518,13 @@ bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned c
 	if (!atomic_load(&pool.count) || !size || clock_ns(CLOCK_REALTIME) - of->ctime_ns < pool.min_age_ns ||
 	    !make_key(ino, of, block, ticket->key))
 		return false;
-	ticket->server = asked.server = server_of(ticket->key);
+	ticket->server = asked.server = server_of(ticket->key, size);
 	if (asked.server == POOL_NO_SERVER)
 		return false;
 	ticket->leased_ns = now_ns();
 	result = ask(&asked);
-	if (result == REPLY_LEASE) {
-		result = wait_for_lease(&asked);
-		ticket->leased_ns = now_ns();
-	}
+	if (result == REPLY_LEASE)
+		result = wait_for_lease(&asked, &ticket->leased_ns);
 	if (result == REPLY_BLOCK)
 		return true;
 	COUNT_POOL(misses, 1);

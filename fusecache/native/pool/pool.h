@@ -44,7 +44,7 @@ void pool_finish(const struct pool_ticket *ticket, const unsigned char *data, ui
 /* The same of what others will take away meanwhile; the copy is NULL where none is wanted, or may be made. */
 unsigned char *pool_copy(const struct pool_ticket *ticket, const unsigned char *data, uint32_t size);
 void pool_finish_copy(const struct pool_ticket *ticket, unsigned char *copy, uint32_t size);
-void pool_note_origin(int64_t ns);
+void pool_note_origin(int64_t ns, uint32_t size); /* so long a read of the origin has taken */
 
 struct pool_counters { /* of this process */
 	_Atomic uint64_t misses, waits, leases, written, bytes_written, failures, damaged, moved, skipped;

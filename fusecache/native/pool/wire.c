@@ -261,6 +261,8 @@ int wire_put(struct link *link, const struct request *of, const unsigned char *d
 	put_size(&command, '$', sizeof(header) + size);
 	put_bytes(&command, &header, sizeof(header));
 	slow.deadline_ns += (int64_t)size * NS_A_BYTE;
+	if (slow.deadline_ns > of->until_ns)
+		slow.deadline_ns = of->until_ns;
 	err = send_command(link, &command, true, slow.deadline_ns);
 	err = err ? err : link_send(link, data, size, true, slow.deadline_ns);
 	err = err ? err : link_send(link, "\r\n", 2, false, slow.deadline_ns);

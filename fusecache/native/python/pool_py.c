@@ -126,6 +126,18 @@ static PyObject *py_pool_finish(PyObject *module, PyObject *args, PyObject *kwar
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_pool_note_origin(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	long long ns;
+	unsigned size;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LI", KEYWORDS("ns", "size"), &ns, &size))
+		return NULL;
+	pool_note_origin(ns, size);
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_pool_counters(PyObject *module, PyObject *unused)
 {
 	(void)module;
@@ -161,6 +173,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(pool_slots),
     WITH_KEYWORDS(pool_get),
     WITH_KEYWORDS(pool_finish),
+    WITH_KEYWORDS(pool_note_origin),
     NO_ARGUMENT(pool_counters),
     NO_ARGUMENT(pool_servers),
     {NULL, NULL, 0, NULL},

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fusecache.pool.slots import SLOTS, place
-from fusecache.pool.view import Looks, agreed, ranked
+from fusecache.pool.view import REMEMBERED_S, Looks, Members, agreed, ranked
 
 SERVERS = ["a:1", "b:1", "c:1"]
 
@@ -54,3 +54,14 @@ def test_who_is_away_has_no_slots_and_the_others_keep_theirs() -> None:
     kept = sum(old == new for old, new in zip(before, after, strict=True))
     assert kept >= 0.9 * (SLOTS - before.count(3))
     assert place(names, set()) == before
+
+
+def test_one_that_sees_itself_alone_decides_nothing() -> None:
+    members = Members()
+    assert members.count(["a", "b", "c"], 0.0) == 3
+    count = members.count(["a"], 30.0)
+    assert count == 3
+    assert agreed([["a:1"]], SERVERS, count) == set()
+    count = members.count(["a"], 30.0 + REMEMBERED_S)
+    assert count == 1
+    assert agreed([["a:1"]], SERVERS, count) == {"a:1"}

@@ -163,8 +163,8 @@ def test_of_blocks_that_wait_for_the_pool_there_are_so_many(
     for _ in range(2):
         may_end.clear()
         for _ in range(wanted):
-            pool.finish(b"", memoryview(b"block"))
-        pool.finish(b"", None)
+            pool.finish(b"ticket", memoryview(b"block"))
+        pool.finish(b"ticket", None)
         may_end.set()
         for _ in range(wanted + 1):
             assert ends.acquire(timeout=30)
