@@ -21,6 +21,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 EXCEPTIONS = (
     "fusecache.base.command target.width",
     "fusecache.base.trust error.filename",
+    "fusecache.pool.engine context.minimum_version",
     "fusecache.read.operations entry.*",
     "hintsd.autohint begin._hintsd",
     "hintsd.autohint iterator_class.__init__",
