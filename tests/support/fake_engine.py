@@ -87,6 +87,7 @@ class FakeEngine:
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
+        self._threads[0].join(PATIENCE_S)  # from now on nobody is let in
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
