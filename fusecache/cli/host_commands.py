@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.table import Table
@@ -27,6 +27,9 @@ from fusecache.control import control_client
 from fusecache.observe import rates
 from fusecache.observe.asking import look
 from fusecache.pool.address import Credentials, PoolAddress, parse_address
+
+if TYPE_CHECKING:
+    from fusecache.pool.engine import Engine
 
 _PORT_MOST: Final = 65535
 
@@ -209,7 +212,10 @@ def status(place_or_url: str, as_json: bool, **flags: Any) -> None:
         password = credentials.password()
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    found = _look(address, credentials, password)
+    from fusecache.pool.engine import Engine  # 0.1 s, for this command alone
+
+    with Engine(address, credentials, password) as engine:
+        found = _look(engine, address)
     command.say_json(found) if as_json else _show(found)
     away = [server for server in found["servers"] if server["fault"]]
     for server in away:
@@ -255,13 +261,12 @@ def _of_mount(place: str) -> tuple[PoolAddress, Credentials]:
     return found
 
 
-def _look(address: PoolAddress, credentials: Credentials, password: str | None) -> dict[str, Any]:
+def _look(engine: Engine, address: PoolAddress) -> dict[str, Any]:
     """All of it; what does not answer has a `fault`."""
-    from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for this command alone
+    from fusecache.pool.engine import Unreachable
     from fusecache.pool.slots import NO_SERVER, place
     from fusecache.pool.view import agreed
 
-    engine = Engine(address, credentials, password)
     names, slots, is_cluster, fault = list(address.servers), b"", False, ""
     for server in address.servers:
         try:

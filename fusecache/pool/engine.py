@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import valkey
 from valkey.exceptions import ResponseError, ValkeyError
@@ -59,7 +59,9 @@ class _TlsConnection(valkey.Connection):
 
 
 class Engine:
-    """The way into one pool."""
+    """The way into one pool. It keeps a connection to each server that it has asked until `close`,
+    or until that fails: with TLS one costs more than all that is asked.
+    """
 
     def __init__(
         self, address: PoolAddress, credentials: Credentials, password: str | None
@@ -68,6 +70,17 @@ class Engine:
         self._password = password
         self._credentials = credentials
         self._members = f"{address.prefix}members"
+        self._clients: dict[Server, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for server in list(self._clients):
+            self._forget(server)
 
     def _open(self, server: Server) -> Any:
         how: dict[str, Any] = {
@@ -83,13 +96,21 @@ class Engine:
     def _ask(self, server: Server, *command: Any, read: Callable[[Any], T]) -> T:
         """What `read` makes of the answer. Unreachable: there is none, or none that it can read."""
         try:
-            with self._open(server) as client:
-                return read(client.execute_command(*command))
+            if server not in self._clients:
+                self._clients[server] = self._open(server)
+            return read(self._clients[server].execute_command(*command))
+        except ResponseError as error:  # an answer, too
+            raise Unreachable(f"{server[0]}:{server[1]}: {_line(error)}") from error
         except (ValkeyError, OSError) as error:
-            line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise Unreachable(f"{server[0]}:{server[1]}: {line}") from error
+            self._forget(server)
+            raise Unreachable(f"{server[0]}:{server[1]}: {_line(error)}") from error
         except Exception as error:  # of the library, and ours, about answers that are none
+            self._forget(server)
             raise Unreachable(f"{server[0]}:{server[1]}: no answer to {command[0]}") from error
+
+    def _forget(self, server: Server) -> None:
+        if (client := self._clients.pop(server, None)) is not None:
+            client.close()
 
     def cluster(self, server: Server) -> Cluster | None:
         """None: it is an independent server. Unreachable."""
@@ -163,6 +184,10 @@ class Engine:
             "evicted": found.get("evicted_keys"),
             "clients": found.get("connected_clients"),
         }
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _living(found: dict[bytes, bytes], now_s: float) -> dict[str, dict[str, Any]]:

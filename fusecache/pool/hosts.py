@@ -97,20 +97,22 @@ class Hosts:
 
     def _refresh(self) -> None:
         """Blocking: names, slots, our own record, the others'."""
+        from fusecache.pool.engine import Engine  # 0.1 s, for mounts with a pool alone
+
         before = self._fault
         try:
-            self._fault = self._look_around()
+            with Engine(self._address, self._credentials, self._password) as engine:
+                self._fault = self._look_around(engine)
         except Exception as error:  # INVARIANT: nothing that servers and resolvers say ends a mount
             self._fault = f"{type(error).__name__}: {error}"
             log.debug("pool", exc_info=True)
         if self._fault and self._fault != before:
             log.warning("pool: %s", self._fault)
 
-    def _look_around(self) -> str:
+    def _look_around(self, engine: Engine) -> str:
         """What was wrong; "": nothing."""
-        from fusecache.pool.engine import Engine, Unreachable  # 0.1 s, for mounts with a pool alone
+        from fusecache.pool.engine import Unreachable
 
-        engine = Engine(self._address, self._credentials, self._password)
         fault = self._resolve(self._address.servers)
         for server in sorted(self._address.servers, key=lambda one: one != self._answered):
             try:
