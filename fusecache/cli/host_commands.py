@@ -20,7 +20,7 @@ from fusecache.base import command, mounts
 from fusecache.base.command import PATH, Commands
 from fusecache.base.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, ConfigError, UserError
 from fusecache.base.units import format_bytes
-from fusecache.config.building import pool_of
+from fusecache.config.building import credentials_of, pool_of
 from fusecache.config.options import parse_setting
 from fusecache.config.settings import Config
 from fusecache.control import control_client
@@ -237,13 +237,7 @@ def _named(place: str, flags: dict[str, Any]) -> tuple[PoolAddress, Credentials]
         for name, value in flags.items()
         if value is not None
     }
-    credentials = Credentials(
-        user=given.get("pool_user"),
-        password_file=given.get("pool_password_file"),
-        ca=given.get("pool_ca"),
-        certificate=given.get("pool_cert"),
-        private_key=given.get("pool_key"),
-    )
+    credentials = credentials_of(given)
     try:
         address = parse_address(place)
         credentials.check(address, bool(given.get("pool_insecure")))

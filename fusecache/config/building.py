@@ -124,14 +124,18 @@ def pool_of(config: Config) -> tuple[PoolAddress, Credentials] | None:
     """None: the mount has none."""
     if config.pool is None:
         return None
-    credentials = Credentials(
-        user=config.pool_user,
-        password_file=config.pool_password_file,
-        ca=config.pool_ca,
-        certificate=config.pool_cert,
-        private_key=config.pool_key,
+    return parse_address(config.pool), credentials_of(dataclasses.asdict(config))
+
+
+def credentials_of(settings: Mapping[str, Any]) -> Credentials:
+    """Of parsed settings, or of a Config's fields."""
+    return Credentials(
+        user=settings.get("pool_user"),
+        password_file=settings.get("pool_password_file"),
+        ca=settings.get("pool_ca"),
+        certificate=settings.get("pool_cert"),
+        private_key=settings.get("pool_key"),
     )
-    return parse_address(config.pool), credentials
 
 
 def _check_pool(config: Config) -> None:

@@ -386,10 +386,9 @@ static int ask(const struct asked *asked)
 	struct server *server = &pool.servers[asked->server];
 	char why[POOL_WHY_BYTES] = "";
 	struct link link;
-	int64_t begun_ns;
+	int64_t begun_ns = now_ns();
 	int result;
 
-	begun_ns = now_ns();
 	if (!take_link(server, &link, asked, &begun_ns))
 		return ASK_FAILED;
 	result = send_to(server, &link, asked, why);
