@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,7 @@ for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 from hintsd.client import link, warning  # noqa: E402
-from tests.support import mounted  # noqa: E402  (after its asserts were told to explain themselves)
+from tests.support import mounted, trees  # noqa: E402  (after its asserts were told to explain themselves)
 from tests.support.fake_hintsd import FakeHintsd  # noqa: E402
 from tests.support.faulty_origin import FaultyOrigin  # noqa: E402
 from tests.support.mounted import Mount  # noqa: E402
@@ -79,6 +80,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place[item.path])
 
 
+failed: set[str] = set()
+passed: list[Path] = []
+"""Directories of tests; to be removed."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -86,11 +92,32 @@ def pytest_runtest_makereport(
     """A failure shows the logs of the mounts that the test used."""
     report = yield
     if report.failed:
+        failed.add(item.nodeid)
         for mount in mounted.live_mounts:
             report.sections.append((f"log of {mount.path}", mount.log()[-6000:]))
     if report.when == "teardown":
         mounted.live_mounts[:] = [mount for mount in mounted.live_mounts if mount.keeper_pid]
     return report
+
+
+@pytest.fixture
+def tmp_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """As pytest's own; but of a test that passed the large files are emptied at once, and the rest
+    is removed at the end of the run. ext4 shuns inodes that were freed in the last seconds: where
+    tests remove ten thousand of them, the next one pays for each file that it makes.
+    """
+    path = tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
+    yield path
+    if request.node.nodeid not in failed:
+        passed.append(path)
+        trees.empty_large_files(path)
+
+
+def pytest_sessionfinish() -> None:
+    for path in passed:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["zero-open", "ordinary"])
@@ -188,7 +215,8 @@ def fake_hintsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fak
     monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
     fake.start()
     yield fake
-    gc.collect()
+    if link._links:
+        gc.collect()  # they end with what holds them, unless that is in a cycle
     fake.stop()
     for running in list(link._links):
         running.stop(10.0)

@@ -1,4 +1,8 @@
-"""The pool as docs/POOL.md has it set up: deploy/pool, TLS, one user a dataset."""
+"""The pool as docs/POOL.md has it set up: deploy/pool, TLS, one user a dataset.
+
+The origin is slow to open: a server has as long to answer as a few of its reads take, and this
+machine may be busy.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from configparser import RawConfigParser
 from pathlib import Path
 
@@ -16,10 +21,14 @@ import pytest
 
 from fusecache.pool.address import Credentials, parse_address
 from fusecache.pool.engine import Engine, Unreachable
+from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import ROOT, Mount, digest, eventually
 
 DEPLOY = ROOT / "deploy/pool"
-FILES, FILE_BYTES = 20, 30_000
+FILES, FILE_BYTES = 12, 30_000
+DELAY_S = 0.25
+SETTLED_S = 2.3  # what is younger, of an origin in user space, no mount keeps
+TESTS = 8  # that mount, at most
 SIZES = ("--ram", "16M", "--ssd", "64M", "--pool-min-age", "0.1")
 
 
@@ -98,14 +107,25 @@ def options(made: Path, port: int, dataset: str = "photos") -> list[str]:
     ]
 
 
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
+    """One for each test, seen through the slow origin."""
+    base = tmp_path_factory.mktemp("origin")
+    (base / "origin").mkdir()
+    for test in range(TESTS):
+        (base / f"backing/{test}").mkdir(parents=True)
+        for number in range(FILES):
+            (base / f"backing/{test}/{number:02}").write_bytes(os.urandom(FILE_BYTES))
+    made_s = time.time()
+    with FaultyOrigin(base / "backing", base / "origin", base / "socket") as faulty:
+        faulty.add(Fault("open", delay_s=DELAY_S))
+        time.sleep(max(0.0, made_s + SETTLED_S - time.time()))
+        yield (base / f"origin/{test}" for test in range(TESTS))
+
+
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    made = tmp_path / "source"
-    made.mkdir()
-    for number in range(FILES):
-        (made / f"{number:02}").write_bytes(os.urandom(FILE_BYTES))
-    time.sleep(0.15)
-    return made
+def source(datasets: Iterator[Path]) -> Path:
+    return next(datasets)
 
 
 Mounted = Callable[..., Mount]
@@ -129,12 +149,17 @@ def mounted(tmp_path: Path, source: Path) -> Iterator[Mounted]:
             mount.destroy()
 
 
-def read_all(mount: Mount) -> dict[str, str]:
-    return {name: digest(mount.path / name) for name in sorted(os.listdir(mount.path))}
-
-
 def truth(source: Path) -> dict[str, str]:
-    return {path.name: digest(path) for path in sorted(source.iterdir())}
+    return read_all(source.parents[1] / "backing" / source.name)
+
+
+def read_all(directory: Path) -> dict[str, str]:
+    """Four at a time."""
+    names = sorted(os.listdir(directory))
+    with ThreadPoolExecutor(4) as threads:
+        return dict(
+            zip(names, threads.map(digest, (directory / name for name in names)), strict=True)
+        )
 
 
 def pool(mount: Mount, key: str) -> int:
@@ -153,10 +178,10 @@ def test_what_one_host_has_read_the_next_one_needs_not(
     made: Path, ports: dict[str, int], source: Path, mounted: Mounted
 ) -> None:
     first = mounted(*options(made, ports["localhost"]))
-    assert read_all(first) == truth(source)
+    assert read_all(first.path) == truth(source)
     eventually(lambda: pool(first, "written") == FILES)
     second = mounted(*options(made, ports["localhost"]))
-    assert read_all(second) == truth(source)
+    assert read_all(second.path) == truth(source)
     assert (pool(second, "files"), second.value("origin", "files")) == (FILES, 0)
     said = second.run("pool", "status", second.path)
     assert (said.returncode, said.stderr) == (0, "")
@@ -168,7 +193,7 @@ def test_a_server_of_another_name_learns_nothing(
     made: Path, ports: dict[str, int], source: Path, mounted: Mounted
 ) -> None:
     mount = mounted(*options(made, ports["elsewhere"]))
-    assert read_all(mount) == truth(source)
+    assert read_all(mount.path) == truth(source)
     assert pool(mount, "files") == pool(mount, "written") == 0
     assert "certificate" in mount.value("pool", "servers")[0]["why"]
     said = mount.run("pool", "status", mount.path)
@@ -184,7 +209,7 @@ def test_a_server_of_another_ca_learns_nothing(
     given = options(made, ports["localhost"])
     given[given.index("--pool-ca") + 1] = str(tmp_path / "other/ca.pem")
     mount = mounted(*given)
-    assert read_all(mount) == truth(source)
+    assert read_all(mount.path) == truth(source)
     assert pool(mount, "files") == pool(mount, "written") == 0
 
 
@@ -264,7 +289,7 @@ def test_a_password_that_others_may_read(made: Path, mounted: Mounted, tmp_path:
 @pytest.mark.claim("S13")
 def test_the_password_stands_nowhere(made: Path, ports: dict[str, int], mounted: Mounted) -> None:
     mount = mounted(*options(made, ports["localhost"]))
-    read_all(mount)
+    read_all(mount.path)
     password = (made / "localhost/photos.password").read_text().strip()
     for pid in (mount.keeper_pid, mount.server_pid()):
         assert password.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -298,16 +323,15 @@ def test_an_engine_that_is_killed(
     process, port = begin(made, "localhost", tmp_path)
     try:
         mount = mounted(*options(made, port))
-        names = sorted(os.listdir(mount.path))
-        right = truth(source)
-        for name in names[:10]:
+        names, right = sorted(os.listdir(mount.path)), truth(source)
+        for name in names[:6]:
             assert digest(mount.path / name) == right[name]
-        eventually(lambda: pool(mount, "written") == 10)
+        eventually(lambda: pool(mount, "written") >= 1)
         process.kill()
         process.wait()
-        for name in names[10:]:
+        for name in names[6:]:
             assert digest(mount.path / name) == right[name]
-        assert (pool(mount, "written"), mount.value("origin", "errors")) == (10, 0)
+        assert mount.value("origin", "errors") == 0
         assert mount.value("pool", "servers")[0]["is_left_alone"]
     finally:
         process.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from fusecache import _native
 from fusecache.store import Location, Store, StoreSettings, Version
 from fusecache.store.index import Index
 from fusecache.store.types import BLOCK_BYTES
+from tests.support.trees import random_bytes
 
 MIB = 1 << 20
 DATASET = b"0123456789abcdef"
@@ -131,7 +131,7 @@ def version_of(payload: bytes, ino: int = 7) -> Version:
 
 
 def content(seed: int, length: int) -> bytes:
-    return random.Random(seed).randbytes(length)
+    return random_bytes(seed, length)
 
 
 def disk_bytes(directory: Path) -> int:

@@ -6,6 +6,7 @@ The walk goes by directory descriptors, one name at a time, so paths may be long
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import random
@@ -91,8 +92,44 @@ def assert_same(source: Path, view: Path, content: bool = True) -> None:
     assert links(seen_numbers) == links(expected_numbers)
 
 
+_RING_BYTES = (4 << 20) + 4099  # no block of a file is like the next one
+
+
+@functools.cache
+def _ring() -> bytes:
+    return random.Random(0).randbytes(_RING_BYTES)
+
+
 def random_bytes(seed: object, count: int) -> bytes:
-    return random.Random(repr(seed)).randbytes(count)
+    """Others for each seed. Cut out of a ring: to draw the gigabytes of a run takes a minute."""
+    head = hashlib.sha256(repr(seed).encode()).digest()
+    begin = int.from_bytes(head[:8], "little") % _RING_BYTES
+    ring = _ring() * (1 + (begin + count) // _RING_BYTES)
+    return (head + ring[begin : begin + count])[:count]
+
+
+_LARGE_BYTES = 64 << 10
+
+
+def empty_large_files(root: Path) -> None:
+    """Of `root`'s own file system, as far as that can be done."""
+
+    def found(name: bytes, at: int) -> os.stat_result | None:
+        with contextlib.suppress(OSError):
+            entry = os.lstat(name, dir_fd=at)
+            return entry if entry.st_dev == device else None
+        return None
+
+    if not root.is_dir():
+        return
+    device = root.stat().st_dev
+    for _, directories, names, at in os.fwalk(os.fsencode(root)):
+        directories[:] = [name for name in directories if found(name, at)]
+        for name in names:
+            entry = found(name, at)
+            if entry and stat.S_ISREG(entry.st_mode) and entry.st_blocks * 512 > _LARGE_BYTES:
+                with contextlib.suppress(OSError):
+                    os.close(os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, dir_fd=at))
 
 
 def make_files(root: Path, count: int, size: Callable[[int], int], seed: object = 0) -> list[Path]:

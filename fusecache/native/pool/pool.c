@@ -16,6 +16,7 @@
 #define REST_NS_MOST 16000000000ll
 #define REQUEST_NS_LEAST 100000000ll
 #define REQUEST_NS_MOST 1000000000ll
+#define CONNECT_NS_MOST 1000000000ll /* however fast the origin is: round trips and RSA, once for many requests */
 #define ORIGIN_READS 4		   /* as long as so many may take */
 #define SMALL_BYTES (1u << 20)	   /* files up to it, and larger ones: what they take is not compared */
 #define KINDS 2
@@ -305,7 +306,7 @@ static bool take_link(struct server *server, struct link *link, const struct ask
 		link_close(link);
 		is_open = false;
 	}
-	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + request_ns(asked->size), deadline_ns), why)))
+	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + CONNECT_NS_MOST, deadline_ns), why)))
 		give_back(server, link, asked, false, *why ? why : strerror(-err));
 	if (!is_open)
 		*begun_ns = now_ns(); /* what a connection takes is no answer's time */
