@@ -22,7 +22,7 @@ from fusecache.store import Store
 from fusecache.table import namespace
 from fusecache.table.pins import Inos, UserPins
 
-BATCH = 4096  # files
+BATCH = 1024  # files
 AGAIN_MOST = 1 << 16  # those that stayed, together: they may share blocks with each other alone
 
 

@@ -40,7 +40,7 @@ from tests.support.mounted import (
 from tests.support.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
-KILLS = 16
+KILLS = 8
 LIVES_S = 0.2  # of a server; Python and its imports take longer
 _KILLED = r"killed by SIGKILL|died, with threads"
 
@@ -145,12 +145,12 @@ def test_killed_while_everything_happens(place: Place, mounting: Mounting) -> No
 @in_one_mode
 def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) -> None:
     """Half of a listing comes from one server and half from the next."""
-    names = {f"{index:06d}" for index in range(15_000)}
+    names = {f"{index:06d}" for index in range(8000)}
     for name in names:
         place.write(f"wide/{name}", b"")
     mount = mounting("--revalidate", "0.5")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for _ in range(4):
+        for _ in range(3):
             listing = pool.submit(os.listdir, mount.path / "wide")
             counting = pool.submit(lambda: sum(1 for _ in os.scandir(mount.path / "wide")))
             mount.kill_servers_now()
@@ -167,7 +167,7 @@ def test_killed_while_a_large_file_streams(place: Place, mounting: Mounting) -> 
     expected = digest(path)
     mount = mounting("--ssd", "128M", "--ram", "64M")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for _ in range(4):
+        for _ in range(2):
             reading = [pool.submit(digest, mount.path / "large") for _ in range(2)]
             while not all(future.done() for future in reading):
                 time.sleep(0.15)
@@ -254,7 +254,7 @@ def test_killed_during_the_first_start(place: Place, zero_open: bool) -> None:
         place.source, place.mountpoint, place.cache_dir, "--ssd", "64M", zero_open=zero_open
     )
     rng = random.Random(5)
-    for _ in range(4):
+    for _ in range(3):
         with watched(place.mountpoint), concurrent.futures.ThreadPoolExecutor(1) as pool:
             starting = pool.submit(command, *mount.mount_arguments(), env=started())
             end = time.monotonic() + 0.2 + rng.random()
@@ -290,7 +290,7 @@ def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> No
     rng = random.Random(9)
     victim = "while true; do find . -type f -exec cat {} + >/dev/null; done"
     with readers(mount, files, 1, place.base):
-        for _ in range(12):
+        for _ in range(6):
             victims = [
                 subprocess.Popen(["sh", "-c", victim], cwd=mount.path, start_new_session=True)
                 for _ in range(3)

@@ -218,7 +218,7 @@ def warm_list(
 @in_one_mode
 def test_warm_of_a_list(place: Place, mounting: Mounting, tmp_path: Path) -> None:
     """Of more files than a request has, and of lines that name none."""
-    make_files(place.source, 5000, lambda index: 500 + index)
+    make_files(place.source, 4200, lambda index: 500 + index)
     place.write("not named", b"x")
     names = sorted(str(path.relative_to(place.source)) for path in place.source.glob("class*/*"))
     mount = mounting()
@@ -228,12 +228,12 @@ def test_warm_of_a_list(place: Place, mounting: Mounting, tmp_path: Path) -> Non
     lines[2] = b"class000/.././/" + lines[2]
     done = warm_list(mount, tmp_path, lines)
     assert (done.returncode, done.stderr) == (OK, ""), done.stderr
-    assert done.stdout.startswith("5,000 files, ")
-    assert mount.value("ssd", "blocks") == 5000
+    assert done.stdout.startswith("4,200 files, ")
+    assert mount.value("ssd", "blocks") == 4200
     bad = [b"../../etc/passwd", b"/etc/passwd", b"\xff", b"class000", b"no/such", b"", b"a" * 9000]
     done = warm_list(mount, tmp_path, [*bad, b"not named", b"class000/../.."])
     assert done.returncode == FAILED
-    assert mount.value("ssd", "blocks") == 5001
+    assert mount.value("ssd", "blocks") == 4201
     assert done.stdout.startswith("1 files, ")
     [line] = done.stderr.splitlines()
     assert line.startswith("fusecache: 7 lines of the list left out: ../../etc/passwd (not below")
@@ -297,7 +297,7 @@ def assert_warm_says_which_ssd_holds(
     done = mount.run("warm", mount.path)
     assert done.returncode == FAILED
     said = re.fullmatch(
-        rf"fusecache: ([\d,]+) files \(.* MiB\) do not fit in --ssd {ssd_mib} MiB; "
+        rf"fusecache: ([\d,]+) files \(.* [KM]iB\) do not fit in --ssd {ssd_mib} MiB; "
         r"--ssd (\d+M) would hold all that was asked for\n",
         done.stderr,
     )
@@ -314,9 +314,9 @@ def assert_warm_says_which_ssd_holds(
 def test_warm_says_what_does_not_fit_and_with_which_ssd_it_would(
     place: Place, mounting: Mounting
 ) -> None:
-    make_files(place.source, 6000, lambda index: 4000)  # headers are 4 % of them, rows 6 %
-    mount = mounting("--ssd", "24M")
-    assert_warm_says_which_ssd_holds(mount, "24", 6000, fitting_least=3000)
+    make_files(place.source, 4500, lambda index: 4000)  # headers are 4 % of them, rows 6 %
+    mount = mounting("--ssd", "16M")
+    assert_warm_says_which_ssd_holds(mount, "16", 4500, fitting_least=3000)
 
 
 @in_one_mode
@@ -324,10 +324,10 @@ def test_warm_counts_the_bytes_of_long_paths(place: Place, mounting: Mounting) -
     """Nearly PATH_MAX of them, of names of 255: with so many a record takes another page."""
     long_name = "ü" * 127 + "x"
     directory = "/".join([long_name] * 14)
-    for number in range(4000):
+    for number in range(3000):
         place.write(f"{directory}/{number:06}{'語' * 83}", os.urandom(1500))
     mount = mounting("--ssd", "16M")
-    assert_warm_says_which_ssd_holds(mount, "16", 4000, fitting_least=500)
+    assert_warm_says_which_ssd_holds(mount, "16", 3000, fitting_least=500)
     before = mount.value("origin", "files")
     assert_same(place.source, mount.path)
     assert mount.value("origin", "files") == before

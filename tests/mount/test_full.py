@@ -23,7 +23,7 @@ from tests.support.trees import random_bytes
 # Of the limit: SQLite's log, its shared memory, headers of segments, less than a file; and of each
 # file a header, its row in the index, and the rest of a sector.
 FIXED_BYTES, FILE_BYTES = 700 << 10, 1024
-SIZES = [(10_000, 5000), (100_000, 1500), (500_000, 300)]
+SIZES = [(10_000, 5000), (500_000, 200)]
 
 
 def make(place: Place, size: int, count: int) -> int:
@@ -54,7 +54,7 @@ def watching(directory: Path, limit: int) -> Iterator[None]:
 
     def watch() -> None:
         nonlocal most
-        while not over.wait(0.005):
+        while not over.wait(0.02):
             most = max(most, disk_bytes(directory))
 
     thread = threading.Thread(target=watch)
