@@ -126,6 +126,7 @@ def test_a_first_start_that_fails_leaves_nobody(place: Place, zero_open: bool) -
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
+        command("--version")  # whose process stays
         before = set(children(os.getpid()))
         with watched(place.mountpoint):
             done = subprocess.run(
