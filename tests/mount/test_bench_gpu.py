@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import time
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.commands import WithTorch
 from tools.bench import gpu, gpu_reader, hints
 from tools.bench.processes import processor_s
 from tools.bench.readers import Readers
@@ -37,6 +40,8 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_the_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = types.SimpleNamespace(**{**vars(subprocess), "Popen": WithTorch})
+    monkeypatch.setattr(hints, "subprocess", fork)
     read: list[tuple[object, list[int]]] = []
 
     def reader(module: str, told: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
