@@ -31,7 +31,7 @@ from fusecache.base.metrics import figure
 from fusecache.base.units import format_bytes, format_count, format_duration
 from fusecache.config.places import check_fuse
 from fusecache.control import hintsd_client
-from fusecache.observe.asking import Answer, Host
+from fusecache.observe.asking import Answer, Host, maps
 from fusecache.observe.summary import troubles
 
 Level = Literal["ok", "warning", "problem"]
@@ -97,6 +97,8 @@ def of_mount(one: Answer, host: Host) -> Iterator[Finding]:
     )
     yield reclaimed(figure(status, "prefetch.reclaimed_files") or 0, place)
     yield _hints(one, host)
+    if status.get("pool"):
+        yield pool(status["pool"], place)
     if one.target.mount.uid == os.getuid():
         for part in figure(status, "ssd.directories") or []:
             if not part.get("why_out"):
@@ -280,6 +282,23 @@ def _hints(one: Answer, host: Host) -> Finding:
         return Finding("warning", "hintsd", says, "hintsd serve", place)
     says = "answers" if path is not None else "not known to you"
     return Finding("ok", "hintsd", says, mount=place)
+
+
+def pool(found: Any, place: str) -> Finding:
+    """`found`: what a mount's status says of its pool."""
+    servers, fault = maps(figure(found, "servers")), figure(found, "fault")
+    away = [one for one in servers if one.get("is_left_alone") or not one.get("has_address")]
+    without = figure(found, "without")
+    says = f"{len(servers) - len(away)} of {format_count(len(servers), 'server')} in use"
+    if away:
+        says += f"; {away[0].get('host')}: {away[0].get('why') or fault or 'no address'}"
+    elif fault:
+        says += f"; {fault}"
+    elif isinstance(without, list) and without:
+        says += f"; most hosts do without {', '.join(map(str, without))}"
+    else:
+        return Finding("ok", "pool", says, mount=place)
+    return Finding("warning", "pool", says, f"fusecache pool status {quote(place)}", place)
 
 
 def disk(path: str, ssd: dict[str, Any], place: str) -> Finding:

@@ -31,7 +31,7 @@ _STATUS = r"""
  "origin": {"files": 31, "bytes": 12262144, "errors": 6, "available": true, "last_error": "",
   "read_s": {"bounds": [0.25, 0.5, 1.0], "counts": [30, 1, 0, 2], "sum": 9.5}},
  "pool": {"files": 71, "bytes": 7100, "origin_files": 31, "origin_bytes": 12262144,
-  "dataset": "imagenet", "is_tls": true, "is_cluster": false, "fault": "",
+  "dataset": "imagenet", "is_tls": true, "is_cluster": false, "fault": "", "without": [],
   "misses": 72, "waits": 73,
   "leases": 74, "written": 75, "bytes_written": 7500, "failures": 76, "damaged": 77, "moved": 78,
   "skipped": 79, "servers": [{"host": "pool-1", "port": "6379", "why": "", "has_address": true,

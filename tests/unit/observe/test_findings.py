@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,15 @@ GIB = 1 << 30
 
 def refuse(allow_other: bool) -> None:
     raise UserError("/dev/fuse does not exist: load the fuse module (modprobe fuse)")
+
+
+def pooled(why: str = "", without: Sequence[str] = (), fault: str = "") -> dict[str, Any]:
+    """What a status says of servers a and b; `why`: b is left alone for that."""
+    servers = [
+        {"host": "a", "why": "once", "is_left_alone": False, "has_address": True},
+        {"host": "b", "why": why, "is_left_alone": bool(why), "has_address": True},
+    ]
+    return {"servers": servers, "without": list(without), "fault": fault}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +59,13 @@ def refuse(allow_other: bool) -> None:
         (findings.memory(4 * GIB, 4 * GIB, 4 * GIB, "/m"), "ok", "--ram 4 GiB", ""),
         (findings.reclaimed(3, "/m"), "warning", "took 3 files", "less --ram"),
         (findings.reclaimed(0, "/m"), "ok", "took nothing", ""),
+        (findings.pool(pooled(), "/m"), "ok", "2 of 2 servers in use", ""),
+        (findings.pool(pooled(why="refused"), "/a b"), "warning",
+         "1 of 2 servers in use; b: refused", "fusecache pool status '/a b'"),
+        (findings.pool(pooled(without=["b:6379"]), "/m"), "warning",
+         "2 of 2 servers in use; most hosts do without b:6379", "fusecache pool status /m"),
+        (findings.pool(pooled(fault="no CA"), "/m"), "warning",
+         "2 of 2 servers in use; no CA", "fusecache pool status /m"),
     ],
 )  # fmt: skip
 def test_each_has_a_level_and_says_what_to_do(
@@ -129,6 +147,7 @@ def test_a_mount_that_is_down_or_ill(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory": "ok",
         "reclaimed": "warning",
         "hintsd": "warning",
+        "pool": "ok",
     }
     assert "THE KEEPER IS GONE" in found["mount"].says
     assert found["faults"].says == "1 bad blocks, 3 cache faults, 2 restarts"
