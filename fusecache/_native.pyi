@@ -406,8 +406,9 @@ def list_directory(
 
 # ---- fetch pool --------------------------------------------------------------------------------
 def fetch_start(threads: int, direct: bool = False) -> None:
-    """Threads that read whole files of at most one block from the origin; they are made as they are
-    needed, at most `threads` (1 to 352), and do not end: they may hang in the origin for ever.
+    """Threads that read whole files of at most one block, from other hosts or from the origin; they
+    are made as they are needed, at most `threads` (1 to 352), and do not end: they may hang in the
+    origin for ever.
     `direct`: with O_DIRECT, as long as the origin's file system does not refuse it."""
 
 def fetch_submit(ino: int, version: tuple[int, int, int, int], tag: int) -> None:
@@ -426,7 +427,8 @@ def fetch_take(most: int) -> list[tuple[int, int, bytes | None, int, int, int, b
     pool over hosts).
 
     errno 0: all bytes were read, and the origin, asked before and after (not an attribute cache),
-    said `version`. ESTALE: it has another version, or the name is gone from the table. begun_ns is
+    said `version`; or another host had written them as of that. ESTALE: it has another version, or
+    the name is gone from the table. begun_ns is
     CLOCK_REALTIME, before the file was opened; ended_ns lies the time it took later. No copy is
     left in the page cache of the origin's file system; what it had before, a direct read leaves.
     """
@@ -454,7 +456,7 @@ def pool_begin(
     ca: str | None,
     certificate: str | None,
     private_key: str | None,
-    tick_ns: int,
+    min_age_ns: int,
     patience_ns: int,
 ) -> None:
     """From now on blocks may be asked for: once in a process. `ca`: with TLS; files are read now.

@@ -296,8 +296,8 @@ def _look(engine: Engine, address: PoolAddress) -> dict[str, Any]:
         odd = "; ".join(f"{name}: {servers}" for name, servers in sorted(named.items()))
         fault = f"members name different servers, and do not share what they read: {odd}"
     if not is_cluster:
-        away = agreed([member.get("away") or [] for member in members.values()], rows)
-        slots = place(list(rows), away)
+        without = agreed([member.get("without") or [] for member in members.values()], rows)
+        slots = place(list(rows), without)
     for index, row in enumerate(rows.values()):
         row["slots"] = slots.count(index)
     return {

@@ -44,7 +44,8 @@ class Hosts:
         min_age_s: float,
         patience_s: float,
     ) -> None:
-        """`name`: of this member, unique. `figures`: what it tells of itself.
+        """`name`: of this member, unique. `figures`: what it tells of itself. `patience_s`: what is
+        done for one block takes no longer.
 
         ValueError: a file of the credentials is no good; one line.
         """
@@ -54,6 +55,7 @@ class Hosts:
         self._password = credentials.password()
         self._name = name
         self._figures = figures
+        self.patience_s = patience_s
         self._is_cluster = False
         self._away: dict[str, str] = {}  # by server, why
         self._fault = ""  # of the last refresh
@@ -168,6 +170,7 @@ class Hosts:
         return {
             **self._figures(),
             "servers": named,  # all must name the same
+            "without": sorted(self._without),
             "bytes_written": counted["bytes_written"],
             "failures": counted["failures"],
         }

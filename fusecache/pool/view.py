@@ -45,7 +45,7 @@ class Members:
 def agreed(
     reports: Sequence[Collection[str]], servers: Collection[str], members: int | None = None
 ) -> frozenset[str]:
-    """Of `servers` those that more than half of the members say are away; none if that is all.
+    """Of `servers` those that more than half of the members name; none if that is all.
     `members`: how many there are, if not all have reported.
     """
     members = len(reports) if members is None else members

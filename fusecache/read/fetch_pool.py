@@ -35,7 +35,7 @@ class Fetched(NamedTuple):
 
     data: bytes | None
     errno: int
-    """0: `data` is the file, of its version before and after."""
+    """0: `data` is the file, of its version, at the origin before and after, or of another host."""
     begun_ns: int
     ended_ns: int
     is_pooled: bool
@@ -93,11 +93,11 @@ class Fetches(Generic[T]):
         return True
 
     def give_up_on_hung(self) -> None:
-        """Those that have taken the origin's time-out."""
-        origin = self._pool.origin
+        """Those that have taken the origin's time-out, behind what other hosts may have taken."""
+        origin, limit_s = self._pool.origin, self._pool.timeout_s
         while self._flying:
             tag, (of, begun_s) = next(iter(self._flying.items()))
-            if trio.current_time() - begun_s < origin.timeout_s:
+            if trio.current_time() - begun_s < limit_s:
                 return
             del self._flying[tag]
             ended = self._lost[tag] = trio.Event()
@@ -108,10 +108,16 @@ class Fetches(Generic[T]):
 class FetchPool:
     """Of one mount. Its fetches outlive plans."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, hosts_s: float = 0.0) -> None:
+        """`hosts_s`: what asking other hosts takes at most, before the origin is read."""
         self.origin = origin
+        self._hosts_s = hosts_s
         self._tags = itertools.count(1)
         self._users: list[Fetches[Any]] = []
+
+    @property
+    def timeout_s(self) -> float:
+        return self._hosts_s + self.origin.timeout_s
 
     def add(self, user: Fetches[Any]) -> None:
         self._users.append(user)

@@ -1,8 +1,8 @@
-"""Bytes from the origin into the cache: one flight per block, verified, published in the
-background.
+"""Bytes from the origin, or from other hosts, into the cache: one flight per block, verified,
+published in the background.
 
 INVARIANT: bytes leave this module only if the file had the table's version before and after they
-were read.
+were read, or if that is the version under which another host has written them.
 INVARIANT: a file whose time stamps are too young to be trusted (Origin.tick_ns) is served but
 neither published nor left in the kernel's cache.
 

@@ -1,4 +1,4 @@
-"""The story of one READ that the front could not answer: store, else origin.
+"""The story of one READ that the front could not answer: store, else other hosts, else origin.
 
 Small files and streams fetch whole blocks. The first touch of a block of a large file passes
 through: exactly the bytes that were asked for. The second touch fetches the block, so random reads

@@ -143,7 +143,7 @@ class Server:
         self.remount = Remount(
             config.source, launch.source_fd, launch.source_identity, self.origin.timeout_s
         )
-        self.pool = FetchPool(self.origin)
+        self.pool = FetchPool(self.origin, self.hosts.patience_s if self.hosts else 0.0)
         self.misses = Misses(self.fetcher, self.origin, sources, self.pool)
         self.preloading = Preloading(self.store, self.dataset)
         self.prefetcher = Prefetcher(

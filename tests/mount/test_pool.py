@@ -38,7 +38,7 @@ from tools.cluster_lib.engine import ACL, OWNER, PORT, Access, Engine, make_acce
 
 AGE_S = 2.0
 SETTLED_S = 2.3  # what is younger, of an origin in user space, no mount keeps
-DELAY_S = 0.1
+DELAY_S = 0.2
 DIRECTORIES, FILES = 60, 6
 LARGE_BYTES = (9 << 20) + 5
 LARGE_BLOCKS = 3

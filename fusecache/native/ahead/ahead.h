@@ -73,7 +73,7 @@ void missed_enable(bool enabled, int64_t tick_ns);
 bool missed_take(const struct read_request *read);
 /* Inodes that were not told before: at most MISSED_MOST; how many. wait: until there are some, or it is disabled. */
 size_t missed_fresh(bool wait, uint32_t *inos);
-/* READs of the file that wait are answered with its content, read from the origin at begun_ns (CLOCK_REALTIME), if its
+/* READs of the file that wait are answered with its content, got from begun_ns (CLOCK_REALTIME) on, if its
  * last change is older than a tick; / are pyfuse3's (0: all that wait). */
 void missed_came(uint32_t ino, const struct version *of, const unsigned char *data, int64_t begun_ns);
 void missed_pass(uint32_t ino);

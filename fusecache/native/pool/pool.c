@@ -14,7 +14,7 @@
 #define FAILURES_MOST 3u
 #define REST_NS_FIRST 1000000000ll
 #define REST_NS_MOST 16000000000ll
-#define REQUEST_NS_LEAST 100000000ll
+#define REQUEST_NS_LEAST 250000000ll
 #define REQUEST_NS_MOST 1000000000ll
 #define CONNECT_NS_MOST 1000000000ll /* however fast the origin is: round trips and RSA, once for many requests */
 #define ORIGIN_READS 4		   /* as long as so many may take */
@@ -527,7 +527,7 @@ bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned c
 		result = wait_for_lease(&asked, &ticket->leased_ns);
 	if (result == REPLY_BLOCK)
 		return true;
-	COUNT_POOL(misses, 1);
+	COUNT_POOL(misses, result >= 0); /* else it is a failure, or was skipped */
 	COUNT_POOL(damaged, result == REPLY_STRANGE);
 	COUNT_POOL(leases, result == REPLY_NOTHING);
 	if (result != REPLY_NOTHING)

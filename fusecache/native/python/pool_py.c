@@ -15,7 +15,7 @@ static PyObject *py_pool_begin(PyObject *module, PyObject *args, PyObject *kwarg
 	(void)module;
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szzzzzLL",
 					 KEYWORDS("dataset", "user", "password", "ca", "certificate", "private_key",
-						  "tick_ns", "patience_ns"),
+						  "min_age_ns", "patience_ns"),
 					 &settings.dataset, &settings.user, &settings.password, &settings.ca,
 					 &settings.certificate, &settings.private_key, &min_age_ns, &patience_ns))
 		return NULL;

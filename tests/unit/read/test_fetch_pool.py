@@ -32,9 +32,13 @@ class User:
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> FetchPool:
+def origin(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_native, "fetch_submit", lambda ino, version, tag: None)
-    origin: Any = SimpleNamespace(timeout_s=10.0, failed=lambda number, message: None)
+    return SimpleNamespace(timeout_s=10.0, failed=lambda number, message: None)
+
+
+@pytest.fixture
+def pool(origin: Any) -> FetchPool:
     return FetchPool(origin)
 
 
@@ -68,6 +72,21 @@ def test_what_hangs_is_lost_until_its_thread_comes_back(
     assert (of, user.fetches.flying, user.fetches.lost, ended.is_set()) == ("first", 1, 1, False)
     assert user.fetches.land(1, Fetched(None, errno.EIO, 1, 2, is_pooled=False))
     assert (user.fetches.lost, ended.is_set(), user.landed) == (0, True, [])
+
+
+def test_what_waits_for_other_hosts_does_not_hang(
+    origin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(trio, "current_time", lambda: now)
+    user = User(FetchPool(origin, hosts_s=5.0))
+    user.fetches.submit("first", 7, VERSION)
+    now = 14.0
+    user.fetches.give_up_on_hung()
+    assert user.hung == []
+    now = 15.0
+    user.fetches.give_up_on_hung()
+    assert [of for of, _ in user.hung] == ["first"]
 
 
 def test_a_users_fault_loses_no_other_landing(
