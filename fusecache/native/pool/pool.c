@@ -18,7 +18,7 @@
 #define REQUEST_NS_MOST 1000000000ll
 #define CONNECT_NS_MOST 1000000000ll /* however fast the origin is: round trips and RSA, once for many requests */
 #define ORIGIN_READS 4		   /* as long as so many may take */
-#define SMALL_BYTES (1u << 20)	   /* files up to it, and larger ones: what they take is not compared */
+#define SMALL_BYTES (1u << 20)	   /* files up to it, and larger ones, are measured apart */
 #define KINDS 2
 #define WRITERS_MOST 2u		   /* of the connections: readers do not wait behind blocks for others */
 #define LEASE_MS_LEAST 1000u
@@ -42,7 +42,7 @@ struct server {
 	int64_t no_writes_until_ns; /* it is full, or we may not */
 	int64_t answer_ns[KINDS];   /* moving average of what an answer takes, with its turn; 0: none yet */
 	unsigned writers;	    /* connections that write now */
-	unsigned asked;
+	unsigned considered;	    /* while it was slow */
 	uint64_t hits, failures;
 };
 static struct {
@@ -200,12 +200,13 @@ static bool rests(const struct server *server, int64_t now)
 	return server->failures_in_a_row >= FAILURES_MOST && (server->is_tried || now < server->rests_until_ns);
 }
 
-/* Slower than the origin: it is asked now and then, to see whether it still is. The pool is locked. */
-static bool is_slow(struct server *server, uint32_t size)
+/* Slower than the origin, and not asked this time: now and then it is, to see whether it still is slow. The pool is
+ * locked. */
+static bool is_passed_over(struct server *server, uint32_t size)
 {
 	const int64_t ns = server->answer_ns[kind_of(size)];
 
-	return ns > SLOWER * origin_ns(size) && ns > fast_ns[kind_of(size)] && ++server->asked % HARDLY;
+	return ns > SLOWER * origin_ns(size) && ns > fast_ns[kind_of(size)] && ++server->considered % HARDLY;
 }
 
 /* Without the lock. */
@@ -500,7 +501,7 @@ static uint8_t server_of(const unsigned char *key, uint32_t size)
 
 	pthread_mutex_lock(&pool.lock);
 	index = pool.slots[slot];
-	if (index != POOL_NO_SERVER && is_slow(&pool.servers[index], size)) {
+	if (index != POOL_NO_SERVER && is_passed_over(&pool.servers[index], size)) {
 		index = POOL_NO_SERVER;
 		COUNT_POOL(skipped, 1);
 	}
@@ -551,7 +552,7 @@ void pool_finish(const struct pool_ticket *ticket, const unsigned char *data, ui
 			COUNT_POOL(bytes_written, size);
 		}
 	} else if (ticket->leased_ns) { /* only as long as it is surely ours */
-		asked.until_ns = ticket->leased_ns + (int64_t)LEASE_MS_LEAST * 500000;
+		asked.until_ns = ticket->leased_ns + (int64_t)LEASE_MS_LEAST * 1000000 / 2;
 		if (now < asked.until_ns)
 			ask(&asked);
 	}
