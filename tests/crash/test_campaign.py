@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tools.campaign_lib import fuzz, links
+from tools.campaign_lib import fuzz, kills, links
 from tools.campaign_lib.__main__ import ATTACKS, main
 from tools.campaign_lib.ground import Count, Ground
 from tools.hintsd_command import HintsdCommand
@@ -23,7 +23,7 @@ AT_LEAST = {
     "planted": {"traps": 7, "traps refused": 7},
     "links": {"links swapped": 4, "reads": 600},
     "flips": {"bits flipped": 1000, "damaged blocks noticed": 1, "reads": 300},
-    "fuzz": {"frames decoded": 20_000, "frames to hintsd": 40, "frames to the mount": 40},
+    "fuzz": {"frames decoded": 4000, "frames to hintsd": 40, "frames to the mount": 40},
     "kills": {"kills": 4, "reads": 1, "mapped reads": 1, "listings": 1, "stats": 1},
 }
 
@@ -38,7 +38,12 @@ def work() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_round_of_each_attack(work: Path, name: str) -> None:
+def test_a_round_of_each_attack(work: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short one: the machine is busy with other tests already."""
+    monkeypatch.setattr(kills, "_BUSY", 0)
+    monkeypatch.setattr(kills, "_READERS", 2)
+    monkeypatch.setattr(kills, "_ROUND_LEAST_S", 1.2)
+    monkeypatch.setattr(fuzz, "DECODED_A_ROUND", 4000)
     attack, _ = ATTACKS[name]
     count = Count()
     attack(work, random.Random(7), time.monotonic(), count)

@@ -141,7 +141,7 @@ def test_what_another_mount_evicts_is_a_miss(
 def test_the_server_is_killed_while_it_evicts(place: Place, mounting: Mounting) -> None:
     write(place.source)
     mount = mounting(*FLAGS)
-    for turn in range(6):
+    for turn in range(4):
         with PlanClient(mount.path) as client:
             inos = inodes(client)
             client.fetch_all(inos)
