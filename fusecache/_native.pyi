@@ -294,7 +294,7 @@ def counters() -> dict[str, int]:
 LATENCY_SHIFT: Final[int]
 
 def note_origin_read(ns: int, /) -> None:
-    """A read of the origin in Python ended well, after that time. The fetch pool counts its own."""
+    """A read of the origin in Python ended well, after that time. C counts its own."""
 
 def origin_reads() -> tuple[list[int], int]:
     """Reads of the origin that ended well: (how many, by bucket; the last one: all that took
@@ -404,7 +404,7 @@ def list_directory(
     show in the second. UnknownInode; ValueError: not LISTED; NotADirectoryError.
     """
 
-# ---- fetch pool --------------------------------------------------------------------------------
+# ---- fetch threads ------------------------------------------------------------------------------
 def fetch_start(threads: int, direct: bool = False) -> None:
     """Threads that read whole files of at most one block, from other hosts or from the origin; they
     are made as they are needed, at most `threads` (1 to 352), and do not end: they may hang in the

@@ -1,4 +1,4 @@
-"""The fetch pool, as a plan uses it: how much may be in the air, and when nothing.
+"""The fetch threads, as a plan uses them: how much may be in the air, and when nothing.
 
 `Depth` finds by trying how many fetches to have in flight: it climbs the hill of throughput over
 depth. It measures for a few round trips at one depth, then tries twice as much, and when that has
@@ -17,7 +17,7 @@ import trio
 
 from fusecache.ahead.jobs import Job
 from fusecache.base.errors import OriginTimeout
-from fusecache.read.fetch_pool import Fetched, Fetches, FetchPool
+from fusecache.read.fetch_threads import Fetched, Fetches, FetchThreads
 from fusecache.read.misses import FLYING_MOST
 
 LOST_MOST = 32  # threads that may hang in the origin beside those that work
@@ -39,7 +39,7 @@ BYTES_A_REQUEST = 64 << 10  # a request is as much work as so many bytes
 
 
 def threads_most(depth_most: int) -> int:
-    """Of the pool, for READs that missed and a plan: at most FETCH_THREADS_MOST."""
+    """Of the fetch threads, for READs that missed and a plan: at most FETCH_THREADS_MOST."""
     return depth_most + FLYING_MOST + LOST_MOST
 
 
@@ -163,11 +163,11 @@ class TokenBucket:
         self._tokens -= size_bytes
 
 
-class LimitedPool:
-    """The fetch pool of one mount, within depth and bandwidth. Its fetches outlive their plan."""
+class LimitedFetches:
+    """Fetches of one mount, within depth and bandwidth. They outlive their plan."""
 
-    def __init__(self, pool: FetchPool, depth_most: int, bytes_per_s: int | None) -> None:
-        self._pool = pool
+    def __init__(self, threads: FetchThreads, depth_most: int, bytes_per_s: int | None) -> None:
+        self._threads = threads
         self._depth = Depth(depth_most)
         self._bucket = TokenBucket(bytes_per_s, 0.0)
         self._fetches: Fetches[Job]  # set by `serve`
@@ -198,7 +198,7 @@ class LimitedPool:
             after_landings()
             self._was_full = self.is_full
 
-        self._fetches = Fetches(self._pool, land, give_up, after)
+        self._fetches = Fetches(self._threads, land, give_up, after)
 
     @property
     def depth(self) -> int:
@@ -236,7 +236,7 @@ class LimitedPool:
         self._was_full = self.is_full
 
     def completed(self, size_bytes: int) -> None:
-        """One has landed; as Depth.completed, as the pool was before it landed."""
+        """One has landed; as Depth.completed, as things were before it landed."""
         self._pause_s = 0.0
         self._depth.completed(trio.current_time(), size_bytes, self._was_full)
 

@@ -1,4 +1,4 @@
-"""What is not on SSD: it waits for the origin, is read by the fetch pool, pushed, and published."""
+"""What is not on SSD: it waits for its turn, is got by the fetch threads, pushed, and published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import trio
 
 from fusecache import _native
-from fusecache.ahead.depth import LimitedPool
+from fusecache.ahead.depth import LimitedFetches
 from fusecache.ahead.jobs import Job, Jobs
 from fusecache.ahead.large import POLL_S, LargeFiles
 from fusecache.ahead.marks import Answers, Inos, flags, flags_of, mark, refusal
@@ -23,7 +23,7 @@ from fusecache.ahead.stored import Stored
 from fusecache.base.errors import AWAY_ERRNOS, OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
 from fusecache.base.wire import Result, Standing, Wish
-from fusecache.read.fetch_pool import Fetched
+from fusecache.read.fetch_threads import Fetched
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
@@ -117,7 +117,7 @@ class Fetching:
         fetcher: Fetcher,
         origin: Origin,
         misses: Misses,
-        pool: LimitedPool,
+        fetches: LimitedFetches,
         stored: Stored,
         pages: Pages,
         to_stage: StageQueue,
@@ -128,8 +128,8 @@ class Fetching:
         self._fetcher = fetcher
         self._origin = origin
         self._misses = misses
-        self._pool = pool
-        pool.serve(self._landed, self._given_up, self.feed)
+        self._fetches = fetches
+        fetches.serve(self._landed, self._given_up, self.feed)
         self._stored = stored
         self._pages = pages
         self._to_stage = to_stage
@@ -155,11 +155,11 @@ class Fetching:
 
     async def _poll_forever(self) -> None:
         while True:
-            if not (self.line.has_some or self._pool.in_flight):
+            if not (self.line.has_some or self._fetches.in_flight):
                 await self._work.park()
                 continue
             await trio.sleep(POLL_S)
-            self._pool.give_up_on_hung()
+            self._fetches.give_up_on_hung()
             self.feed()
 
     # ---- what is begun ---------------------------------------------------------------------------
@@ -172,10 +172,10 @@ class Fetching:
         stored: list[int] = []
         while (
             self.line.has_some
-            and not self._pool.is_full
-            and self._pool.flying_bytes + self._pushes.bytes < FLYING_BYTES_MOST
+            and not self._fetches.is_full
+            and self._fetches.flying_bytes + self._pushes.bytes < FLYING_BYTES_MOST
             and len(came) + len(stored) < CAME_MOST
-            and self._pool.may_take()
+            and self._fetches.may_take()
         ):
             ino, store, is_to_be_staged = self.line.take()
             marks = flags(ino)
@@ -208,7 +208,7 @@ class Fetching:
     def _may_begin(self) -> bool:
         """Is the origin there, and does no reader wait for it or for the publisher?"""
         return (
-            not self._pool.is_paused
+            not self._fetches.is_paused
             and self._fetcher.has_room()
             and self._fetcher.is_origin_ready()
             and not self._misses.is_crowded
@@ -231,7 +231,7 @@ class Fetching:
             return
         self.jobs.fly(job)
         try:
-            self._pool.submit(job)
+            self._fetches.submit(job)
         except (OSError, ValueError) as error:
             log.info("cannot fetch ahead: %s", error)
             self._fail(job, OriginChanged())
@@ -266,7 +266,7 @@ class Fetching:
     def _landed(self, job: Job, fetched: Fetched) -> None:
         if fetched.errno == 0 and fetched.data is not None:
             if not fetched.is_pooled:  # the depth is the origin's
-                self._pool.completed(len(fetched.data))
+                self._fetches.completed(len(fetched.data))
             self._arrived(job, fetched.data, fetched.begun_ns)
         else:
             self._failed(job, fetched.errno or errno.EIO)
@@ -329,7 +329,7 @@ class Fetching:
         self._fetcher.fail(job.ino, job.flight, error, ended)
 
     def _hold_back(self, job: Job, is_away: bool) -> None:
-        self._pool.failed(job, trio.current_time(), is_away)
+        self._fetches.failed(job, trio.current_time(), is_away)
         if self.jobs.is_current(job):
             mark(job.ino, Standing.FAILED, 0)
             self.jobs.end(job, Result.ORIGIN_ERROR)

@@ -6,7 +6,7 @@ from collections import deque
 
 import trio
 
-from fusecache.ahead.depth import LimitedPool
+from fusecache.ahead.depth import LimitedFetches
 from fusecache.ahead.marks import Answers, flags, mark
 from fusecache.ahead.pages import Pages
 from fusecache.base.errors import OriginChanged, OriginError
@@ -30,7 +30,7 @@ class LargeFiles:
         fetcher: Fetcher,
         reader: Reader,
         packer: Packer,
-        pool: LimitedPool,
+        fetches: LimitedFetches,
         pages: Pages,
         answers: Answers,
         metrics: Metrics,
@@ -38,7 +38,7 @@ class LargeFiles:
         self._fetcher = fetcher
         self._reader = reader
         self._packer = packer
-        self._pool = pool
+        self._fetches = fetches
         self._pages = pages
         self._answers = answers
         self._metrics = metrics
@@ -111,10 +111,10 @@ class LargeFiles:
 
     async def _wait_for_origin(self, size_bytes: int, plan: int) -> None:
         while plan == self._answers.plan and not (
-            self._fetcher.is_origin_ready() and self._pool.may_take()
+            self._fetcher.is_origin_ready() and self._fetches.may_take()
         ):
             await trio.sleep(POLL_S)
-        self._pool.take(size_bytes)
+        self._fetches.take(size_bytes)
         self._metrics.add(PREFETCHED_BYTES, size_bytes)
 
     async def _push_block(self, ino: int, version: Version, block: int, plan: int) -> bool:

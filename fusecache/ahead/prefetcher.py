@@ -1,14 +1,14 @@
 """What a hintsd wants done ahead of use, in its order: staged from SSD, fetched from the origin.
 
 Files of one block go through C: `_native.stage` pushes batches of them from their segments into the
-page cache, the fetch pool reads those that are not on SSD. Larger ones take the readers' way, block
-by block. The state of each inode is its `Standing` (C: PLAN_*): QUEUED until its turn comes (what
-clears it, cancels), FLYING while the origin or the publisher has it, WANTED while its pages are to
-stay.
+page cache, the fetch threads get those that are not on SSD. Larger ones take the readers' way,
+block by block. The state of each inode is its `Standing` (C: PLAN_*): QUEUED until its turn comes
+(what clears it, cancels), FLYING while the origin or the publisher has it, WANTED while its pages
+are to stay.
 
 INVARIANT: nothing new is begun while readers' fetches wait for a thread or a place, while the
 publisher or the kernel is behind (FLYING_BYTES_MOST), or while the origin is away.
-INVARIANT: each file in the fetch pool is a Flight in Fetcher, so a reader's miss joins it.
+INVARIANT: each file that they fetch is a Flight in Fetcher, so a reader's miss joins it.
 INVARIANT: no page of an inode is pushed between the end of its `drop` and the next `stage` of it.
 INVARIANT: each staged or fetched inode is reported once, unless it is cancelled or dropped before
 its turn; one that is restored or RECLAIMED (window.py) is reported again. What a plan has begun
@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from fusecache import _native
-from fusecache.ahead.depth import LimitedPool
+from fusecache.ahead.depth import LimitedFetches
 from fusecache.ahead.fetching import Fetching, Sorting
 from fusecache.ahead.large import LargeFiles
 from fusecache.ahead.marks import Answers, Inos, Report, Wishes, flags_of
@@ -42,7 +42,7 @@ from fusecache.base.metrics import (
     Metrics,
 )
 from fusecache.base.wire import Result, Standing, Wish
-from fusecache.read.fetch_pool import FetchPool
+from fusecache.read.fetch_threads import FetchThreads
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses
@@ -63,7 +63,7 @@ class Prefetcher:
         reader: Reader,
         origin: Origin,
         misses: Misses,
-        pool: FetchPool,
+        fetch_threads: FetchThreads,
         segments: Segments,
         packer: Packer,
         preloaded: Container[int],
@@ -80,23 +80,23 @@ class Prefetcher:
         self._to_stage, self._to_fetch = StageQueue(), FetchQueue()
         self._pages = pages = Pages(kernel, mountpoint, metrics, self._to_stage.take_postponed)
         self._stored = stored = Stored(segments, packer, preloaded)
-        self._pool = LimitedPool(pool, depth_most, bytes_per_s)
+        self._fetches = LimitedFetches(fetch_threads, depth_most, bytes_per_s)
         self._evictions = evictions
         self._metrics = metrics
         self._tells_reclaimed = False
         self.window = Window(kernel, metrics, self._lost)
         self._large = large = LargeFiles(
-            fetcher, reader, packer, self._pool, pages, answers, metrics
+            fetcher, reader, packer, self._fetches, pages, answers, metrics
         )
         self._fetching = fetching = Fetching(
-            fetcher=fetcher, origin=origin, misses=misses, pool=self._pool, stored=stored,
+            fetcher=fetcher, origin=origin, misses=misses, fetches=self._fetches, stored=stored,
             pages=pages, to_stage=self._to_stage, to_fetch=self._to_fetch, answers=answers,
             metrics=metrics,
         )  # fmt: skip
         self._sorting = Sorting(self._to_fetch, stored, fetching, large, answers)
         self._staging = Staging(self._to_stage, pages, stored, fetching, large, packer, answers)
-        metrics.watch(DEPTH, lambda: self._pool.depth)
-        metrics.watch(IN_FLIGHT, lambda: self._pool.in_flight)
+        metrics.watch(DEPTH, lambda: self._fetches.depth)
+        metrics.watch(IN_FLIGHT, lambda: self._fetches.in_flight)
         metrics.watch(QUEUED_STAGE, lambda: self.queued_stage)
         metrics.watch(QUEUED_FETCH, lambda: self.queued_fetch)
 

@@ -87,12 +87,18 @@ FRONT_SLOW: Final = FrontCounter("front_slow", "requests", "Handed to Python")
 FRONT_FAULTS: Final = FrontCounter("front_faults", "records", "Bad or unreadable ones met by C")
 FRONT_BYTES_STAGED: Final = FrontCounter("front_bytes_staged", "bytes", "Pushed from SSD for hints")
 FRONT_WAITED: Final = FrontCounter("front_waited", "READs", "Waited for their chunk")
-FRONT_FROM_ORIGIN: Final = FrontCounter("front_from_origin", "READs", "Answered by the fetch pool")
+FRONT_FROM_ORIGIN: Final = FrontCounter(
+    "front_from_origin", "READs", "Answered by the fetch threads"
+)
 FRONT_BYTES_FROM_ORIGIN: Final = FrontCounter(
     "front_bytes_from_origin", "bytes", "In those answers"
 )
-FRONT_FILES_FETCHED: Final = FrontCounter("front_files_fetched", "files", "Read by the fetch pool")
-FRONT_BYTES_FETCHED: Final = FrontCounter("front_bytes_fetched", "bytes", "Read by the fetch pool")
+FRONT_FILES_FETCHED: Final = FrontCounter(
+    "front_files_fetched", "files", "Read by the fetch threads"
+)
+FRONT_BYTES_FETCHED: Final = FrontCounter(
+    "front_bytes_fetched", "bytes", "Read by the fetch threads"
+)
 FRONT_FILES_POOLED: Final = FrontCounter("front_files_pooled", "files", "From the pool, by C")
 FRONT_BYTES_POOLED: Final = FrontCounter("front_bytes_pooled", "bytes", "From the pool, by C")
 

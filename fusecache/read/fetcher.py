@@ -58,7 +58,7 @@ class Flight:
     is_queued: bool = False
     stored: bool = False
     published: trio.Event = field(default_factory=trio.Event)
-    is_by_pool: bool = False
+    is_by_threads: bool = False
     is_asked: bool = False  # it is to be stored, whatever is stored already
     may_evict: bool = True
     on_landed: Callable[[], None] | None = None
@@ -127,7 +127,7 @@ class Fetcher:
         if flight is not None:
             flight.is_asked |= asked
             await flight.done.wait()
-            if flight.is_by_pool and _is_worth_another_try(flight.error):
+            if flight.is_by_threads and _is_worth_another_try(flight.error):
                 return await self.block(ino, block, asked=asked, evict=evict)
         else:
             flight = self._flights[key] = Flight(is_asked=asked, may_evict=evict)
@@ -151,7 +151,7 @@ class Fetcher:
             return flight
         return None
 
-    # ---- for what the C fetch pool reads: a plan's files, and READs that missed ------------------
+    # ---- for what the C fetch threads get: a plan's files, and READs that missed -----------------
 
     def flight_of(self, ino: int) -> Flight | None:
         """The flight of a small file that is in the air, or not published yet."""
@@ -159,7 +159,7 @@ class Fetcher:
 
     def begin(self, ino: int) -> Flight:
         """A flight that the caller will `finish`; readers join it. There is no `flight_of(ino)`."""
-        flight = self._flights[ino, 0] = Flight(is_by_pool=True)
+        flight = self._flights[ino, 0] = Flight(is_by_threads=True)
         return flight
 
     def finish(

@@ -1,12 +1,12 @@
 """READs of small files that are not on SSD, many at a time (docs/MISSES.md).
 
 The front keeps such READs (ahead/missed.c) and names their inodes. A thread asks the index where
-their files lie; what is not on SSD, and plain, is read by the fetch pool, whose threads answer the
+their files lie; what is not on SSD, and plain, is read by the fetch threads, which answer the
 READs. All else goes to pyfuse3, and Operations.read.
 
 INVARIANT: each inode that the front has named is fetched or passed on.
 INVARIANT: each fetch is a Flight in Fetcher: whoever else wants the file joins it, and a file that
-has a Flight is not fetched here. A READ joins one of the pool: its thread answers, or `let_go`.
+has a Flight is not fetched here. A READ joins one of the fetch threads: that answers, or `let_go`.
 INVARIANT: a READ waits for the index, for the publisher and for the origin no longer than it would
 in Operations.read: then it is passed on.
 """
@@ -26,7 +26,7 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginChanged, OriginTimeout, UnknownInode
-from fusecache.read.fetch_pool import Fetched, Fetches, FetchPool
+from fusecache.read.fetch_threads import Fetched, Fetches, FetchThreads
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.origin import Origin
 from fusecache.read.publisher import ROOM_WAIT_S
@@ -52,7 +52,9 @@ class _Miss(NamedTuple):
 class Misses:
     """Of one mount."""
 
-    def __init__(self, fetcher: Fetcher, origin: Origin, sources: Sources, pool: FetchPool) -> None:
+    def __init__(
+        self, fetcher: Fetcher, origin: Origin, sources: Sources, threads: FetchThreads
+    ) -> None:
         self._flying_most = min(FLYING_MOST, origin.threads)
         self._fetcher = fetcher
         self._origin = origin
@@ -64,8 +66,10 @@ class Misses:
         self._is_watched = self._is_over = False
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[int, float]] = deque()  # inodes, since when
-        self._fetches = Fetches(pool, self._landed, self._hangs, self._feed_now)
-        self._joined: set[int] = set()  # others' fetches of the pool are to answer their READs
+        self._fetches = Fetches(threads, self._landed, self._hangs, self._feed_now)
+        self._joined: set[int] = (
+            set()
+        )  # fetches of others, in the threads, are to answer their READs
         self._some = trio.lowlevel.ParkingLot()
 
     async def run_forever(self) -> None:
@@ -181,7 +185,7 @@ class Misses:
         if not _native.missed_waits(ino):
             return True  # another fetch has brought it since it was named
         flight = self._fetcher.flight_of(ino)
-        if flight is not None and flight.is_by_pool and not flight.done.is_set():
+        if flight is not None and flight.is_by_threads and not flight.done.is_set():
             self._joined.add(ino)
             return True
         if flight is not None or not self._fetcher.is_origin_ready(ino):
@@ -201,7 +205,7 @@ class Misses:
         return True
 
     def _landed(self, miss: _Miss, fetched: Fetched) -> None:
-        """The pool has read the file, and answered its READs; or it could not be read."""
+        """A fetch thread has read the file, and answered its READs; or it could not be read."""
         self.let_go(miss.ino)
         if fetched.errno or fetched.data is None:
             self._fetcher.fail(miss.ino, miss.flight, OriginChanged())
@@ -214,7 +218,7 @@ class Misses:
             self._fetcher.land(miss.ino, miss.flight)
 
     def let_go(self, ino: int) -> None:
-        """A fetch of the pool has ended, or is given up: what has joined it, and was not answered
+        """A fetch has ended, or is given up: what has joined it, and was not answered
         by it, is passed on.
         """
         if ino in self._joined:

@@ -1,6 +1,6 @@
 """The source directory: accesses to it run here, in bounded threads, with a deadline. Only the
-fetch pool's reads do not (native/ahead/fetch.c); what begins them gives them up
-(`Fetches.give_up_on_hung` in fetch_pool.py).
+fetch threads' reads do not (native/ahead/fetch.c); what begins them gives them up
+(`Fetches.give_up_on_hung` in fetch_threads.py).
 
 The origin may hang for ever (a dead NFS server). A reader's request that is waiting for us cannot
 be killed, so no handler may wait for the origin without a limit: the call is abandoned after
@@ -185,7 +185,7 @@ class Origin:
         raise OriginTimeout(self.timeout_s)
 
     def failed(self, number: int, message: str) -> OriginError:
-        """A request that failed at the origin, here or in a thread of the fetch pool."""
+        """A request that failed at the origin, here or in a fetch thread."""
         if number in AWAY_ERRNOS:
             self._metrics.add(ORIGIN_ERRORS)
             self.last_error = message

@@ -1,8 +1,8 @@
 """Where the bytes of a block come from: the near sources, then the far ones, nearest first.
 
 server/serving.py has the lists. A READ on the slow path goes by both (fetcher.py). READs that wait
-for the fetch pool ask the near ones (misses.py), and a plan asks the log and Segments
-(ahead/stored.py); the fetch pool asks the far ones, in C (ahead/fetch.c).
+for the fetch threads ask the near ones (misses.py), and a plan asks the log and Segments
+(ahead/stored.py); the fetch threads ask the far ones, in C (ahead/fetch.c).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
 from fusecache.manifest.loading import Manifest
 from fusecache.read.directories import Revalidation
-from fusecache.read.fetch_pool import FetchPool
+from fusecache.read.fetch_threads import FetchThreads
 from fusecache.read.fetcher import Fetcher, read_so_far
 from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses
@@ -143,15 +143,15 @@ class Server:
         self.remount = Remount(
             config.source, launch.source_fd, launch.source_identity, self.origin.timeout_s
         )
-        self.pool = FetchPool(self.origin, self.hosts.patience_s if self.hosts else 0.0)
-        self.misses = Misses(self.fetcher, self.origin, sources, self.pool)
+        self.fetch_threads = FetchThreads(self.origin, self.hosts.patience_s if self.hosts else 0.0)
+        self.misses = Misses(self.fetcher, self.origin, sources, self.fetch_threads)
         self.preloading = Preloading(self.store, self.dataset)
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
             reader=self.reader,
             origin=self.origin,
             misses=self.misses,
-            pool=self.pool,
+            fetch_threads=self.fetch_threads,
             segments=segments,
             packer=self.packer,
             preloaded=self.preloading,
@@ -221,7 +221,7 @@ class Server:
             if self.config.allow_other and os.geteuid() == 0 and self.launch.device:
                 public = PublicStatus(self.launch.device, partial(self.status, {}, _send_nothing))
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
-            self.pool.start(threads_most(self.config.prefetch_depth))
+            self.fetch_threads.start(threads_most(self.config.prefetch_depth))
             for task in (
                 control.serve_forever,
                 *[self.kernel.drain_forever] * DRAINERS,
@@ -231,7 +231,7 @@ class Server:
                 self.stager.push_forever,
                 self.stager.drop_forever,
                 self.revalidation.sweep_forever,
-                self.pool.land_forever,
+                self.fetch_threads.land_forever,
                 self.misses.run_forever,
                 self.prefetcher.run_forever,
                 self.packer.run_forever,
@@ -439,7 +439,7 @@ class Server:
                     "requests": now[requests],
                     "from_ssd": now[metrics.FRONT_FROM_SSD] + now[metrics.FROM_SSD],
                     "from_origin": now[metrics.FRONT_FROM_ORIGIN] + now[metrics.FROM_ORIGIN],
-                    "from_pool": now[metrics.FRONT_FROM_ORIGIN],
+                    "by_fetch_threads": now[metrics.FRONT_FROM_ORIGIN],
                     "waited_for_staging": now[metrics.FRONT_WAITED],
                     "bytes_pushed": pushed_bytes,
                     "bytes_staged": now[metrics.FRONT_BYTES_STAGED],

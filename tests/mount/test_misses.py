@@ -1,4 +1,4 @@
-"""READs of small files that are not on SSD, answered by the fetch pool (docs/MISSES.md)."""
+"""READs of small files that are not on SSD, answered by the fetch threads (docs/MISSES.md)."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_a_first_pass_is_read_by_the_pool_once_and_stored(place: Place, mounting
     assert mount.value("origin", "files") == len(contents)
     assert mount.value("origin", "bytes") == sum(map(len, contents.values()))
     assert mount.value("reads", "from_origin") == mount.value("reads", "requests")
-    assert mount.value("reads", "from_pool") == len(contents)
+    assert mount.value("reads", "by_fetch_threads") == len(contents)
     eventually(lambda: mount.value("ssd", "blocks") == len(contents))
     mount.drop_pages()
     read_all(mount, contents)
     assert mount.value("origin", "files") == len(contents)
-    assert mount.value("reads", "from_pool") == len(contents)
+    assert mount.value("reads", "by_fetch_threads") == len(contents)
 
 
 def test_what_was_evicted_is_read_by_the_pool_again(place: Place, mounting: Mounting) -> None:
@@ -77,10 +77,10 @@ def test_what_was_evicted_is_read_by_the_pool_again(place: Place, mounting: Moun
     mount = mounting("--ssd", "32M", "--ram", "16M", "--policy", "lrf")
     read_all(mount, contents)
     mount.drop_pages()
-    before = mount.value("reads", "from_pool"), mount.value("origin", "files")
+    before = mount.value("reads", "by_fetch_threads"), mount.value("origin", "files")
     read_all(mount, contents)
     by_pool, fetched = (
-        mount.value("reads", "from_pool") - before[0],
+        mount.value("reads", "by_fetch_threads") - before[0],
         mount.value("origin", "files") - before[1],
     )
     assert fetched > 100
@@ -131,7 +131,7 @@ def test_under_a_plan_the_pool_answers_too_and_it_is_told(place: Place, mounting
             os.getpid()
         }
     assert mount.value("origin", "files") == len(contents)
-    assert mount.value("reads", "from_pool") == len(contents)
+    assert mount.value("reads", "by_fetch_threads") == len(contents)
 
 
 def test_who_reads_what_a_plan_is_fetching_is_answered_by_that_fetch(
@@ -153,7 +153,7 @@ def test_who_reads_what_a_plan_is_fetching_is_answered_by_that_fetch(
         assert all(read.result(30) == content for read in reading)
         client.until(lambda: client.results.get(ino) == [Result.STORED])
     assert mount.value("origin", "files") == 1
-    assert mount.value("reads", "from_pool") == READERS
+    assert mount.value("reads", "by_fetch_threads") == READERS
 
 
 def test_who_has_joined_a_plans_fetch_that_fails_reads_the_file_himself(
@@ -191,7 +191,7 @@ def test_readers_of_one_file_wait_for_one_fetch(
         faulty.clear()
         assert all(read.result(30) == content for read in reading)
     assert mount.value("origin", "files") == 1
-    assert mount.value("reads", "from_pool") == READERS
+    assert mount.value("reads", "by_fetch_threads") == READERS
 
 
 def outcome(path: Path) -> bytes | str:
@@ -213,7 +213,7 @@ def test_a_file_that_has_just_changed_takes_the_long_way(
     mount = mounting("--revalidate", "1", source=faulty.mountpoint)
     path = place.write("d/file", b"before")
     assert (mount.path / "d/file").read_bytes() == b"before"
-    assert mount.value("reads", "from_pool") == 0
+    assert mount.value("reads", "by_fetch_threads") == 0
     path.write_bytes(b"behind")  # as long, and perhaps in the same tick
     eventually(lambda: (mount.path / "d/file").read_bytes() == b"behind")
 
@@ -244,7 +244,7 @@ def test_what_changes_while_it_is_fetched(
         change(path)
         faulty.clear()
         assert reading.result(30) in (before, expected, "ESTALE")
-    assert mount.value("reads", "from_pool") == 0
+    assert mount.value("reads", "by_fetch_threads") == 0
     eventually(lambda: outcome(view) == expected)
 
 

@@ -34,7 +34,7 @@ def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mou
                 found[sample.name, sample.labels.get("tier")] = sample.value
     assert found["fusecache_up", None] == 1
     assert found["fusecache_origin_files_total", None] == status["origin"]["files"] == 4
-    # Small files by the fetch pool, blocks by Python; what is young may be read again.
+    # Small files by the fetch threads, blocks by Python; what is young may be read again.
     assert found["fusecache_origin_read_seconds_count", None] >= 3 + 2
     assert 0 < found["fusecache_origin_read_seconds_sum", None] < 60
     assert found["fusecache_reads_total", "origin"] == status["reads"]["from_origin"] > 0

@@ -181,7 +181,7 @@ def test_what_was_read_before_a_plan_is_no_rate_of_its(place: Place, mounting: M
     names = write_files(place, 60)
     mount = mounting()
     check(place, mount, names)
-    assert mount.value("reads", "from_pool") > 0
+    assert mount.value("reads", "by_fetch_threads") > 0
     with PlanClient(mount.path) as client:
         while client.states < 3:
             client.listen(10)

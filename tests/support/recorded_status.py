@@ -26,7 +26,7 @@ _STATUS = r"""
  "layout": {"setting": "static", "probe_fault": "", "ssd_needed_bytes": 0, "packing": 0,
   "log_written_bytes": 7000, "log_waiting_bytes": 0, "log_segments": 0, "log_files": 0, "logs": 0,
   "log_samples": 0, "log_moved_samples": 0},
- "reads": {"requests": 49, "from_ssd": 33, "from_origin": 11, "from_pool": 10,
+ "reads": {"requests": 49, "from_ssd": 33, "from_origin": 11, "by_fetch_threads": 10,
   "waited_for_staging": 5, "bytes_pushed": 8606784, "bytes_staged": 6000, "bytes_served": 16412480},
  "origin": {"files": 31, "bytes": 12262144, "errors": 6, "available": true, "last_error": "",
   "read_s": {"bounds": [0.25, 0.5, 1.0], "counts": [30, 1, 0, 2], "sum": 9.5}},

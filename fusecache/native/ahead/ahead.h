@@ -38,7 +38,7 @@ enum { PAGES_UNKNOWN, PAGES_GONE, PAGES_THERE };
 void window_ask(int fd, const uint32_t *inos, size_t count, uint8_t *found, unsigned within_ms);
 void window_told(uint64_t number, bool is_there);
 
-/* ---- fetch pool --------------------------------------------------------------------------- */
+/* ---- fetch threads --------------------------------------------------------------------------- */
 struct fetch_job {
 	struct fetch_job *next;
 	void *owner;	     /* the object that `into` lies in: only touched with the GIL */

@@ -1,4 +1,4 @@
-/* The fetch pool: threads that read whole small files from the pool over hosts, or from the origin, each into memory
+/* Fetch threads, which read whole small files from the pool over hosts, or from the origin, each into memory
  * that the caller gave with the job.
  *
  * The origin may hang for ever, and its threads with it: more are made as jobs wait, and none ends before the

@@ -1,7 +1,7 @@
 /* READs of small files that are not on SSD.
  *
  * Python would need half a millisecond for each, thread to thread. So a READ waits here; Python takes the inodes of
- * many at a time and has their files fetched; and the thread of the fetch pool that has brought a file answers it.
+ * many at a time and has their files fetched; and the fetch thread that has brought a file answers it.
  * What is unusual about one, Python gives back: then pyfuse3 gets it, as if it had never waited.
  *
  * INVARIANT: a READ that was taken is answered once: by the bytes that came, or by pyfuse3.
@@ -38,7 +38,7 @@ void missed_enable(bool enabled, int64_t tick_ns)
 	pthread_mutex_unlock(&missed.lock);
 }
 
-/* A file whose content the fetch pool can bring, read as a whole, and not on SSD. */
+/* A file whose content the fetch threads can bring, read as a whole, and not on SSD. */
 static bool is_plain(const struct read_request *read)
 {
 	const struct node *n;

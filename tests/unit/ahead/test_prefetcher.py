@@ -19,7 +19,7 @@ from fusecache.ahead.queues import LEFT_FILES, ArrayQueue
 from fusecache.ahead.staging import READ_LATELY_S
 from fusecache.base.metrics import Metrics
 from fusecache.base.wire import Result, Wish
-from fusecache.read.fetch_pool import FetchPool
+from fusecache.read.fetch_threads import FetchThreads
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
@@ -112,7 +112,7 @@ def bare_prefetcher() -> Prefetcher:
         reader=stub,
         origin=cast(Origin, SimpleNamespace(threads=1)),
         misses=stub,
-        pool=FetchPool(stub),
+        fetch_threads=FetchThreads(stub),
         segments=stub,
         packer=stub,
         preloaded=(),

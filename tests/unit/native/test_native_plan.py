@@ -1,4 +1,4 @@
-"""The plan in C, as far as it needs no mount: flags, observations, RAM ring, listings, fetch pool.
+"""The plan in C, as far as it needs no mount: flags, observations, RAM ring, listings, fetches.
 
 With a kernel behind it: tests/mount/test_plan_native.py.
 """
@@ -307,7 +307,7 @@ def test_a_listing_needs_a_listed_directory(tmp_path: Path) -> None:
     assert listing(ino_of("directory"), 10) == []
 
 
-# ---- fetch pool ----------------------------------------------------------------------------------
+# ---- fetch threads -------------------------------------------------------------------------------
 
 
 @pytest.fixture

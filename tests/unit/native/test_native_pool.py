@@ -45,7 +45,7 @@ SOCKETS_MOST = 16 << 20
 
 @pytest.fixture(scope="module", autouse=True)
 def nobody_is_asked_afterwards() -> Iterator[None]:
-    """The fetch pool's tests may be next in this process."""
+    """The fetch threads' tests may be next in this process."""
     yield
     _native.pool_slots(bytes([NO_SERVER]) * SLOTS)
 

@@ -14,7 +14,7 @@ import trio.testing
 from fusecache import _native
 from fusecache.ahead.prefetcher import Prefetcher
 from fusecache.base.metrics import Metrics
-from fusecache.read.fetch_pool import FetchPool
+from fusecache.read.fetch_threads import FetchThreads
 from fusecache.read.fetcher import Fetcher
 from fusecache.store.types import Version
 from fusecache.table import namespace
@@ -47,7 +47,7 @@ class Scene:
             reader=stub,
             origin=stub,
             misses=stub,
-            pool=FetchPool(stub),
+            fetch_threads=FetchThreads(stub),
             segments=stub,
             packer=packer,
             preloaded=(),

@@ -16,7 +16,7 @@ import trio
 from fusecache import _native
 from fusecache.base.errors import OriginTimeout
 from fusecache.read import misses
-from fusecache.read.fetch_pool import Fetched, FetchPool
+from fusecache.read.fetch_threads import Fetched, FetchThreads
 from fusecache.read.misses import FLYING_MOST, Misses
 from fusecache.store.types import Version
 from fusecache.table import namespace
@@ -25,7 +25,7 @@ DATA = b"data"
 
 
 class Scene:
-    """The front, the fetch pool, Fetcher and Origin, as far as misses use them."""
+    """The front, the fetch threads, Fetcher and Origin, as far as misses use them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fresh: queue.Queue[int] = queue.Queue()
@@ -37,7 +37,7 @@ class Scene:
         self.failed: list[tuple[int, type[Exception]]] = []
         self.stored: set[int] = set()
         self.flying: set[int] = set()
-        self.by_pool: dict[int, trio.Event] = {}  # a plan's fetches, and whether they are done
+        self.by_threads: dict[int, trio.Event] = {}  # a plan's fetches, and whether they are done
         self.begun: set[int] = set()  # flights that nobody has ended
         self.has_room = self.is_ready = self.is_settled = True
         self.may_answer = threading.Event()  # the index
@@ -66,8 +66,8 @@ class Scene:
             monkeypatch.setattr(_native, name, stub)
         monkeypatch.setattr(namespace, "version", lambda ino: Version(1, 1, 1, 1))
         sources: Any = SimpleNamespace(is_near=self._is_near)
-        self.pool = FetchPool(origin)
-        self.misses = Misses(fetcher, origin, sources, self.pool)
+        self.threads = FetchThreads(origin)
+        self.misses = Misses(fetcher, origin, sources, self.threads)
 
     def _fresh(self, wait: bool) -> bytes:
         inos = []
@@ -84,7 +84,7 @@ class Scene:
             self.fresh.put(ino)
 
     def land(self, tag: int, data: bytes | None = DATA) -> None:
-        """The pool answers, then Python hears of it."""
+        """A fetch thread answers, then Python hears of it."""
         if data is not None:
             self.kept.discard(next(ino for other, ino in self.submitted if other == tag))
         self.misses._fetches.land(
@@ -101,9 +101,9 @@ class Scene:
         return ino in self.stored
 
     def _flight_of(self, ino: int) -> object:
-        if ino in self.by_pool:
-            return SimpleNamespace(is_by_pool=True, done=self.by_pool[ino])
-        return SimpleNamespace(is_by_pool=False) if ino in self.flying else None
+        if ino in self.by_threads:
+            return SimpleNamespace(is_by_threads=True, done=self.by_threads[ino])
+        return SimpleNamespace(is_by_threads=False) if ino in self.flying else None
 
     def _begin(self, ino: int) -> int:
         self.begun.add(ino)
@@ -176,8 +176,8 @@ def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
         if why == "flies":
             scene.flying.add(1)
         elif why == "has landed":
-            scene.by_pool[1] = trio.Event()
-            scene.by_pool[1].set()
+            scene.by_threads[1] = trio.Event()
+            scene.by_threads[1].set()
         else:
             scene.is_ready = False
         scene.read(1)
@@ -189,7 +189,7 @@ def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
 
 def test_what_the_pool_fetches_already_is_awaited(scene: Scene) -> None:
     """Its thread answers 1; 2 was not read, or was asked for behind the answer."""
-    scene.by_pool = {1: trio.Event(), 2: trio.Event()}
+    scene.by_threads = {1: trio.Event(), 2: trio.Event()}
 
     async def act() -> None:
         scene.read(1, 2)
@@ -211,7 +211,7 @@ def test_who_joins_a_fetch_that_hangs_is_passed_on_with_it(scene: Scene) -> None
     async def act() -> None:
         scene.read(1)
         await becomes(lambda: scene.submitted)
-        scene.by_pool[1] = trio.Event()
+        scene.by_threads[1] = trio.Event()
         scene.read(1)
         await becomes(lambda: scene.misses._joined)
         await becomes(lambda: scene.passed == [1])
@@ -224,7 +224,7 @@ def test_what_was_answered_before_its_turn_is_not_fetched(scene: Scene) -> None:
     async def act() -> None:
         scene.may_answer.clear()
         scene.read(1, 2)
-        scene.kept.discard(1)  # by a thread of the pool
+        scene.kept.discard(1)  # by a fetch thread
         scene.may_answer.set()
         await becomes(lambda: scene.submitted)
 

@@ -1,4 +1,4 @@
-"""Whose each fetch of the pool is, and what becomes of one that hangs."""
+"""Whose each fetch is, and what becomes of one that hangs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginTimeout
-from fusecache.read.fetch_pool import Fetched, Fetches, FetchPool
+from fusecache.read.fetch_threads import Fetched, Fetches, FetchThreads
 from fusecache.store.types import Version
 
 VERSION = Version(1, 4, 1, 1)
@@ -19,10 +19,10 @@ DATA = Fetched(b"data", 0, 1, 2, is_pooled=False)
 
 
 class User:
-    def __init__(self, pool: FetchPool) -> None:
+    def __init__(self, threads: FetchThreads) -> None:
         self.landed: list[tuple[str, Fetched]] = []
         self.hung: list[tuple[str, trio.Event]] = []
-        self.fetches = Fetches[str](pool, self._landed, self._hangs, lambda: None)
+        self.fetches = Fetches[str](threads, self._landed, self._hangs, lambda: None)
 
     def _landed(self, of: str, fetched: Fetched) -> None:
         self.landed.append((of, fetched))
@@ -38,13 +38,15 @@ def origin(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def pool(origin: Any) -> FetchPool:
-    return FetchPool(origin)
+def threads(origin: Any) -> FetchThreads:
+    return FetchThreads(origin)
 
 
-def test_each_fetch_lands_with_its_user(pool: FetchPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fetch_lands_with_its_user(
+    threads: FetchThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trio, "current_time", lambda: 0.0)
-    one, other = User(pool), User(pool)
+    one, other = User(threads), User(threads)
     one.fetches.submit("first", 7, VERSION)
     other.fetches.submit("second", 7, VERSION)
     assert [one.fetches.land(2, DATA), other.fetches.land(2, DATA)] == [False, True]
@@ -56,11 +58,11 @@ def test_each_fetch_lands_with_its_user(pool: FetchPool, monkeypatch: pytest.Mon
 
 
 def test_what_hangs_is_lost_until_its_thread_comes_back(
-    pool: FetchPool, monkeypatch: pytest.MonkeyPatch
+    threads: FetchThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     monkeypatch.setattr(trio, "current_time", lambda: now)
-    user = User(pool)
+    user = User(threads)
     user.fetches.submit("first", 7, VERSION)
     now = 9.0
     user.fetches.submit("second", 8, VERSION)
@@ -79,7 +81,7 @@ def test_what_waits_for_other_hosts_does_not_hang(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(trio, "current_time", lambda: now)
-    user = User(FetchPool(origin, hosts_s=5.0))
+    user = User(FetchThreads(origin, hosts_s=5.0))
     user.fetches.submit("first", 7, VERSION)
     now = 14.0
     user.fetches.give_up_on_hung()
@@ -90,9 +92,9 @@ def test_what_waits_for_other_hosts_does_not_hang(
 
 
 def test_a_users_fault_loses_no_other_landing(
-    pool: FetchPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    threads: FetchThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, other = User(pool), User(pool)
+    one, other = User(threads), User(threads)
     taken = [(1, 7, b"data", 0, 1, 2, False), (2, 8, b"data", 0, 1, 2, False)]
     monkeypatch.setattr(_native, "fetch_fd", lambda: 0)
     monkeypatch.setattr(_native, "fetch_take", lambda most: taken)
@@ -107,7 +109,7 @@ def test_a_users_fault_loses_no_other_landing(
     async def run() -> None:
         one.fetches.submit("first", 7, VERSION)
         other.fetches.submit("second", 8, VERSION)
-        await pool.land_forever()
+        await threads.land_forever()
 
     with pytest.raises(EOFError):
         trio.run(run)

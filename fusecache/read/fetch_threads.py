@@ -1,5 +1,5 @@
-"""The C fetch pool: it gets small files from other hosts or from the origin, whole, for READs that
-have missed (misses.py) and for a plan (ahead/fetching.py).
+"""The C fetch threads. They get small files, whole, from other hosts or from the origin: for READs
+that have missed (misses.py), and for a plan (ahead/fetching.py).
 
 INVARIANT: a fetch ends once for its user: it has landed, or it was given up. A thread that hangs in
 the origin counts as `lost` until it comes back.
@@ -47,7 +47,7 @@ class Fetches(Generic[T]):
 
     def __init__(
         self,
-        pool: FetchPool,
+        threads: FetchThreads,
         landed: Callable[[T, Fetched], None],
         given_up: Callable[[T, OriginTimeout, trio.Event], None],
         after_landings: Callable[[], None],
@@ -55,12 +55,12 @@ class Fetches(Generic[T]):
         """`given_up(of, error, ended)`: it hangs; `ended` is set when it does no more.
         `after_landings`: some have landed, of whichever user.
         """
-        self._pool = pool
+        self._threads = threads
         self._landed, self._given_up = landed, given_up
         self.after_landings = after_landings
         self._flying: dict[int, tuple[T, float]] = {}  # by tag, the oldest first; since when
         self._lost: dict[int, trio.Event] = {}
-        pool.add(self)
+        threads.add(self)
 
     @property
     def flying(self) -> int:
@@ -73,7 +73,7 @@ class Fetches(Generic[T]):
 
     def submit(self, of: T, ino: int, version: Version) -> None:
         """OSError, ValueError: no thread is to be had, or the file has grown."""
-        tag = self._pool.submit(ino, version)
+        tag = self._threads.submit(ino, version)
         self._flying[tag] = of, trio.current_time()
 
     def clear(self) -> list[T]:
@@ -94,7 +94,7 @@ class Fetches(Generic[T]):
 
     def give_up_on_hung(self) -> None:
         """Those that have taken the origin's time-out, behind what other hosts may have taken."""
-        origin, limit_s = self._pool.origin, self._pool.timeout_s
+        origin, limit_s = self._threads.origin, self._threads.timeout_s
         while self._flying:
             tag, (of, begun_s) = next(iter(self._flying.items()))
             if trio.current_time() - begun_s < limit_s:
@@ -105,7 +105,7 @@ class Fetches(Generic[T]):
             self._given_up(of, OriginTimeout(origin.timeout_s), ended)
 
 
-class FetchPool:
+class FetchThreads:
     """Of one mount. Its fetches outlive plans."""
 
     def __init__(self, origin: Origin, hosts_s: float = 0.0) -> None:
