@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, in_memory, in_one_mode
 from tests.mount.test_hinted import idle, order
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.plan_client import PlanClient
 from tests.support.trees import random_bytes
 
+pytestmark = in_memory
+
 FILE_BYTES = 500_000
 FLAGS = ("--ram", "16M", "--ssd", "64M")  # seven or so segments of 8 MiB
 FULL, HALF = 120, 40  # files: more than SSD takes; 20 MB of it
 STORED = 2
-FEW = 4  # that a busy machine reads twice: the kernel let go of half a file, and it is not stored yet
+# That a busy machine reads twice: the kernel let go of half a file, and it is not stored yet.
+FEW = 4
 
 
 def write(root: Path, name: str, count: int) -> list[str]:
