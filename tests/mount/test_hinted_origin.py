@@ -12,13 +12,15 @@ from collections.abc import Callable
 import pytest
 
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, in_memory, in_one_mode
 from tests.mount.test_hinted import idle, order, running, shuffled
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
 
-FILES, FILE_BYTES, PAGES_BYTES = 2800, 60_000, 61_440
+pytestmark = in_memory
+
+FILES, FILE_BYTES, PAGES_BYTES = 1400, 122_000, 122_880
 EPOCHS, BATCH = 3, 4
 RAM_BYTES = FILES * PAGES_BYTES // 10  # for plans
 SSD_BYTES = FILES * FILE_BYTES * 4 // 10
@@ -46,7 +48,7 @@ for epoch in range(3):
     for sizes in loader:
         total += int(sizes.sum())
         time.sleep(0.002 * len(sizes))  # it trains
-    assert total == len(names) * 60_000
+    assert total == len(names) * 122_000
     print(epoch, flush=True)
 """
 
@@ -75,7 +77,8 @@ def check_traffic(mount: Mount, directed: Directed, read: Callable[[int], None])
     # exact is unit/plan/test_planner_kept.py; here what hintsd wants crosses what it has not heard
     # of
     assert sum(shares) <= 1.05 * (1 + (EPOCHS - 1) * missing), told
-    window_share = RAM_BYTES / (FILES * PAGES_BYTES) - KEPT_SHARE
+    # all that RAM takes may be of the second epoch: on a busy machine nothing is kept in time
+    window_share = RAM_BYTES / (FILES * PAGES_BYTES)
     assert shares[0] <= 1.05 + window_share, told
 
 
@@ -99,7 +102,7 @@ def test_one_reader(place: Place, mounting: Mounting) -> None:
 
 @pytest.mark.claim("P6")
 @pytest.mark.parametrize(
-    ("zero_open", "batch_size"), [(True, 4), (False, 32)], indirect=["zero_open"]
+    ("zero_open", "batch_size"), [(True, 4), (False, 16)], indirect=["zero_open"]
 )
 def test_a_dataloader(place: Place, mounting: Mounting, batch_size: int) -> None:
     names = make_dataset(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,14 @@ import hintsd
 from hintsd.client import link, warning
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, in_memory, in_one_mode
 from tests.mount.test_hinted import FILES, make_dataset, running
+from tests.support import PATIENCE_S
+from tests.support.commands import run_with_torch
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
+
+pytestmark = in_memory
 
 BUSY = 4
 
@@ -313,7 +316,7 @@ def test_an_epoch_that_workers_hold_as_a_whole_condemns_no_hint(
     try:
         paths = [str(mount.path / name) for name in names]
         command = [sys.executable, "-c", SHORT_EPOCHS, *paths]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = run_with_torch(command, PATIENCE_S)
         assert (done.returncode, done.stdout) == (0, "hinted\n"), done.stderr
         assert "wrong hint" not in done.stderr
     finally:

@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader
 import hintsd
 from hintsd.client import client, link, warning
 from hintsd.client.importance import substitutable
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, in_memory, in_one_mode
 from tests.mount.test_hinted_importance import CACHE, LARGE_BYTES, LARGE_FILES, Files
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
+
+pytestmark = in_memory
 
 BATCH, LOOK_AHEAD, EPOCHS = 10, 10, 3
 
@@ -108,7 +110,7 @@ def plain(seed: int, epoch: int) -> list[int]:
 @in_one_mode
 @pytest.mark.filterwarnings("error:hintsd")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("workers", [0, 4])
 def test_each_sample_once_and_never_a_wrong_hint(
     place: Place,
     mounting: Mounting,
@@ -170,16 +172,14 @@ def test_hintsd_dies_amid_an_epoch(
 
 @in_one_mode
 @pytest.mark.filterwarnings("error:hintsd")
-@pytest.mark.parametrize("workers", [1, 2])
 def test_two_trainings_fetch_no_more_than_plain_shuffles(
     place: Place,
     mounting: Mounting,
     daemon: DaemonProcess,
     monkeypatch: pytest.MonkeyPatch,
-    workers: int,
 ) -> None:
     """Files of the origin, together; how many fewer, row substitution says."""
-    training = Trainings(place, mounting, daemon, monkeypatch, workers=workers, count=2)
+    training = Trainings(place, mounting, daemon, monkeypatch, workers=2, count=2)
     for _ in range(EPOCHS):
         for read in training.train():
             assert sorted(read) == list(range(LARGE_FILES))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.commands import run_with_torch
 from tests.support.mounted import ROOT
 
 
@@ -14,13 +14,9 @@ def test_it_compares_five_trainings_and_leaves_nothing(tmp_path: Path) -> None:
     work, out = tmp_path / "work", tmp_path / "out"
     work.mkdir()
     command = [sys.executable, "-m", "tools.importance_lib", "--images", "128", "--epochs", "2"]
-    done = subprocess.run(
-        [*command, "--out", str(out), "--work-dir", str(work)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    command += ["--judged", "20"]
+    command += ["--out", str(out), "--work-dir", str(work)]
+    done = run_with_torch(command, 500, ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "DONE: 5 trainings" in done.stdout
     assert "RuntimeWarning: hintsd" not in done.stderr

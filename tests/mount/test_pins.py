@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, in_memory, in_one_mode
 from tests.mount.test_hinted import idle, order
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.plan_client import PlanClient
 from tests.support.trees import random_bytes
 
+pytestmark = in_memory
+
 FILE_BYTES = 500_000
 FLAGS = ("--ram", "16M", "--ssd", "64M")  # seven or so segments of 8 MiB
 FULL, HALF = 120, 40  # files: more than SSD takes; 20 MB of it
 STORED = 2
-FEW = (
-    4  # that a busy machine reads twice: the kernel let go of half a file, and it is not stored yet
-)
+# That a busy machine reads twice: the kernel let go of half a file, and it is not stored yet.
+FEW = 4
 
 
 def write(root: Path, name: str, count: int) -> list[str]:
@@ -98,7 +99,7 @@ def test_a_new_job_gets_the_room_of_what_no_job_names(
     mount = mounting(*FLAGS)
     reading = Reading(mount, place.source)
     if not is_of_another_mount:
-        assert reading.read(old) == FULL
+        assert FULL <= reading.read(old) <= FULL + FEW
     before = reading.fetched_files
     with Directed() as directed:
         spec = open_job(directed, mount, "new", HALF)
@@ -118,8 +119,8 @@ def test_an_idle_job_keeps_its_files_and_no_more(place: Place, mounting: Mountin
     with Directed() as directed:
         open_job(directed, mount, "mine", HALF)
         eventually(lambda: reading.fetched_files == HALF and idle(directed)())
-        assert reading.read(old) == FULL
-        for _ in range(3):
+        assert FULL <= reading.read(old) <= FULL + FEW
+        for _ in range(2):
             reading.read(old)
             again = reading.read(theirs)
             assert HALF <= again <= HALF + FEW, "each time they have gone for the others"
@@ -225,25 +226,23 @@ def test_large_files_are_pinned_over_a_servers_death(place: Place, mounting: Mou
             assert reading.fetched_files == before
 
 
+MALFORMED: list[dict[str, object]] = [
+    {},
+    {"inos": b"\1\0\0\0", "number": 1, "others": True},
+    {"inos": b"\1\0\0", "number": 1, "others": True, "last": True},
+    {"inos": b"\1\0\0\0", "number": 1, "others": 1, "last": True},
+    {"inos": b"\1\0\0\0", "number": 0, "others": True, "last": True},
+    {"inos": 7, "number": 1, "others": True, "last": True},
+]
+
+
 @in_one_mode
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"inos": b"\1\0\0\0", "number": 1, "others": True},
-        {"inos": b"\1\0\0", "number": 1, "others": True, "last": True},
-        {"inos": b"\1\0\0\0", "number": 1, "others": 1, "last": True},
-        {"inos": b"\1\0\0\0", "number": 0, "others": True, "last": True},
-        {"inos": 7, "number": 1, "others": True, "last": True},
-    ],
-)
-def test_a_malformed_list_ends_the_channel(
-    place: Place, mounting: Mounting, fields: dict[str, object]
-) -> None:
+def test_a_malformed_list_ends_the_channel(place: Place, mounting: Mounting) -> None:
     names = write(place.source, "d", 1)
     mount = mounting()
-    with PlanClient(mount.path) as client:
-        client.send("pin", **fields)
-        client.wait_closed()
-        assert len(client.errors) == 1
+    for fields in MALFORMED:
+        with PlanClient(mount.path) as client:
+            client.send("pin", **fields)
+            client.wait_closed()
+            assert len(client.errors) == 1, fields
     assert Reading(mount, place.source).read(names) == 1

@@ -20,22 +20,22 @@ from fusecache.traces.traces import Gap, Trace
 from hintsd.follow.progress import SPACING_LEAST
 from hintsd.lab.replay import Workload
 from hintsd.lab.shuffle import shuffled
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, in_memory, in_one_mode
 from tests.mount.test_hinted import make_dataset
 from tests.mount.test_trace import Record, Recorder, record, recorded, whole
 from tests.support.hintsd_support import Client, DaemonProcess
 from tests.support.mounted import Mount, eventually
 from tests.support.residency import locked
 
-pytestmark = pytest.mark.filterwarnings("ignore:hintsd")
+pytestmark = [in_memory, pytest.mark.filterwarnings("ignore:hintsd")]
 
 __all__ = ["record"]  # a fixture
 
 EPOCHS = 3
-SAMPLES = 600
+SAMPLES = 300
 BATCH = 10
-COMPUTE_S = 0.005  # of a batch: an epoch that is over before hintsd looks again is not told whole
-PART = 150  # samples that are read before hintsd is waited for, which may be slower still
+COMPUTE_S = 0.01  # of a batch: an epoch that is over before hintsd looks again is not told whole
+PART = 50  # samples that are read before hintsd is waited for, which may be slower still
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ class Training:
         for epoch in range(2, 6):  # hintsd has laid the last file's wire in time, or does next time
             self.epoch()
             with contextlib.suppress(AssertionError):
-                eventually(functools.partial(is_at, daemon, (epoch, 0)), timeout_s=10)
+                eventually(functools.partial(is_at, daemon, (epoch, 0)), timeout_s=10, every_s=0.2)
                 return
         raise AssertionError(f"hintsd is at {place_of(daemon)}, its reader at an epoch's end")
 
@@ -126,7 +126,7 @@ class Training:
         """For `epoch`: wait until what is read is told, `begun` samples before it, too."""
 
         def wait(read: int) -> None:
-            eventually(lambda: told(recorder) >= begun + read - self.slack)
+            eventually(lambda: told(recorder) >= begun + read - self.slack, every_s=0.2)
 
         return wait
 
@@ -171,7 +171,7 @@ def test_torchs_order_is_recorded(
     recorder = record(mount)
     drawn = training.epochs(recorder)
     # nothing is seen for two seconds: the last epoch is told to its end
-    eventually(lambda: told(recorder) == EPOCHS * SAMPLES)
+    eventually(lambda: told(recorder) == EPOCHS * SAMPLES, every_s=0.2)
     trace = recorder.end()
     assert whole(trace)
     assert epochs_of(trace) == drawn
@@ -179,7 +179,8 @@ def test_torchs_order_is_recorded(
     assert sorted(trace.times_s) == trace.times_s.tolist()
     assert trace.readers is not None
     assert set(trace.readers) == {-1}
-    assert abs(lru_hits(trace) - lru_hits(shuffled(SAMPLES, EPOCHS, seed=1))) < 0.03
+    # chance makes 0.02 of so few samples, as a standard deviation; it is seeded
+    assert abs(lru_hits(trace) - lru_hits(shuffled(SAMPLES, EPOCHS, seed=1))) < 0.06
 
 
 @in_one_mode
@@ -191,7 +192,7 @@ def test_what_is_not_sure_yet_is_what_was_seen(
     recorder = record(mount)
     drawn = training.epochs(recorder)
     sure = EPOCHS * SAMPLES - training.slack
-    eventually(lambda: told(recorder) >= sure)
+    eventually(lambda: told(recorder) >= sure, every_s=0.2)
     trace, is_told = recorder.end(), told(recorder) == EPOCHS * SAMPLES
     assert (trace.is_complete, recorder.is_untold) == (True, not is_told)
     assert trace.gaps == (() if is_told else (Gap(len(trace.items), None),))
@@ -268,7 +269,7 @@ def test_who_ends_meanwhile(
     recorder = record(mount)
 
     def end() -> None:
-        eventually(lambda: told(recorder) >= SAMPLES)  # the first epoch
+        eventually(lambda: told(recorder) >= SAMPLES, every_s=0.2)  # the first epoch
         if who == "hintsd":
             daemon.kill()
             daemon.start()

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place, in_one_mode
+from tests.conftest import Mounting, Place, in_memory, in_one_mode
 from tests.mount.test_cli import FAILED, OK, USAGE, refused
 from tests.mount.test_evict_command import FLAGS, fetched, warm, write
 from tests.mount.test_pins import Reading
 from tests.support.mounted import Mount, eventually
 from tests.support.plan_client import PlanClient
+
+pytestmark = in_memory
 
 MINE, FULL = 60, 360  # files: 12 MB; more than SSD takes
 LRF = (*FLAGS, "--policy", "lrf")
@@ -47,16 +49,18 @@ def test_what_is_pinned_stays(filled: Place, mounting: Mounting, policy: str) ->
     assert pin(mount, "mine/*") == "pinned: mine/* (60 files, 11.4 MiB)\n"
     assert mount.value("origin", "bytes") == 0, "nothing is fetched"
     warm(mount, "mine")
-    for _ in range(4):
+    # what is pinned would go in the fourth round: until then `reuse` has not seen enough
+    for _ in range(4 if policy == "reuse" else 1):
         read_others(mount, filled.source)
     assert fetched(mount, filled.source, "mine") == 0
     status = mount.value("pins")
     assert (status["globs"], status["files"], status["known"]) == (["mine/*"], MINE, True)
     assert "60 files, 11.4 MiB: mine/*" in mount.run("status", mount.path).stdout
     assert pin(mount, "--remove", "mine/*") == "no pins\n"
-    warm(mount, "others/[01]*", "others/20*")
-    mount.drop_kernel_caches()
-    assert fetched(mount, filled.source, "mine") > 0
+    if policy == "lrf":  # `reuse` may keep what was read more than once
+        warm(mount, "others/[01]*", "others/20*")
+        mount.drop_kernel_caches()
+        assert fetched(mount, filled.source, "mine") > 0
 
 
 @in_one_mode
@@ -77,13 +81,11 @@ def test_pins_survive_the_server_and_the_mount(filled: Place, mounting: Mounting
     warm(mount, "mine")
     pin(mount, "mine/*")
     mount.kill_server()
-    for _ in range(2):
-        read_others(mount, filled.source)
+    read_others(mount, filled.source)
     assert fetched(mount, filled.source, "mine") == 0
     mount.umount()
     mount = mounting(*LRF, allow_log=mount.allow_log)
-    for _ in range(2):
-        read_others(mount, filled.source)
+    read_others(mount, filled.source)
     assert fetched(mount, filled.source, "mine") == 0
     assert mount.value("pins", "globs") == ["mine/*"]
     pin(mount, "--remove")
@@ -98,8 +100,7 @@ def test_pins_hold_where_no_name_is_known_yet(filled: Place, mounting: Mounting)
     warm(mount, "mine")
     mount.umount()
     mount = mounting(*flags)
-    for _ in range(2):
-        read_others(mount, filled.source)
+    read_others(mount, filled.source)
     assert mount.value("pins", "files") == 0
     assert fetched(mount, filled.source, "mine") == 0
 
@@ -132,8 +133,7 @@ def test_another_mount_on_the_cache_heeds_them(
     warm(mount, "mine")
     mount.umount()  # what was stored last is told now
     other = mounting(*LRF, source=tmp_path / "second", mountpoint=mountpoint)
-    for _ in range(2):
-        read_others(other, tmp_path / "second")
+    read_others(other, tmp_path / "second")
     other.umount()
     mount = mounting(*LRF)
     assert fetched(mount, filled.source, "mine") == 0
@@ -148,8 +148,7 @@ def test_files_that_come_later_are_pinned(place: Place, mounting: Mounting) -> N
     write(place.source, "mine", MINE)
     eventually(lambda: mount.value("pins", "files") == MINE)
     warm(mount, "mine")
-    for _ in range(2):
-        read_others(mount, place.source)
+    read_others(mount, place.source)
     assert fetched(mount, place.source, "mine") == 0
 
 

@@ -157,6 +157,20 @@ class WithTorch(subprocess.Popen[Any]):
         return code
 
 
+def run_with_torch(
+    words: Sequence[str], timeout_s: float, directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run. subprocess.TimeoutExpired: it was killed."""
+    pipe = subprocess.PIPE
+    with WithTorch(words, stdout=pipe, stderr=pipe, text=True, cwd=directory) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
 def _serve() -> None:
     """On standard input, a socket: each message is a program, with four descriptors."""
     if sys.argv[1] == "torch":

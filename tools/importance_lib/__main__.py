@@ -30,6 +30,7 @@ from tools.interrupts import end_on_signals, failing_in_a_line
 from tools.slow_origin import forget_files
 
 IMAGES_MOST = 1_400  # the other digits are for judging
+JUDGED_MOST = dataset.DIGITS - IMAGES_MOST
 RAM_SHARE = 1 / 5  # of the dataset
 
 Say = Callable[[str], None]
@@ -38,10 +39,13 @@ Say = Callable[[str], None]
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)
 @click.option("--images", default=IMAGES_MOST, type=click.IntRange(training.BATCH, IMAGES_MOST))
 @click.option("--epochs", default=8, type=click.IntRange(2, 100))
+@click.option("--judged", default=JUDGED_MOST, type=click.IntRange(1, JUDGED_MOST))
 @click.option("--seed", default=0)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/importance"))
 @click.option("--work-dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def main(images: int, epochs: int, seed: int, out: Path, work_dir: Path | None) -> None:
+def main(
+    images: int, epochs: int, judged: int, seed: int, out: Path, work_dir: Path | None
+) -> None:
     console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
     end_on_signals()
     started = time.monotonic()
@@ -51,7 +55,7 @@ def main(images: int, epochs: int, seed: int, out: Path, work_dir: Path | None) 
         with contextlib.ExitStack() as cleanup:
             work = Path(tempfile.mkdtemp(prefix="fusecache-importance-", dir=work_dir))
             cleanup.callback(shutil.rmtree, work, ignore_errors=True)
-            dataset.make(work / "held-out", dataset.DIGITS - IMAGES_MOST, seed, first=IMAGES_MOST)
+            dataset.make(work / "held-out", judged, seed, first=IMAGES_MOST)
             origin = cleanup.enter_context(slow_origin(work, images, seed, say))
             say(f"origin: {origin.kind}")
             comparison = _Comparison(work, origin, epochs, seed, say)
