@@ -22,7 +22,9 @@ FILE_BYTES = 500_000
 FLAGS = ("--ram", "16M", "--ssd", "64M")  # seven or so segments of 8 MiB
 FULL, HALF = 120, 40  # files: more than SSD takes; 20 MB of it
 STORED = 2
-FEW = 4  # that a busy machine reads twice: the kernel let go of half a file, and it is not stored yet
+FEW = (
+    4  # that a busy machine reads twice: the kernel let go of half a file, and it is not stored yet
+)
 
 
 def write(root: Path, name: str, count: int) -> list[str]:
