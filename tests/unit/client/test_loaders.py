@@ -45,7 +45,7 @@ from torchvision.datasets import (  # type: ignore[import-untyped]  # noqa: E402
 )
 
 LENGTH = 103
-EPOCHS = 3
+EPOCHS = 2
 
 
 @pytest.fixture(autouse=True)

@@ -289,8 +289,8 @@ def test_a_loader_with_a_batch_sampler_is_read_through_it() -> None:
     assert same(access_sequence(spec, 0), flat(loader))
 
 
-@pytest.mark.parametrize("length", [2**24 - 1, 2**24, 2**24 + 1])
-def test_a_permutation_of_many(length: int) -> None:
+def test_a_permutation_of_many() -> None:
+    length = 2**24 + 1
     spec = OrderSpec("random", length, seed=5)
     assert np.array_equal(
         access_sequence(spec, 0), torch.randperm(length, generator=seeded(5)).numpy()

@@ -291,7 +291,7 @@ def test_it_ends_when_nobody_asks() -> None:
     assert done.returncode == 0
 
 
-def test_after_one_that_has_ended_another_begins(drawing: TorchProcess) -> None:
+def test_after_one_that_has_ended_another_begins(forked: None, drawing: TorchProcess) -> None:
     assert_drawn(drawing, SMALL)
     first = process_of(drawing)
     drawing._control.close()  # as hintsd's end does

@@ -117,7 +117,7 @@ class Scene:
             self.exchanges.append((changes["drop"], changes["stage"]))
         self.turns += 1
         # of all files: where there are many, that takes longer than the turn
-        every = 2 if len(self.mount.sizes) < CHECKED_MOST else 16
+        every = 4 if len(self.mount.sizes) < CHECKED_MOST else 16
         if self.turns % every == 0:
             self.planner.check_invariants()
         self.mount.work(work)
@@ -135,7 +135,7 @@ class Scene:
             self.turn()
 
     def read(
-        self, inos: list[int], *, turn_every: int = 8, work: int = 1 << 20, reader: str = ""
+        self, inos: list[int], *, turn_every: int = 16, work: int = 1 << 20, reader: str = ""
     ) -> int:
         """READs that it took."""
         before = self.mount.reads
@@ -284,14 +284,14 @@ def test_origin_traffic_of_uniform_shuffles_is_belady_s(share: float) -> None:
         same_sizes(count), ram_bytes=150 * FILE_BYTES, ssd_bytes=int(share * count) * FILE_BYTES
     )
     orders = scene.shuffled()
-    scene.open("job", orders, samples=count, epochs=4, batch_size=4)
+    scene.open("job", orders, samples=count, epochs=3, batch_size=4)
     fetched = []
-    for epoch in range(4):
+    for epoch in range(3):
         before = scene.mount.origin_bytes
-        scene.read(orders[epoch].tolist(), turn_every=2)
+        scene.read(orders[epoch].tolist(), turn_every=4)
         fetched.append(scene.mount.origin_bytes - before)
     best = origin_bytes(
-        [order.astype(int) - 1 for order in orders[:4]],
+        [order.astype(int) - 1 for order in orders[:3]],
         same_sizes(count),
         int(share * count) * FILE_BYTES,
     )
@@ -457,7 +457,7 @@ def test_a_second_unhinted_reader_condemns_nobody() -> None:
     scene.settle()
     for epoch in range(2):
         both = np.stack([orders[epoch], other[epoch], other[epoch + 2]], axis=1).ravel()
-        scene.read(both.tolist())
+        scene.read(both.tolist(), turn_every=8)
         assert scene.planner.status("job")["state"] == "running"
         status = scene.planner.status("job")
         assert abs(status["epoch"] * 3000 + status["index"] - (epoch + 1) * 3000) < 400
@@ -777,11 +777,11 @@ def test_a_right_hint_of_short_epochs_is_not_condemned(
     scene.mount.ssd = set(range(1, count + 1))
     scene.open("job", order, samples=count, epochs=None, batch_size=batch_size, workers=workers)
     scene.settle()
-    for epoch in range(5):
+    for epoch in range(4):
         scene.read(list(loader_order(order(epoch), batch_size, workers, 2, scene.rng)))
     assert scene.planner.followers.notices() == []
     status = scene.planner.status("job")
-    assert status["epoch"] * count + status["index"] == pytest.approx(5 * count, abs=150)
+    assert status["epoch"] * count + status["index"] == pytest.approx(4 * count, abs=150)
 
 
 @pytest.mark.claim("P9")

@@ -24,7 +24,7 @@ from tests.unit.plan.test_planner_uneven import (
     selected,
 )
 
-EPOCHS = 6
+EPOCHS = 4
 
 
 def make_scene(ram: int, ssd: int, sizes: Inos | None = None) -> Scene:
@@ -116,7 +116,7 @@ def test_what_the_mount_cannot_evict_stays_stored() -> None:
 def test_files_of_unequal_sizes_make_way_by_their_bytes() -> None:
     rng = np.random.default_rng(5)
     sizes = rng.integers(1, 20 * FILE_BYTES, COUNT).astype(np.uint32)
-    orders = [drawn_with_replacement(rng) for _ in range(4)]
+    orders = [drawn_with_replacement(rng) for _ in range(3)]
     ssd = int(sizes.sum(dtype=np.int64)) // 4 // FILE_BYTES
     fixed, scene = (make_scene(ssd // 4, ssd, sizes) for _ in range(2))
     allow(fixed, False)
@@ -133,10 +133,10 @@ def test_two_jobs_keep_what_either_uses_soonest() -> None:
         scene.open(name, of_job, samples=COUNT)
         scene.planner.score(name, inos, OFTEN.astype(np.float32))
     scene.settle()
-    for epoch in range(3):
+    for epoch in range(2):
         for at in range(0, COUNT, 16):
             for name, of_job in orders.items():
-                scene.read(of_job[epoch][at : at + 16].tolist(), reader=name)
+                scene.read(of_job[epoch][at : at + 16].tolist(), reader=name, turn_every=8)
     assert scene.mount.evicted
     check_stored(scene)
     often = set(range(1, 151))  # the tenth that is used most
@@ -162,7 +162,7 @@ def fetched_by_both(ram: int, ssd: int, *, are_ranks: bool) -> tuple[int, Scene]
         before = sum(scene.mount.origin_reads.values())
         for at in range(0, len(orders["a"][0]), 8):
             for name, of_job in orders.items():
-                scene.read(of_job[number][at : at + 8].tolist(), reader=name, turn_every=4)
+                scene.read(of_job[number][at : at + 8].tolist(), reader=name, turn_every=8)
         fetched = sum(scene.mount.origin_reads.values()) - before
     scene.settle()
     return fetched, scene

@@ -428,14 +428,14 @@ def test_a_mount_that_refuses_many_cells_gets_fewer() -> None:
 @pytest.mark.usefixtures("small_cells")
 def test_another_order_for_an_epoch_that_a_log_serves_ends_it() -> None:
     scene, orders = begun(epochs=7)
-    scene.read(orders[0].tolist())
-    scene.read(orders[1][:200].tolist())
+    scene.read(orders[0].tolist(), turn_every=8)
+    scene.read(orders[1][:200].tolist(), turn_every=8)
     assert scene.mount.packs[-1] == -1
     orders[2] = orders[7]
     scene.planner.supply("job", 2, orders[2])
     scene.settle()
     assert scene.mount.packs[2] == 0
-    scene.read(orders[1][200:].tolist())
+    scene.read(orders[1][200:].tolist(), turn_every=8)
     read_epochs(scene, orders, 2, 5)
     assert sorted(scene.mount.moved[3]) == list(range(1, COUNT + 1))  # the other came too late
 
@@ -543,12 +543,12 @@ def test_a_new_server_gets_the_log_of_what_is_left() -> None:
 
 def test_another_order_for_the_next_epoch_begins_another_log() -> None:
     scene, orders = begun(epochs=4)
-    scene.read(orders[0][:200].tolist())
+    scene.read(orders[0][:200].tolist(), turn_every=8)
     orders[1] = orders[7]
     scene.planner.supply("job", 1, orders[1])
     scene.settle()
     assert scene.mount.packs[1:] == [0, scene.mount.packs[0]]
-    scene.read(orders[0][200:].tolist())
+    scene.read(orders[0][200:].tolist(), turn_every=8)
     assert read_epochs(scene, orders, 1, 3) == 0
     assert sorted(scene.mount.moved[2]) == list(range(1, COUNT + 1))
 
@@ -565,7 +565,7 @@ def test_a_wrong_hint_ends_the_log_and_one_that_is_followed_again_begins_one() -
     assert (status["state"], status["layout"]) == ("wrong", "static")
     assert status["layout_why"] == "nothing is moved for a hint that is wrong"
     assert not scene.mount.log_is_open
-    scene.read(orders[0][1000:2400].tolist())
+    scene.read(orders[0][1000:2400].tolist(), turn_every=8)
     scene.settle()
     assert scene.planner.status("job")["state"] == "running"
     assert scene.mount.log_is_open
@@ -574,10 +574,10 @@ def test_a_wrong_hint_ends_the_log_and_one_that_is_followed_again_begins_one() -
 def test_of_a_job_that_is_over_it_is_known_what_was_done() -> None:
     scene, orders = begun(epochs=2)
     read_epochs(scene, orders, 0, 1)
-    scene.read(orders[1][:200].tolist())
+    scene.read(orders[1][:200].tolist(), turn_every=8)
     kept = {"layout": "log", "layout_why": "no epoch follows; until then reorder: --layout reorder"}
     assert scene.planner.status("job").items() >= kept.items()
-    scene.read(orders[1][200:].tolist())
+    scene.read(orders[1][200:].tolist(), turn_every=8)
     scene.now += 60
     scene.turn()
     assert scene.planner.status("job")["state"] == "done"

@@ -35,10 +35,10 @@ def train(scene: Scene, orders: list[Inos], *, is_rearranged: bool, work: int) -
     return fetched
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("work", [1 << 20, 7], ids=["", "slow origin"])
 @pytest.mark.parametrize(
-    ("count", "ram"), [(600, 500), (600, 200), (600, 90)], ids=["much RAM", "RAM", "lanes"]
+    ("count", "ram"), [(400, 330), (600, 200), (400, 60)], ids=["much RAM", "RAM", "lanes"]
 )
 def test_no_file_is_fetched_again_for_it(count: int, ram: int, work: int, workers: int) -> None:
     """As many as of the shuffle itself, with one job; invariants hold after each turn."""
@@ -78,7 +78,7 @@ def test_what_is_staged_or_asked_for_stays_so() -> None:
     assert asked == set(np.flatnonzero(planner._files.flags & (SENT | STAGED)).tolist())
     scene.mount.carry_out(commands)
     scene.settle()
-    scene.read(turned.tolist())
+    scene.read(turned.tolist(), turn_every=8)
     assert scene.mount.origin_reads.total() <= count
 
 

@@ -14,7 +14,7 @@ from hintsd.follow.sequence import Inos
 from tests.support.planner_model import pages
 from tests.unit.plan.test_planner import FILE_BYTES, Scene, same_sizes
 
-COUNT, EPOCHS = 1500, 6
+COUNT, EPOCHS = 1500, 4
 Expected = npt.NDArray[np.float64]
 
 
@@ -73,7 +73,7 @@ def read(scene: Scene, orders: list[Inos], uses: Expected | None = None) -> int:
         scene.planner.announce("job", epoch, order, scene.now)
         scene.settle()
         for batch, begin in enumerate(range(0, len(order), 16), 1):
-            scene.read(order[begin : begin + 16].tolist())
+            scene.read(order[begin : begin + 16].tolist(), turn_every=8)
             scene.planner.followers.step("job", epoch, batch, scene.now)
     return sum(scene.mount.origin_reads.values())
 
@@ -149,5 +149,5 @@ def test_permutations_keep_what_came_first() -> None:
     kept = scene.planner._ram.kept().tolist()
     assert len(kept) >= COUNT // 5 * 7 // 8
     scene.planner.announce("job", 2, orders[2], scene.now)
-    scene.read(orders[2].tolist())
+    scene.read(orders[2].tolist(), turn_every=8)
     assert scene.planner._ram.kept().tolist() == kept

@@ -137,7 +137,7 @@ def test_what_changes_is_told_and_the_epoch_behind_it_too() -> None:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("settings", [*SETTINGS, {"num_workers": 8}])
+@pytest.mark.parametrize("settings", [*SETTINGS, {"num_workers": 2, "prefetch_factor": 8}])
 def test_a_state_within_an_epoch_leaves_exactly_what_was_not_read(
     heard: Heard, settings: dict[str, Any], drop_last: bool
 ) -> None:

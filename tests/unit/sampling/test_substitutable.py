@@ -135,7 +135,7 @@ def test_where_an_answer_comes_late_some_questions_are_not_asked(
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("settings", [*SETTINGS, {"num_workers": 4}])
+@pytest.mark.parametrize("settings", [*SETTINGS, {"num_workers": 2, "prefetch_factor": 4}])
 def test_a_state_within_an_epoch_leaves_exactly_what_was_not_read(
     heard: Heard, settings: dict[str, Any], drop_last: bool
 ) -> None:

@@ -80,11 +80,11 @@ def test_a_bit_flipped_in_every_region_of_a_segment(tmp_path: Path, with_index: 
         shutil.rmtree(tmp_path / "good/index")
     size = segment_of(tmp_path / "good").stat().st_size
     source = random.Random(1)
-    # Every field of the first record header, then one bit in each 1024 bytes.
-    places = [*range(4096 * 8, (4096 + 160) * 8, 31), *range(0, size * 8, 8192)]
+    # Every field of the first record header, then one bit in each 2048 bytes.
+    places = [*range(4096 * 8, (4096 + 160) * 8, 31), *range(0, size * 8, 16384)]
     with_damage = 0
     for number, start in enumerate(places):
-        bit = start if number < 42 else min(start + source.randrange(8192), size * 8 - 1)
+        bit = start if number < 42 else min(start + source.randrange(16384), size * 8 - 1)
         directory = tmp_path / "bad"
         shutil.copytree(tmp_path / "good", directory)
         flip(segment_of(directory), bit)
@@ -103,9 +103,9 @@ def test_a_bit_flipped_in_every_region_of_the_index(tmp_path: Path) -> None:
     size = index_of(tmp_path / "good").stat().st_size
     source = random.Random(2)
     kinds: set[str] = set()
-    places = [*range(0, 112 * 8, 29), *range(112 * 8, size * 8, 1024)]
+    places = [*range(0, 112 * 8, 29), *range(112 * 8, size * 8, 2048)]
     for number, start in enumerate(places):
-        bit = min(start + source.randrange(29 if start < 896 else 1024), size * 8 - 1)
+        bit = min(start + source.randrange(29 if start < 896 else 2048), size * 8 - 1)
         directory = tmp_path / "bad"
         shutil.copytree(tmp_path / "good", directory)
         flip(index_of(directory), bit)
