@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import gc
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -32,7 +31,7 @@ for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 from hintsd.client import link, warning  # noqa: E402
-from tests.support import mounted, trees  # noqa: E402  (after its asserts were told to explain themselves)
+from tests.support import mounted  # noqa: E402  (after its asserts were told to explain themselves)
 from tests.support.fake_hintsd import FakeHintsd  # noqa: E402
 from tests.support.faulty_origin import FaultyOrigin  # noqa: E402
 from tests.support.mounted import Mount  # noqa: E402
@@ -80,11 +79,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place[item.path])
 
 
-failed: set[str] = set()
-passed: list[Path] = []
-"""Directories of tests; to be removed."""
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -92,7 +86,6 @@ def pytest_runtest_makereport(
     """A failure shows the logs of the mounts that the test used."""
     report = yield
     if report.failed:
-        failed.add(item.nodeid)
         for mount in mounted.live_mounts:
             report.sections.append((f"log of {mount.path}", mount.log()[-6000:]))
     if report.when == "teardown":
@@ -100,24 +93,14 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.fixture
-def tmp_path(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """As pytest's own; but of a test that passed the large files are emptied at once, and the rest
-    is removed at the end of the run. ext4 shuns inodes that were freed in the last seconds: where
-    tests remove ten thousand of them, the next one pays for each file that it makes.
+@pytest.fixture(scope="session", autouse=True)
+def spread(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """ext4 is to put directories of tests far from one another, as it does at the top of its tree.
+    It shuns inodes that were freed in the last seconds: where one test removes thousands of files,
+    another one close by pays for each that it makes, up to thirty times as much.
     """
-    path = tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
-    yield path
-    if request.node.nodeid not in failed:
-        passed.append(path)
-        trees.empty_large_files(path)
-
-
-def pytest_sessionfinish() -> None:
-    for path in passed:
-        shutil.rmtree(path, ignore_errors=True)
+    base = tmp_path_factory.getbasetemp()
+    subprocess.run(["chattr", "+T", base], capture_output=True)  # other file systems have no need
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["zero-open", "ordinary"])
@@ -150,17 +133,6 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-@pytest.fixture
-def source_in_memory(place: Place) -> Iterator[None]:
-    """The place's source is a tmpfs: ext4 takes ten times as long for thousands of new files."""
-    subprocess.run(["mount", "-t", "tmpfs", "none", place.source], check=True)
-    yield
-    subprocess.run(["umount", "-l", place.source], check=True)
-
-
-in_memory = pytest.mark.usefixtures("source_in_memory")
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.support.commands import run_with_torch
 from tests.support.mounted import ROOT
 from tools.demo_lib import dataset
 from tools.demo_lib.origin import LATENCY_S, slow_origin
@@ -18,13 +18,7 @@ def test_your_own_images(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     dataset.make(data, 60, 0)
     command = [sys.executable, "-m", "tools.demo_lib", "--data", str(data), "--images", "48"]
-    done = subprocess.run(
-        [*command, "--out", str(out), "--work-dir", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_with_torch([*command, "--out", str(out), "--work-dir", str(tmp_path)], 120, ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS: 3 of 3 checks" in done.stdout
     told = json.loads((out / "demo.json").read_text())

@@ -18,13 +18,11 @@ from hintsd.daemon.messages import JobRefused
 from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.commands import WithTorch
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
-
-pytestmark = in_memory
 
 FILES = 1000  # many more than there are samples between a few wires
 FILE_BYTES = 6000

@@ -16,13 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import hintsd
 from hintsd.client import client, link, warning
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import FILE_BYTES, make_dataset
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
 from tests.support.trees import random_bytes
-
-pytestmark = in_memory
 
 
 @pytest.fixture

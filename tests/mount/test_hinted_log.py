@@ -17,7 +17,7 @@ from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.spec import OrderSpec
 from hintsd.plan import placement
 from hintsd.reorder import packing
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import (
     FILE_BYTES,
     PAGES_BYTES,
@@ -32,7 +32,7 @@ from tests.support.directed import Directed, request
 from tests.support.mounted import eventually
 from tests.support.trees import random_bytes
 
-pytestmark = [in_memory, in_one_mode]  # how readers open is test_hinted.py's
+pytestmark = in_one_mode  # how readers open is test_hinted.py's
 
 EPOCHS = 3
 FILES = 2000

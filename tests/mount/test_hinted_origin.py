@@ -12,13 +12,11 @@ from collections.abc import Callable
 import pytest
 
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import idle, order, running, shuffled
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
-
-pytestmark = in_memory
 
 FILES, FILE_BYTES, PAGES_BYTES = 1400, 122_000, 122_880
 EPOCHS, BATCH = 3, 4

@@ -13,14 +13,12 @@ import pytest
 
 from hintsd.daemon.messages import JobRefused
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import idle, make_dataset
 from tests.support.directed import Directed, request
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
 from tests.support.trees import random_bytes
-
-pytestmark = in_memory
 
 FILES, FILE_BYTES, EPOCHS, BATCH = 1200, 60_000, 3, 8
 RAM_BYTES = 16 << 20  # for a fifth of them, as little as there may be

@@ -15,14 +15,12 @@ import hintsd
 from hintsd.client import link, warning
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import FILES, make_dataset, running
 from tests.support import PATIENCE_S
 from tests.support.commands import run_with_torch
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
-
-pytestmark = in_memory
 
 BUSY = 4
 

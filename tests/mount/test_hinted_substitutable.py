@@ -14,13 +14,11 @@ from torch.utils.data import DataLoader
 import hintsd
 from hintsd.client import client, link, warning
 from hintsd.client.importance import substitutable
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted_importance import CACHE, LARGE_BYTES, LARGE_FILES, Files
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
-
-pytestmark = in_memory
 
 BATCH, LOOK_AHEAD, EPOCHS = 10, 10, 3
 

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from hintsd.orders.spec import OrderSpec
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import idle, order
 from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.plan_client import PlanClient
 from tests.support.trees import random_bytes
-
-pytestmark = in_memory
 
 FILE_BYTES = 500_000
 FLAGS = ("--ram", "16M", "--ssd", "64M")  # seven or so segments of 8 MiB

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.mounted import Mount, digest, eventually
 from tests.support.trees import assert_same, make_files, random_bytes
-
-pytestmark = in_memory
 
 MIB = 1 << 20
 

@@ -20,14 +20,14 @@ from fusecache.traces.traces import Gap, Trace
 from hintsd.follow.progress import SPACING_LEAST
 from hintsd.lab.replay import Workload
 from hintsd.lab.shuffle import shuffled
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import make_dataset
 from tests.mount.test_trace import Record, Recorder, record, recorded, whole
 from tests.support.hintsd_support import Client, DaemonProcess
 from tests.support.mounted import Mount, eventually
 from tests.support.residency import locked
 
-pytestmark = [in_memory, pytest.mark.filterwarnings("ignore:hintsd")]
+pytestmark = pytest.mark.filterwarnings("ignore:hintsd")
 
 __all__ = ["record"]  # a fixture
 

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Mounting, Place, in_memory, in_one_mode
+from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_cli import FAILED, OK, USAGE, refused
 from tests.mount.test_evict_command import FLAGS, fetched, warm, write
 from tests.mount.test_pins import Reading
 from tests.support.mounted import Mount, eventually
 from tests.support.plan_client import PlanClient
-
-pytestmark = in_memory
 
 MINE, FULL = 60, 360  # files: 12 MB; more than SSD takes
 LRF = (*FLAGS, "--policy", "lrf")

@@ -108,30 +108,6 @@ def random_bytes(seed: object, count: int) -> bytes:
     return (head + ring[begin : begin + count])[:count]
 
 
-_LARGE_BYTES = 64 << 10
-
-
-def empty_large_files(root: Path) -> None:
-    """Of `root`'s own file system, as far as that can be done."""
-
-    def found(name: bytes, at: int) -> os.stat_result | None:
-        with contextlib.suppress(OSError):
-            entry = os.lstat(name, dir_fd=at)
-            return entry if entry.st_dev == device else None
-        return None
-
-    if not root.is_dir():
-        return
-    device = root.stat().st_dev
-    for _, directories, names, at in os.fwalk(os.fsencode(root)):
-        directories[:] = [name for name in directories if found(name, at)]
-        for name in names:
-            entry = found(name, at)
-            if entry and stat.S_ISREG(entry.st_mode) and entry.st_blocks * 512 > _LARGE_BYTES:
-                with contextlib.suppress(OSError):
-                    os.close(os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, dir_fd=at))
-
-
 def make_files(root: Path, count: int, size: Callable[[int], int], seed: object = 0) -> list[Path]:
     """`count` files in directories of 50, with bytes that name and seed decide."""
     paths = []
