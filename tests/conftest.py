@@ -193,6 +193,7 @@ def dying_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 @pytest.fixture
 def fake_hintsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHintsd]:
     """A running hintsd, which every path leads to; behind the test no link of it runs on."""
+    gc.freeze()  # what is collected below is of the test
     monkeypatch.setattr(warning, "_warned", set())
     fake = FakeHintsd(tmp_path / "hintsd.sock")
     monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))

@@ -3,7 +3,7 @@
 `Mount` runs `fusecache mount` as a user does (in a fork of what has imported it:
 tests/support/commands.py) and is a context manager. Leaving it unmounts, and
 fails the test when a process stays behind, or when the log has a WARNING or worse that the test did
-not allow. A watchdog process aborts the FUSE connection when a test hangs.
+not allow. A watchdog process, one for all of them, aborts the FUSE connection when a test hangs.
 
 What tests know of the inside is what the commands print; only `status` is asked through the
 commands' own client, because tests poll it.
@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -48,6 +50,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 live_mounts: list[Mount] = []
 _commands = Commands()
+_watches = itertools.count()
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -159,24 +162,27 @@ def is_mounted(mountpoint: Path) -> bool:
         return any(line.split()[4] == escaped for line in table)
 
 
+@functools.cache
+def _watchdog() -> subprocess.Popen[bytes]:
+    """This process's; it ends with it."""
+    program = [sys.executable, "-I", "-S", str(ROOT / "tests/support/watchdog.py")]
+    return subprocess.Popen(program, stdin=subprocess.PIPE, bufsize=0)
+
+
+def _tell_watchdog(number: int, mountpoint: Path, seconds: float | None) -> None:
+    told = _watchdog().stdin
+    assert told is not None
+    told.write(json.dumps([number, str(mountpoint), seconds]).encode() + b"\n")
+
+
 @contextlib.contextmanager
 def watched(mountpoint: Path, seconds: float = WATCHDOG_S) -> Iterator[None]:
-    watchdog = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            str(ROOT / "tests/support/watchdog.py"),
-            str(mountpoint),
-            str(seconds),
-        ],
-        stdin=subprocess.PIPE,
-    )
+    number = next(_watches)
+    _tell_watchdog(number, mountpoint, seconds)
     try:
         yield
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            watchdog.communicate(b"\n", timeout=PATIENCE_S)
+        _tell_watchdog(number, mountpoint, None)
 
 
 class Mount:
