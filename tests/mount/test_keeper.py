@@ -126,9 +126,9 @@ def test_a_first_start_that_fails_leaves_nobody(place: Place, zero_open: bool) -
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
-        command("--version")  # whose process stays
-        before = set(children(os.getpid()))
+        command("--version")  # its process stays
         with watched(place.mountpoint):
+            before = set(children(os.getpid()))
             done = subprocess.run(
                 ["sh", "-c", limited], capture_output=True, env=environment(), timeout=110
             )

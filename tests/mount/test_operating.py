@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
