@@ -62,7 +62,7 @@ def test_a_dead_mount_is_shown_with_the_command_that_heals_it(
     eventually(lambda: not alive(mount.keeper_pid) and not alive(server_pid))
 
     def state() -> dict[str, Any]:
-        found = json.loads(mount.run("status", "--json").stdout)
+        found: list[dict[str, Any]] = json.loads(mount.run("status", "--json").stdout)
         return {one["mountpoint"]: one for one in found}[str(mount.path)]
 
     eventually(lambda: state()["state"] == "dead")  # the last of its threads has closed /dev/fuse
