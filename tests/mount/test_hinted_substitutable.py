@@ -164,7 +164,7 @@ def test_hintsd_dies_amid_an_epoch(
     assert sorted(read) == list(range(LARGE_FILES))
     if is_started_again:
         assert read != plain(0, 2)
-        eventually(lambda: daemon.job(str(training.jobs[0].name))["epoch"] == 2)
+        eventually(lambda: daemon.job(str(training.jobs[0].name))["epoch"] >= 2)  # 3: at its end
     training.close()
 
 
