@@ -49,7 +49,7 @@ class Gauge(Metric):
 # READs that come to Python: all in ordinary mode, else those that the front does not answer.
 REQUESTS: Final = Counter("requests", "READs", "READs that came to Python")
 FROM_SSD: Final = Counter("from_ssd", "reads", "Answered by Python from SSD")
-FROM_ORIGIN: Final = Counter("from_origin", "reads", "Answered by Python from the origin")
+FROM_ORIGIN: Final = Counter("from_origin", "reads", "Answered by Python from beyond this host")
 BYTES_REPLIED: Final = Counter("bytes_replied", "bytes", "In Python's answers to READs")
 BYTES_PUSHED: Final = Counter("bytes_pushed", "bytes", "Pushed from memory into the page cache")
 RANGES_DROPPED: Final = Counter("ranges_dropped", "ranges", "Dropped to hold --ram")

@@ -43,7 +43,7 @@ def status(path: str | None, as_json: bool) -> None:
     fusecache status /data/imagenet --json | jq .reads
 
     Without PATH a mount that is dead, or does not answer within 3 s, is shown with the command that
-    heals it; and READs hit that needed no read of the origin.
+    heals it; and READs hit, which this host could answer by itself.
 
     \b
     RAM tier  files of the mount in the page cache, of --ram, as far as the mount knows: the kernel

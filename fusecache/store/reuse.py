@@ -94,7 +94,7 @@ class Reuse:
         self._refused_at = -1
 
     def missed(self, ino: int, block: int, length: int) -> None:
-        """The block came from the origin."""
+        """The block came from the origin, or from another host."""
         with self._lock:
             is_in_order = any(0 <= ino - other <= ORDER_INODES for other in self._near)
             self._near.append(ino)
