@@ -46,7 +46,7 @@ def table(host: Host) -> Table:
 
 
 def hit_share(reads: Status) -> float | None:
-    """Of READs that reached the mount, those that this host had what it takes for; None: none did."""
+    """Of READs that reached the mount, those that this host could answer; None: none did."""
     from_ssd, from_origin = reads.get("from_ssd", 0), reads.get("from_origin", 0)
     return from_ssd / (from_ssd + from_origin) if from_ssd + from_origin else None
 
