@@ -6,7 +6,7 @@ READs. All else goes to pyfuse3, and Operations.read.
 
 INVARIANT: each inode that the front has named is fetched or passed on.
 INVARIANT: each fetch is a Flight in Fetcher: whoever else wants the file joins it, and a file that
-has a Flight is not fetched here. A READ joins one of the fetch threads: that answers, or `let_go`.
+has a Flight is not fetched here. A READ joins one of the threads': it answers, or `let_go`.
 INVARIANT: a READ waits for the index, for the publisher and for the origin no longer than it would
 in Operations.read: then it is passed on.
 """
@@ -67,9 +67,7 @@ class Misses:
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[int, float]] = deque()  # inodes, since when
         self._fetches = Fetches(threads, self._landed, self._hangs, self._feed_now)
-        self._joined: set[int] = (
-            set()
-        )  # fetches of others, in the threads, are to answer their READs
+        self._joined: set[int] = set()  # whose READs another user's fetches are to answer
         self._some = trio.lowlevel.ParkingLot()
 
     async def run_forever(self) -> None:
