@@ -28,11 +28,7 @@ from typing import Any, Final, NoReturn
 from fusecache.base import processes
 
 EXEC: Final = "TESTS_EXEC"
-FORKED: Final = (
-    *("fusecache.keeper", "fusecache.server", "hintsd.orders.torch_process"),
-    *("tools.bench.", "tools.demo_lib.", "tools.importance_lib."),
-)
-"""Modules, and packages of modules."""
+FORKED: Final = ("fusecache.keeper", "fusecache.server", "hintsd.orders.torch_process")
 _TO_PYTHON: Final = ("PYTHON", "LD_", "OPENBLAS_", "OMP_", "MALLOC_", "ASAN_", "TSAN_", EXEC)
 ROOM: Final = "." * (120 << 10)
 """An argument of the process that is forked: what is forked shows its own in this place."""
@@ -84,12 +80,6 @@ def _show(words: Sequence[str]) -> None:
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
-def _module_of(args: Any) -> str:
-    """MODULE of `python [-P] -m MODULE …`; "": it is something else."""
-    words = [word for word in args if word != "-P"] if isinstance(args, list) else []
-    return str(words[2]) if words[:2] == [sys.executable, "-m"] else ""
-
-
 class Forked(subprocess.Popen[Any]):
     """Popen; a fork, where what is to run is FORKED."""
 
@@ -100,10 +90,11 @@ class Forked(subprocess.Popen[Any]):
         restore_signals: Any, gid: Any, gids: Any, uid: Any, umask: int,
         start_new_session: bool, process_group: int,
     ) -> None:  # fmt: skip
-        module = _module_of(args)
         if (
-            not module.startswith(FORKED)
-            or module.partition(".")[0] not in sys.modules
+            not isinstance(args, list)
+            or args[:3] != [sys.executable, "-P", "-m"]
+            or args[3] not in FORKED
+            or args[3].partition(".")[0] not in sys.modules
             or _customized(os.environ if env is None else env) is None
             or not is_room_for(args)
         ):
