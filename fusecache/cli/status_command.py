@@ -209,7 +209,7 @@ def _pool(part: dict[str, Any] | None) -> list[tuple[str, str]]:
     if not part:
         return []
     servers = part["servers"]
-    away = [server for server in servers if server["is_left_alone"] or not server["has_address"]]
+    away = summary.servers_away(part)
     line = (
         f"{part['files']:,} files, {format_bytes(part['bytes'])} that other hosts had read; "
         f"{format_bytes(part['bytes_written'])} written for them, "
@@ -218,8 +218,7 @@ def _pool(part: dict[str, Any] | None) -> list[tuple[str, str]]:
     rows = [("pool", line)]
     if part["fault"] and not away:
         rows.append(("", f"THE POOL: {part['fault']}"))
-    for server in away:
-        why = server["why"] or part["fault"] or "no address"
+    for server, why in away:
         rows.append(("", f"{server['host']}:{server['port']} IS LEFT ALONE: {why}"))
     return rows
 

@@ -32,7 +32,7 @@ from fusecache.base.units import format_bytes, format_count, format_duration
 from fusecache.config.places import check_fuse
 from fusecache.control import hintsd_client
 from fusecache.observe.asking import Answer, Host, maps
-from fusecache.observe.summary import troubles
+from fusecache.observe.summary import servers_away, troubles
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -287,11 +287,11 @@ def _hints(one: Answer, host: Host) -> Finding:
 def pool(found: Any, place: str) -> Finding:
     """`found`: what a mount's status says of its pool."""
     servers, fault = maps(figure(found, "servers")), figure(found, "fault")
-    away = [one for one in servers if one.get("is_left_alone") or not one.get("has_address")]
-    without = figure(found, "without")
+    away, without = servers_away(found), figure(found, "without")
     says = f"{len(servers) - len(away)} of {format_count(len(servers), 'server')} in use"
     if away:
-        says += f"; {away[0].get('host')}: {away[0].get('why') or fault or 'no address'}"
+        server, why = away[0]
+        says += f"; {server.get('host')}: {why}"
     elif fault:
         says += f"; {fault}"
     elif isinstance(without, list) and without:

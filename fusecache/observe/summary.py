@@ -11,7 +11,7 @@ from rich.table import Table
 from fusecache.base.command import printable
 from fusecache.base.metrics import figure
 from fusecache.base.units import format_bytes, format_count
-from fusecache.observe.asking import Answer, Host, Status, log_of
+from fusecache.observe.asking import Answer, Host, Status, log_of, maps
 
 
 def as_json(host: Host) -> list[dict[str, Any]]:
@@ -64,6 +64,15 @@ def troubles(one: Answer) -> list[str]:
     if figure(status, "ssd.full_disk_bytes") is not None:
         found.append("THE DISK OF THE CACHE IS FULL: the SSD tier gets no larger")
     return found + [f"OUT OF SERVICE: {part['path']}: {part['why_out']}" for part in out]
+
+
+def servers_away(pool: Any) -> list[tuple[Status, str]]:
+    """Servers of a mount's pool that it does without now, and why. `pool`: what its status says."""
+    return [
+        (server, server.get("why") or figure(pool, "fault") or "no address")
+        for server in maps(figure(pool, "servers"))
+        if server.get("is_left_alone") or not server.get("has_address")
+    ]
 
 
 def _lines(one: Answer, host: Host) -> Iterator[str]:
