@@ -177,7 +177,7 @@ class Fetcher:
         (CLOCK_REALTIME). Readers get it; it is published if `store`. If not, readers join the
         flight until the caller calls `land`.
 
-        `missed`: a reader asked for it. The pool has counted it (counters()).
+        `missed`: a reader asked for it. C has counted it (counters()).
 
         False: the table knows another version by now (a failed flight), or it is too young to be
         kept anywhere.

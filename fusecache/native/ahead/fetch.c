@@ -31,12 +31,12 @@ static struct {
 	unsigned current;    /* of them there are */
 	unsigned idle;	     /* of them have no job */
 	_Atomic bool direct; /* past the origin's page cache */
-} pool = {
+} fetchers = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .wake = PTHREAD_COND_INITIALIZER,
     .fd = -1,
-    .queue.end = &pool.queue.first,
-    .done.end = &pool.done.first,
+    .queue.end = &fetchers.queue.first,
+    .done.end = &fetchers.done.first,
 };
 
 static void list_add(struct list *list, struct fetch_job *job)
@@ -65,11 +65,11 @@ int fetch_init(void)
 	 * cost more than the copy into them. Each thread's heap keeps so much, so large ones go back at once. */
 	mallopt(M_MMAP_THRESHOLD, SMALL_BYTES);
 	mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
-	pool.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return pool.fd < 0 ? -errno : 0;
+	fetchers.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return fetchers.fd < 0 ? -errno : 0;
 }
 
-int fetch_fd(void) { return pool.fd; }
+int fetch_fd(void) { return fetchers.fd; }
 
 /* ---- one file ----------------------------------------------------------------------------- */
 /* Is the open file of this version? `sync`: AT_STATX_FORCE_SYNC: ask the origin, for a network file system's
@@ -89,7 +89,7 @@ static bool go_direct(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
 
-	return atomic_load(&pool.direct) && flags >= 0 && !fcntl(fd, F_SETFL, flags | O_DIRECT);
+	return atomic_load(&fetchers.direct) && flags >= 0 && !fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
 
 static int read_all(int fd, const struct fetch_job *job, bool *direct)
@@ -104,7 +104,7 @@ static int read_all(int fd, const struct fetch_job *job, bool *direct)
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0 && errno == EINVAL && *direct && leave_direct(fd)) {
-			atomic_store(&pool.direct, false); /* the next ones need not try */
+			atomic_store(&fetchers.direct, false); /* the next ones need not try */
 			*direct = false;
 			continue;
 		}
@@ -185,34 +185,34 @@ static void *fetch_main(void *unused)
 	struct told told;
 
 	(void)unused;
-	pthread_mutex_lock(&pool.lock);
+	pthread_mutex_lock(&fetchers.lock);
 	for (;;) {
-		while (!pool.queue.count)
-			pthread_cond_wait(&pool.wake, &pool.lock);
-		job = list_take(&pool.queue);
-		pool.idle--;
-		pthread_mutex_unlock(&pool.lock);
+		while (!fetchers.queue.count)
+			pthread_cond_wait(&fetchers.wake, &fetchers.lock);
+		job = list_take(&fetchers.queue);
+		fetchers.idle--;
+		pthread_mutex_unlock(&fetchers.lock);
 		fetch_one(job, &told);
-		pthread_mutex_lock(&pool.lock);
-		list_add(&pool.done, job);
-		if (pool.done.count == 1)
-			signal_set(pool.fd, true);
-		pthread_mutex_unlock(&pool.lock);
+		pthread_mutex_lock(&fetchers.lock);
+		list_add(&fetchers.done, job);
+		if (fetchers.done.count == 1)
+			signal_set(fetchers.fd, true);
+		pthread_mutex_unlock(&fetchers.lock);
 		pool_finish_copy(&told.ticket, told.copy, told.size);
-		pthread_mutex_lock(&pool.lock);
-		pool.idle++;
+		pthread_mutex_lock(&fetchers.lock);
+		fetchers.idle++;
 	}
 	return NULL;
 }
 
-/* The pool is locked. */
+/* `fetchers` is locked. */
 static int threads_for(size_t jobs)
 {
 	int err = 0;
 
-	while (jobs > pool.idle && pool.current < pool.most && !(err = thread_start(fetch_main, NULL))) {
-		pool.current++;
-		pool.idle++; /* from its making on: no second one is made for the same job */
+	while (jobs > fetchers.idle && fetchers.current < fetchers.most && !(err = thread_start(fetch_main, NULL))) {
+		fetchers.current++;
+		fetchers.idle++; /* from its making on: no second one is made for the same job */
 	}
 	return err;
 }
@@ -220,26 +220,26 @@ static int threads_for(size_t jobs)
 /* ---- what the caller does ----------------------------------------------------------------- */
 void fetch_begin(unsigned threads, bool direct)
 {
-	pthread_mutex_lock(&pool.lock);
-	pool.most = threads;
-	atomic_store(&pool.direct, direct);
-	threads_for(pool.queue.count); /* those that there are may all hang */
-	pthread_mutex_unlock(&pool.lock);
+	pthread_mutex_lock(&fetchers.lock);
+	fetchers.most = threads;
+	atomic_store(&fetchers.direct, direct);
+	threads_for(fetchers.queue.count); /* those that there are may all hang */
+	pthread_mutex_unlock(&fetchers.lock);
 }
 
 int fetch_submit(struct fetch_job *job)
 {
 	int err;
 
-	pthread_mutex_lock(&pool.lock);
-	err = threads_for(pool.queue.count + 1);
-	if (pool.current) /* with fewer threads than wished for it only takes longer */
+	pthread_mutex_lock(&fetchers.lock);
+	err = threads_for(fetchers.queue.count + 1);
+	if (fetchers.current) /* with fewer threads than wished for it only takes longer */
 		err = 0;
 	if (!err) {
-		list_add(&pool.queue, job);
-		pthread_cond_signal(&pool.wake);
+		list_add(&fetchers.queue, job);
+		pthread_cond_signal(&fetchers.wake);
 	}
-	pthread_mutex_unlock(&pool.lock);
+	pthread_mutex_unlock(&fetchers.lock);
 	return err;
 }
 
@@ -247,10 +247,10 @@ struct fetch_job *fetch_take(size_t most)
 {
 	struct list taken = {.end = &taken.first};
 
-	pthread_mutex_lock(&pool.lock);
-	while (pool.done.count && taken.count < most)
-		list_add(&taken, list_take(&pool.done));
-	signal_set(pool.fd, pool.done.count);
-	pthread_mutex_unlock(&pool.lock);
+	pthread_mutex_lock(&fetchers.lock);
+	while (fetchers.done.count && taken.count < most)
+		list_add(&taken, list_take(&fetchers.done));
+	signal_set(fetchers.fd, fetchers.done.count);
+	pthread_mutex_unlock(&fetchers.lock);
 	return taken.first;
 }

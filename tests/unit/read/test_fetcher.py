@@ -116,7 +116,7 @@ def test_a_list_is_in_force_when_what_is_being_stored_has_ended(scene: Scene) ->
     assert scene.puts == [(True, None)]
 
 
-def test_what_the_pool_has_read_did_not_come_from_ssd(scene: Scene) -> None:
+def test_what_a_fetch_thread_has_read_did_not_come_from_ssd(scene: Scene) -> None:
     """A plan that has joined it must not take it for stored."""
     flight = scene.fetcher.begin(2)
     assert scene.fetcher.finish(2, flight, VERSION, b"data", 1 << 62, False)

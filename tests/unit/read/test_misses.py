@@ -187,7 +187,7 @@ def test_what_is_not_plain_is_passed_on(scene: Scene, why: str) -> None:
     assert scene.submitted == []
 
 
-def test_what_the_pool_fetches_already_is_awaited(scene: Scene) -> None:
+def test_what_is_fetched_already_is_awaited(scene: Scene) -> None:
     """Its thread answers 1; 2 was not read, or was asked for behind the answer."""
     scene.by_threads = {1: trio.Event(), 2: trio.Event()}
 
