@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import time
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.commands import WithTorch
+from tests.support.commands import SUBPROCESS_WITH_TORCH
 from tools.bench import gpu, gpu_reader, hints
 from tools.bench.processes import processor_s
 from tools.bench.readers import Readers
@@ -40,8 +38,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_the_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork = types.SimpleNamespace(**{**vars(subprocess), "Popen": WithTorch})
-    monkeypatch.setattr(hints, "subprocess", fork)
+    monkeypatch.setattr(hints, "subprocess", SUBPROCESS_WITH_TORCH)
     read: list[tuple[object, list[int]]] = []
 
     def reader(module: str, told: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:

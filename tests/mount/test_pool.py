@@ -29,7 +29,7 @@ from fusecache.pool.slots import SLOTS, slot_of
 from tests.conftest import Place
 from tests.support import PATIENCE_S
 from tests.support.fake_engine import LEASE, key_of
-from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.faulty_origin import SETTLED_S, Fault, FaultyOrigin
 from tests.support.mounted import Mount, command, eventually, is_mounted
 from tests.support.plan_client import PlanClient
 from tests.support.trees import random_bytes
@@ -37,7 +37,6 @@ from tools.cluster_lib.cluster import Cluster
 from tools.cluster_lib.engine import ACL, OWNER, PORT, Access, Engine, make_access
 
 AGE_S = 2.0
-SETTLED_S = 2.3  # what is younger, of an origin in user space, no mount keeps
 DELAY_S = 0.2
 DIRECTORIES, FILES = 60, 6
 LARGE_BYTES = (9 << 20) + 5

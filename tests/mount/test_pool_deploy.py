@@ -21,13 +21,12 @@ import pytest
 
 from fusecache.pool.address import Credentials, parse_address
 from fusecache.pool.engine import Engine, Unreachable
-from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.faulty_origin import SETTLED_S, Fault, FaultyOrigin
 from tests.support.mounted import ROOT, Mount, digest, eventually
 
 DEPLOY = ROOT / "deploy/pool"
 FILES, FILE_BYTES = 12, 30_000
 DELAY_S = 0.25
-SETTLED_S = 2.3  # what is younger, of an origin in user space, no mount keeps
 TESTS = 8  # that mount, at most
 SIZES = ("--ram", "16M", "--ssd", "64M", "--pool-min-age", "0.1")
 

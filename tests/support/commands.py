@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,10 @@ class WithTorch(subprocess.Popen[Any]):
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return code
+
+
+SUBPROCESS_WITH_TORCH = types.SimpleNamespace(**{**vars(subprocess), "Popen": WithTorch})
+"""The module `subprocess` for what starts such programs itself."""
 
 
 def run_with_torch(

@@ -27,6 +27,8 @@ from typing import Any
 from tests.support import PATIENCE_S
 from tests.support.commands import WithTorch
 
+SETTLED_S = 2.3  # what is younger, of an origin in user space, no mount keeps
+
 
 @dataclasses.dataclass
 class Fault:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from hintsd.orders import torch_process
 from hintsd.orders.drawing import NoTorch, Order, OrderLost
 from hintsd.orders.spec import OrderSpec
 from hintsd.orders.torch_process import TorchProcess
-from tests.support.commands import WithTorch
+from tests.support.commands import SUBPROCESS_WITH_TORCH
 
 ENDS_WITHIN_S = 60
 SMALL = OrderSpec("random", 1000, seed=3)
@@ -59,8 +58,7 @@ def drawing() -> Iterator[TorchProcess]:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's processes are forks of one that has it: several of them come and go in the test."""
-    fork = types.SimpleNamespace(**{**vars(subprocess), "Popen": WithTorch})
-    monkeypatch.setattr(torch_process, "subprocess", fork)
+    monkeypatch.setattr(torch_process, "subprocess", SUBPROCESS_WITH_TORCH)
 
 
 def process_of(drawing: TorchProcess) -> subprocess.Popen[bytes]:
