@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from fusecache.base import mounts, wire
 from fusecache.control.control_client import Target
 
-TIMEOUT_S: Final = 1.0
+TIMEOUT_S: Final = 5.0
 RECEIVE_BYTES: Final = 1 << 18
 
 

@@ -38,7 +38,8 @@ from hintsd.client.warning import script_place, warn_once, was_warned
 from hintsd.orders.hint import Files, Hint
 from hintsd.orders.spec import OrderSpec, to_message
 
-CONNECT_TIMEOUT_S: Final = 1.0
+CONNECT_TIMEOUT_S: Final = 5.0  # of a hintsd that listens, and may be busy
+ABSENT_S: Final = 0.5  # without any: a mount starts one a moment after it is there
 STEP_INTERVAL_S: Final = 0.02
 PAUSE_LEAST_S: Final = 0.05
 PAUSE_MOST_S: Final = 1.0
@@ -223,8 +224,8 @@ class Link:
         return f"{self._job or 'unnamed'}{of}: {state}{why}"
 
     def start(self) -> None:
-        """Begin; waits at most CONNECT_TIMEOUT_S to learn whether hintsd is there, and not again
-        in a process that has waited in vain."""
+        """Begin; waits at most CONNECT_TIMEOUT_S for a hintsd that listens, ABSENT_S without
+        one, and not again in a process that has waited in vain."""
         try:
             self._connection.prepare()
             self._thread.start()
@@ -349,8 +350,7 @@ class Link:
     def _report(self, error: OSError, elapsed_s: float) -> None:
         if self._job is not None:
             self._warn("the connection was lost; going on without hints until it is back", "lost")
-        elif elapsed_s >= CONNECT_TIMEOUT_S / 2 or was_warned("absent"):
-            # Not at once: `fusecache mount` starts a hintsd a moment after the mount is there.
+        elif elapsed_s >= ABSENT_S or was_warned("absent"):
             self._warn(
                 f"none answers for {self._shown_path} ({error.strerror or error}): hintsd "
                 "serve, or fusecache mount of it, starts one; a container needs the directory of "
