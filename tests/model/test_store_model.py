@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fusecache.store import Version
-from fusecache.store.types import Item
+from fusecache.store.types import Item, Location
 from tests.support.store_support import DATASET, Opened, check_invariants, content, disk_bytes
 
 MIB = 1 << 20
@@ -44,9 +44,13 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="store-model-"))
         self.model: dict[bytes, Known] = {}
+        self.versions: dict[
+            bytes, set[Version]
+        ] = {}  # all that were ever put: a rebuild meets them
         self.writers: dict[bytes, set[int]] = {}  # handles that have put the path since a flush
         self.index_was_flipped = False
         self.was_damaged = False
+        self.damaged: set[int] = set()  # segments
         self.source = random.Random(0)
         self.stores: list[Opened] = []
 
@@ -70,6 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def all_may_be_lost(self) -> None:
         self.was_damaged = True
+        self.damaged |= {int(path.stem) for store in self.stores for path in store.segments()}
         for known in self.model.values():
             known.may_be_lost = True
 
@@ -84,15 +89,22 @@ class StoreMachine(RuleBasedStateMachine):
         payload = content(seed, length)
         version = Version(ino, length, seed, seed + 1)
         location = self.stores[handle].put(path, payload, version)
-        before = self.model.get(path)
-        rewritten = before is not None and (before.rewritten or before.version != version)
-        if location is None:
-            self.model.pop(path, None)
-        else:
-            may_be_lost = self.is_disputed(handle, path)
-            self.model[path] = Known(version, payload, location.segno, may_be_lost, rewritten)
-            assert self.stores[handle].read(location) in (None, payload)
+        self.know(handle, path, version, payload, location)
         self.after_eviction()
+
+    def know(
+        self, handle: int, path: bytes, version: Version, payload: bytes, at: Location | None
+    ) -> None:
+        before = self.model.pop(path, None)
+        versions = self.versions.setdefault(path, set())
+        versions.add(version)
+        if at is None:
+            return
+        rewritten = len(versions) > 1 or (before is not None and before.rewritten)
+        # What is behind a damaged record of its segment may be lost, although it came later.
+        may_be_lost = self.is_disputed(handle, path) or at.segno in self.damaged
+        self.model[path] = Known(version, payload, at.segno, may_be_lost, rewritten)
+        assert self.stores[handle].read(at) in (None, payload)
 
     def is_disputed(self, handle: int, path: bytes) -> bool:
         """Of versions that two handles have put at the same time the one committed last stays."""
@@ -114,15 +126,8 @@ class StoreMachine(RuleBasedStateMachine):
         gone = len(store.gone)
         found = store.store.put_many(DATASET, items, evict=evict)
         for (path, version, _, payload), location in zip(items, found, strict=True):
-            before = self.model.get(path)
-            rewritten = before is not None and (before.rewritten or before.version != version)
-            if location is None:
-                self.model.pop(path, None)
-                continue
-            lost = self.is_disputed(handle, path)
-            self.model[path] = Known(version, bytes(payload), location.segno, lost, rewritten)
-            assert store.read(location) in (None, payload)
-            assert location.segno not in store.gone[gone:]
+            self.know(handle, path, version, bytes(payload), location)
+            assert location is None or location.segno not in store.gone[gone:]
         self.after_eviction()
 
     @rule(handle=handles, path=paths)
