@@ -84,7 +84,7 @@ def test_a_hang_ends_in_eio_and_readers_can_be_killed(
 ) -> None:
     for name in ("hangs", "hangs too", "fine", "cached"):
         place.write(name, random_bytes(name, 100_000))
-    mount = mounting("--origin-timeout", "1", source=faulty.mountpoint, allow_log=[AWAY])
+    mount = mounting("--origin-timeout", "3", source=faulty.mountpoint, allow_log=[AWAY])
     os.listdir(mount.path)
     mount.read_until_stored("cached", blocks=1)
     faulty.add(Fault(op, "hangs*", hang=True))
@@ -102,6 +102,7 @@ def test_a_hang_ends_in_eio_and_readers_can_be_killed(
 
 
 TIMEOUT_S = 4.0
+LONG_TIMEOUT_S = 30.0  # that nobody waits for
 
 
 @pytest.mark.claim("E3", "E1")
@@ -122,7 +123,7 @@ def test_a_hang_costs_one_timeout(
     begun_s = time.monotonic()
     assert errno_of(path.read_bytes) == "EIO"
     took_s = time.monotonic() - begun_s
-    assert TIMEOUT_S <= took_s < TIMEOUT_S * 1.5
+    assert TIMEOUT_S <= took_s < 2 * TIMEOUT_S
     faulty.clear()  # what hung comes back: the next read asks the origin again
     assert path.read_bytes() == content
 
@@ -137,7 +138,7 @@ def test_a_cached_file_is_read_at_once_while_everything_hangs(
     names = ["d/cached", "d/e/deeper", "d/e/large"]
     for name in names:
         place.write(name, random_bytes(name, 9 << 20 if "large" in name else 100_000))
-    flags = ("--origin-timeout", f"{TIMEOUT_S:g}", "--revalidate", "1")
+    flags = ("--origin-timeout", f"{LONG_TIMEOUT_S:g}", "--revalidate", "1")
     mount = mounting(*flags, source=faulty.mountpoint, allow_log=[AWAY])
     mount.read_until_stored(*names, blocks=5)
     mount.restart()  # where large ones lie is forgotten
@@ -146,7 +147,7 @@ def test_a_cached_file_is_read_at_once_while_everything_hangs(
     begun_s = time.monotonic()
     for name in names:
         assert (mount.path / name).read_bytes() == (place.source / name).read_bytes()
-    assert time.monotonic() - begun_s < TIMEOUT_S
+    assert time.monotonic() - begun_s < LONG_TIMEOUT_S
     faulty.clear()
     eventually(lambda: mount.value("origin", "available"))
     assert_same(place.source, mount.path)
@@ -157,7 +158,7 @@ def test_a_cached_file_is_read_at_once_while_everything_hangs(
 def test_hanging_metadata(place: Place, faulty: FaultyOrigin, mounting: Mounting) -> None:
     make_files(place.source, 120, lambda _: 100)
     (place.source / "link").symlink_to("class000")
-    mount = mounting("--origin-timeout", "1", source=faulty.mountpoint, allow_log=[AWAY])
+    mount = mounting("--origin-timeout", "3", source=faulty.mountpoint, allow_log=[AWAY])
     for op, path, action in (
         ("readdir", "class000", lambda: os.listdir(mount.path / "class000")),
         ("lookup", "class001/00050.jpg", lambda: os.stat(mount.path / "class001/00050.jpg")),
@@ -177,7 +178,7 @@ def test_the_origin_goes_away_and_comes_back(
 ) -> None:
     files = make_files(place.source, 80, lambda index: 1000 * index)
     mount = mounting(
-        *("--origin-timeout", "2", "--revalidate", "1"), source=faulty.mountpoint, allow_log=[AWAY]
+        *("--origin-timeout", "10", "--revalidate", "1"), source=faulty.mountpoint, allow_log=[AWAY]
     )
     os.listdir(mount.path / "class001")
     names = [str(path.relative_to(place.source)) for path in files]

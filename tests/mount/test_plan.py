@@ -524,7 +524,7 @@ def test_a_reader_that_joined_a_failing_flight_tries_itself(
 @in_one_mode
 def test_an_origin_that_hangs(place: Place, faulty: FaultyOrigin, begin: Begin) -> None:
     names = write_files(place, 12)
-    mount, client = begin("--origin-timeout", "1", source=faulty.mountpoint, allow_log=[AWAY])
+    mount, client = begin("--origin-timeout", "4", source=faulty.mountpoint, allow_log=[AWAY])
     inos = settled(place, mount, client, 12)
     faulty.add(Fault("open", "d/000[1-2]", hang=True))
     client.stage(inos[1:3])

@@ -17,7 +17,7 @@ from tests.support.trees import assert_same, make_files, random_bytes, snapshot
 
 AWAY = "origin (does not answer|is away)"
 EMPTY = "was mounted anew: it cannot be used: it is empty"
-PERIOD = ("--revalidate", "1", "--origin-timeout", "2")
+PERIOD = ("--revalidate", "1", "--origin-timeout", "10")
 LARGE_BYTES = 9 << 20
 
 

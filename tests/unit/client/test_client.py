@@ -739,7 +739,8 @@ def test_a_hintsd_that_dies_and_comes_back(daemon: FakeHintsd) -> None:
         told.steps.clear()
         job.step(5)
         daemon.start()
-        daemon.wait(lambda: told.resumed and len(told.orders) >= 2 and told.steps)
+        # The step that `resume` has told already may come again, and need not.
+        daemon.wait(lambda: told.resumed and len(told.orders) >= 2)
 
     with pytest.warns(RuntimeWarning, match="connection was lost") as caught:
         lose_it()
@@ -749,7 +750,7 @@ def test_a_hintsd_that_dies_and_comes_back(daemon: FakeHintsd) -> None:
     assert {epoch for epoch, _ in told.orders} == {1, 2}
     for epoch, sequence in told.sequences():
         assert sequence.tolist() == orders[epoch].tolist()
-    assert told.steps[-1] == (1, 5)
+    assert {*told.steps} <= {(1, 5)}
     lose_it()  # no second warning: it would be an error of the test
     job.close()
     assert told.is_closed
