@@ -25,6 +25,7 @@ EXCEPTIONS = (
     "fusecache.read.operations entry.*",
     "hintsd.autohint begin._hintsd",
     "hintsd.autohint iterator_class.__init__",
+    "hintsd.autohint loader_class.__new__",
     "hintsd.autohint spec.loader.exec_module",
     "hintsd.autohint.sitecustomize sys.*",
     "hintsd.client.client weakref.finalize(*).atexit",

@@ -3,7 +3,8 @@
 `environment` puts this directory first on PYTHONPATH, so that every Python below the command finds
 the sitecustomize.py here when it starts. That installs an import hook, which does nothing until
 torch's DataLoader is imported; then each DataLoader is attached when it is first iterated (its
-sampler may still be replaced before, as Lightning does).
+sampler may still be replaced before, as Lightning does). Below `hintsd explain` each is remembered
+when it is made, and where one is first iterated the process tells of all, and ends.
 
 INVARIANT: the script sees no difference: what fails here is silent or one warning (`--require`
 alone ends a script that is not hinted). The directory
@@ -73,15 +74,36 @@ def _patch(module: ModuleType) -> None:
     original = getattr(iterator_class, "__init__", None)
     if original is None or hasattr(original, "_hintsd"):
         return
+    is_explained = os.environ.get("HINTSD_EXPLAIN") == "1"
+    if is_explained:
+        _remember(module.DataLoader)
 
     @functools.wraps(original)
     def begin(self: Any, loader: Any, *rest: Any, **named: Any) -> None:
         attach: Any = None
         with contextlib.suppress(Exception):  # without numpy, say; the script must not notice
-            from hintsd.client.loaders import attach_unasked as attach
+            if is_explained:
+                from hintsd.client.explaining import explain as attach
+            else:
+                from hintsd.client.loaders import attach_unasked as attach
         if attach is not None:
             attach(loader)
         original(self, loader, *rest, **named)
 
     begin._hintsd = True  # type: ignore[attr-defined]
     iterator_class.__init__ = begin
+
+
+def _remember(loader_class: Any) -> None:
+    """Have each loader remembered. By `__new__`: torchdata's has an `__init__` of its own."""
+    from hintsd.client.explaining import remember
+
+    def make(cls: Any, *given: Any, **named: Any) -> Any:
+        following = super(loader_class, cls).__new__
+        is_last = following is object.__new__  # it refuses arguments
+        loader = following(cls) if is_last else following(cls, *given, **named)
+        with contextlib.suppress(Exception):
+            remember(loader)
+        return loader
+
+    loader_class.__new__ = make

@@ -15,10 +15,15 @@ def _begin() -> None:
         from importlib.util import find_spec
 
         if find_spec("torch") is not None:
+            is_explained = os.environ.get("HINTSD_EXPLAIN") == "1"
+            end = "not going on" if is_explained else "going on without hints"
             sys.stderr.write(
                 f"hintsd run: {sys.executable} has no hintsd (from fusecache's checkout: "
-                f"{sys.executable} -m pip install ./client); going on without hints\n"
+                f"{sys.executable} -m pip install ./client); {end}\n"
             )
+            if is_explained:  # it would train
+                sys.stderr.flush()
+                os._exit(1)
     except Exception:  # a fault of ours must not become the script's
         pass
 

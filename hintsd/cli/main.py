@@ -31,7 +31,12 @@ from fusecache.base.errors import (
 )
 from hintsd.cli import report
 from hintsd.cli.channel import Channel, channel_again, complain, open_channel
-from hintsd.cli.running import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, run_command
+from hintsd.cli.running import (
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    explain_command,
+    run_command,
+)
 from hintsd.cli.scores import read_scores, tell_scores
 from hintsd.client.finding import SOCKET_VARIABLE
 from hintsd.keeping import AUTO, NAMES
@@ -52,7 +57,9 @@ Exit codes:
   {EXIT_NOT_A_MOUNT}    hint: the path is on no fusecache mount, or hints are off for it
   {EXIT_INTERRUPTED}  interrupted with Ctrl-C
   run: the command's own (128 + N: ended by signal N), or {EXIT_NOT_FOUND}: not found,
-       {EXIT_NOT_EXECUTABLE}: not executable; {EXIT_FAILED}: --require, and not all is hinted"""
+       {EXIT_NOT_EXECUTABLE}: not executable; {EXIT_FAILED}: --require, and not all is hinted
+  explain: {EXIT_OK}: each DataLoader would be hinted; {EXIT_FAILED}: not each, or none was read and
+       the command ended with {EXIT_OK}; else as run"""
 
 
 class _Whole(click.IntRange):
@@ -515,17 +522,24 @@ def end(job: str, socket_path: str | None) -> None:
         channel.ask("end", {"job": job})
 
 
-# ---- run -----------------------------------------------------------------------------------------
+# ---- run, explain --------------------------------------------------------------------------------
 
+_COMMAND: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
-@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--require", is_flag=True, help="A DataLoader that is not hinted is an error.")
-@click.option(
+_words = click.argument(
+    "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND..."
+)
+_copy_samplers_flag = click.option(
     "--copy-samplers",
     is_flag=True,
     help="Read copies of samplers that are not known (docs/LIMITS.md, Samplers and datasets).",
 )
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+
+
+@cli.command(context_settings=_COMMAND)
+@click.option("--require", is_flag=True, help="A DataLoader that is not hinted is an error.")
+@_copy_samplers_flag
+@_words
 def run(words: tuple[str, ...], require: bool, copy_samplers: bool) -> NoReturn:
     """Run COMMAND with its DataLoaders announcing their order by themselves.
 
@@ -537,6 +551,25 @@ def run(words: tuple[str, ...], require: bool, copy_samplers: bool) -> NoReturn:
     an error (hintsd.client.summary.NotHinted) where it reads a DataLoader that is not hinted.
     """
     sys.exit(run_command(words, require=require, copy_samplers=copy_samplers))
+
+
+@cli.command(context_settings=_COMMAND)
+@_copy_samplers_flag
+@_words
+def explain(words: tuple[str, ...], copy_samplers: bool) -> NoReturn:
+    """Say which DataLoaders of COMMAND `hintsd run` would hint, and why not the others.
+
+    \b
+    hintsd explain -- python train.py --data /data/imagenet
+
+    COMMAND runs up to the first batch that a DataLoader is asked for: nothing is trained. A line
+    for each DataLoader that is there by then follows on stdout. Those that are made later are not
+    known. What hintsd itself would refuse is not asked.
+
+    Each process ends at its own first batch, by os._exit(0): what is printed is flushed, but no
+    `finally` and no `atexit` of the script runs. What reads no DataLoader runs to its end.
+    """
+    sys.exit(explain_command(words, copy_samplers=copy_samplers))
 
 
 cli.add_command(lab)

@@ -1,5 +1,5 @@
 """`hintsd run`: runs a command, as if it had been started itself, and sums up which of its
-DataLoaders were hinted.
+DataLoaders were hinted. `hintsd explain`: runs it up to its first batch, and says which would be.
 
 INVARIANT: the command has our terminal, process group, descriptors and signals. What is sent to us
 we send it, except what the terminal sends to both. What we cannot pass on, SIGKILL above all, ends
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO, Final
 
+from fusecache.base.command import say
 from fusecache.base.errors import EXIT_FAILED, EXIT_OK, UserError
 from hintsd.autohint import environment
 from hintsd.cli.channel import complain
@@ -45,6 +46,9 @@ def run_command(words: Sequence[str], *, require: bool, copy_samplers: bool) -> 
     its own loop is to end, too.
     """
     sys.stdout.flush()
+    if summary.is_set(summary.EXPLAIN):  # below `hintsd explain`, which sums up
+        told = {summary.COPY_SAMPLERS: "1"} if copy_samplers else {}
+        return _ended(_run(words, environment({**os.environ, **told})))
     with _notes() as (notes, problem):
         if notes is None and require:
             raise UserError(f"--require: loaders cannot be counted: {problem}")
@@ -59,11 +63,40 @@ def run_command(words: Sequence[str], *, require: bool, copy_samplers: bool) -> 
         complain(f"run: {found if notes is not None else problem}")
     except OSError:  # whoever read it is gone, and what was not written is not tried again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    status = _ended(code)
+    return EXIT_FAILED if status == EXIT_OK and require and not found.is_whole else status
+
+
+def explain_command(words: Sequence[str], *, copy_samplers: bool) -> int:
+    """The exit status: EXIT_OK if each loader would be hinted, else EXIT_FAILED; of a command that
+    has read none its own, if that is another than EXIT_OK. UserError: the command cannot be run.
+    """
+    sys.stdout.flush()
+    with _notes() as (notes, problem):
+        if notes is None:
+            raise UserError(f"loaders cannot be noted: {problem}")
+        told = {
+            summary.NOTES: str(notes.name),
+            summary.REQUIRE: "0",
+            summary.COPY_SAMPLERS: "1" if copy_samplers else "0",
+            summary.EXPLAIN: "1",
+        }
+        code = _run(words, environment({**os.environ, **told}))
+        found = summary.Explained(notes)
+    for line in found.lines:
+        say(line)
+    status = _ended(code)
+    if not found.lines:
+        complain(f"explain: no DataLoader was read: the command has ended, with {status}")
+        return status or EXIT_FAILED
+    return EXIT_OK if found.is_whole else EXIT_FAILED
+
+
+def _ended(code: int) -> int:
+    """The exit status of a command that `_run` gave that of; as it ended, if by SIGINT."""
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    if code == EXIT_OK and require and not found.is_whole:
-        return EXIT_FAILED
     return EXIT_SIGNALLED - code if code < 0 else code
 
 

@@ -22,6 +22,8 @@ SOCKET_VARIABLE: Final = "HINTSD_SOCKET"
 class Unhinted(Exception):
     """There will be no hints for this job, for good. `reason` is the same for the same cause."""
 
+    advice = "see docs/TROUBLESHOOTING.md"
+
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.reason = message if reason is None else reason
@@ -29,6 +31,8 @@ class Unhinted(Exception):
 
 class NotMounted(Unhinted):
     """There is no mount at the path: it may be there again later."""
+
+    advice = "fusecache mount its directory, and let the script read it there"
 
 
 def find_socket(path: str) -> tuple[str, str]:

@@ -49,7 +49,7 @@ INLINE_BYTES_MOST: Final = 1 << 16
 
 State = Literal["waiting", "hinted", "wrong", "over"]
 
-Listener = Callable[[str, str], None]
+Listener = Callable[[str, str], object]
 """Takes a State, or FAILED, and why."""
 
 Ways = tuple[Callable[[], Files], ...]
@@ -305,7 +305,7 @@ class Link:
             self.state.fail(str(problem))
             self._warn(str(problem), problem.reason)
         except wire.WireError as error:
-            why = f"not understood, going on without hints: {error}"
+            why = _not_understood(error)
             self.state.fail(why)
             self._warn(why, "protocol")
         except Exception as error:  # a fault of ours must not reach the trainer either
@@ -351,12 +351,7 @@ class Link:
         if self._job is not None:
             self._warn("the connection was lost; going on without hints until it is back", "lost")
         elif elapsed_s >= ABSENT_S or was_warned("absent"):
-            self._warn(
-                f"none answers for {self._shown_path} ({error.strerror or error}): hintsd "
-                "serve, or fusecache mount of it, starts one; a container needs the directory of "
-                f"its socket ({SOCKET_VARIABLE}); going on without hints until one does",
-                "absent",
-            )
+            self._warn(_none_answers(self._shown_path, error), "absent")
             self._settled.set()
             self._told.set()
 
@@ -458,6 +453,33 @@ class Link:
                     connection.send(step, is_last=True)
                 connection.send(wire.encode("close", {}), is_last=True)
                 connection.expect("closed", CONNECT_TIMEOUT_S, is_last=True)
+
+
+def greet(path: str) -> None:
+    """Have hintsd answer for the dataset at `path`, and tell it nothing. Unhinted: as a link of
+    that dataset would warn now."""
+    connection = Connection(lambda line: None)
+    try:
+        connection.prepare()
+        connection.connect(find_socket(path)[0], CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise Unhinted(_none_answers(path, error)) from None
+    except wire.WireError as error:
+        raise Unhinted(_not_understood(error)) from None
+    finally:
+        connection.disconnect()
+
+
+def _none_answers(path: str, error: OSError) -> str:
+    return (
+        f"none answers for {path} ({error.strerror or error}): hintsd "
+        "serve, or fusecache mount of it, starts one; a container needs the directory of "
+        f"its socket ({SOCKET_VARIABLE}); going on without hints until one does"
+    )
+
+
+def _not_understood(error: wire.WireError) -> str:
+    return f"not understood, going on without hints: {error}"
 
 
 def _told_frames(agenda: _Agenda, takes_scores: bool) -> Iterator[bytes]:

@@ -41,8 +41,9 @@ from hintsd.client.client import (
 )
 from hintsd.client.importance.telling import telling_of
 from hintsd.client.known.datasets import files_of, is_in_memory
-from hintsd.client.known.extending import Unreadable
+from hintsd.client.known.extending import Needless, Unreadable
 from hintsd.client.iterators import drawing_iterator
+from hintsd.client.link import Ways
 from hintsd.client.sampler_order import Seat, SamplerOrder, generators_kept, seat_of
 from hintsd.client.warning import warn_once
 from hintsd.orders.drawing import access_sequence
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 COPIED_MOST: Final = 1 << 27  # indices of a sampler that is copied: as a list, 1 GiB
 
 REQUIRED_TIMEOUT_S: Final = 60.0  # hintsd may have to list the dataset
+
+_IN_MEMORY: Final = "a dataset in memory reads no files"
 
 _jobs: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Job, Announcer | None]]
 _jobs = weakref.WeakKeyDictionary()
@@ -105,10 +108,8 @@ def attach(
         raise ValueError(f"{len(tidy)} paths for a dataset of {len(dataset)} samples")
     try:
         made = _attach(loader, tidy, epochs, copy_sampler)
-    except Unreadable as problem:
-        made = _without(str(problem)), None
-    except Exception as error:  # a dataset or sampler that does not behave
-        made = _without(f"this DataLoader cannot be read ({error!r})"), None
+    except Exception as error:
+        made = _without(str(_unreadable(error))), None
     _jobs[loader] = made
     return made[0]
 
@@ -151,6 +152,35 @@ def attach_unasked(loader: DataLoader[Any]) -> None:
         warn_once(f"this DataLoader cannot be hinted: {error!r}")
 
 
+def foretell(loader: DataLoader[Any]) -> Readable | Job:
+    """What `attach_unasked` would have to announce of a loader; or its job, which the script has
+    attached. The first epoch's order is read, and hintsd not asked. Unreadable.
+    """
+    try:
+        loader = samplers.iterated_loader(loader)
+        known = _jobs.get(loader)
+        if known is not None:
+            return known[0]
+        if is_in_memory(loader.dataset):
+            raise Needless(_IN_MEMORY)
+        found = _read(loader, None, summary.is_set(summary.COPY_SAMPLERS))
+    except Exception as error:
+        raise _unreadable(error) from error
+    if found.source.telling is None:  # else it would draw, which other processes may take part in
+        try:
+            found.source.begun()
+        except Exception as error:
+            raise Unreadable(found.source.untold(error)) from error
+    return found
+
+
+def _unreadable(error: Exception) -> Unreadable:
+    """As it is told: of a dataset or sampler that does not behave, too."""
+    if isinstance(error, Unreadable):
+        return error
+    return Unreadable(f"this DataLoader cannot be read ({error!r})")
+
+
 def _job_unasked(loader: DataLoader[Any]) -> Job | None:
     """None: it needs none."""
     import torch.utils.data
@@ -159,19 +189,29 @@ def _job_unasked(loader: DataLoader[Any]) -> Job | None:
         return None
     known = _jobs.get(loader)
     if known is None and is_in_memory(loader.dataset):
-        logging.getLogger("hintsd").info("a dataset in memory reads no files: not hinted")
+        logging.getLogger("hintsd").info(f"{_IN_MEMORY}: not hinted")
         return None
     if known is not None and known[0].is_over:
         return known[0]
     return attach(loader, copy_sampler=summary.is_set(summary.COPY_SAMPLERS))
 
 
-def _attach(
-    loader: DataLoader[Any],
-    paths: list[str] | None,
-    epochs: int | None,
-    copy_sampler: bool,
-) -> tuple[Job, Announcer | None]:
+@dataclass(frozen=True)
+class Readable:
+    """A loader that can be hinted: what is known of it, before it is."""
+
+    root: str
+    ways: Ways
+    seat: Seat
+    source: SamplerOrder
+    spec: OrderSpec | None
+    """Of all epochs; None: each is announced as it begins."""
+    is_copied: bool
+    """Each epoch's order is that of a copy of the sampler."""
+
+
+def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) -> Readable:
+    """Unreadable; and whatever a dataset or sampler raises that does not behave."""
     from torch.utils.data import IterableDataset
 
     if isinstance(loader.dataset, IterableDataset):
@@ -187,24 +227,36 @@ def _attach(
     spec = source.stock_spec(base_seed_drawn=False)
     is_told = spec is not None or type(source.sampler) in (list, tuple, range)
     is_told = is_told or source.telling is not None or source.told_by is not None
-    if not is_told and not copy_sampler and source.rebatched_spec() is None:
+    is_copied = not is_told and source.rebatched_spec() is None
+    if is_copied and not copy_sampler:
         raise Unreadable(
             f"the order of {type(source.sampler).__name__} cannot be told without reading it: "
             "hintsd.order_of.register its class, or allow that a copy of it is read "
             "(attach(loader, copy_sampler=True), hintsd run --copy-samplers)"
         )
     is_known = spec is not None and spec.epochs_known is None
+    return Readable(root, ways, seat, source, spec if is_known else None, is_copied)
+
+
+def _attach(
+    loader: DataLoader[Any],
+    paths: list[str] | None,
+    epochs: int | None,
+    copy_sampler: bool,
+) -> tuple[Job, Announcer | None]:
+    found = _read(loader, paths, copy_sampler)
+    seat, source = found.seat, found.source
     job = Job(
         Hint(
-            path=os.fsencode(root),
-            spec=spec if is_known else None,
+            path=os.fsencode(found.root),
+            spec=found.spec,
             epochs=epochs,
             start_epoch=source.epoch,
             workers=loader.num_workers or 1,  # 0 is not known: here the trainer is the one reader
             prefetch_factor=loader.prefetch_factor or 0,
             name=program_name(),
         ),
-        ways,
+        found.ways,
     )
     if job.is_over:
         return job, None

@@ -164,17 +164,20 @@ class SamplerOrder:
 
     def spec(self, job: Job) -> OrderSpec | None:
         """The order of the epoch that begins now. None: there is none, and the job was closed."""
+        return self._read(job, self.begun)
 
-        def read() -> OrderSpec:
-            if self.telling is not None:
-                return self.telling.begun(self._next_epoch())
-            stock = self.stock_spec(base_seed_drawn=True) or self.rebatched_spec()
-            if stock is None and self.told_by is not None:
-                with generators_kept(), _no_collectives():
-                    return self._listed(list(self.told_by(self.sampler)))
-            return stock or self._listed(self._read_copy(self.sampler))
+    def begun(self) -> OrderSpec:
+        """The order of the epoch that begins now. Exception: `untold` says why there is none."""
+        if self.telling is not None:
+            return self.telling.begun(self._next_epoch())
+        stock = self.stock_spec(base_seed_drawn=True) or self.rebatched_spec()
+        if stock is None and self.told_by is not None:
+            with generators_kept(), _no_collectives():
+                return self._listed(list(self.told_by(self.sampler)))
+        return stock or self._listed(self._read_copy(self.sampler))
 
-        return self._read(job, read)
+    def untold(self, error: Exception) -> str:
+        return f"the order of {type(self.sampler).__name__} cannot be told ({error!r})"
 
     def resumed(self, job: Job, indices: Any) -> tuple[OrderSpec | None, int]:
         """As `spec`, of an iterator of the sampler that has just taken a state, and how many
@@ -197,7 +200,7 @@ class SamplerOrder:
         try:
             return read()
         except Exception as error:
-            job.give_up(f"the order of {type(self.sampler).__name__} cannot be told ({error!r})")
+            job.give_up(self.untold(error))
             return None
 
     def _read_copy(self, original: Any) -> list[Any]:

@@ -1,5 +1,6 @@
-"""What became of each DataLoader below `hintsd run`: its process notes it in a file, line by line,
-and `hintsd run` sums the lines up when the command has ended.
+"""What became of each DataLoader below `hintsd run`, or would become of it (`hintsd explain`): its
+process notes it in a file, line by line, and the command that made the file sums the lines up at
+the end.
 
 What `hintsd run` was asked for comes by environment variables, which its children inherit.
 INVARIANT: a note never fails, and is one write: processes do not tear each other's lines.
@@ -16,9 +17,14 @@ from typing import Final
 NOTES: Final = "HINTSD_NOTES"  # the file
 REQUIRE: Final = "HINTSD_REQUIRE"
 COPY_SAMPLERS: Final = "HINTSD_COPY_SAMPLERS"
+EXPLAIN: Final = "HINTSD_EXPLAIN"  # autohint/ knows these words, too
 
 FAILED: Final = "failed"
 """Besides a job's states: it was given up, be it that it was hinted before."""
+WOULD_BE: Final = "would be"
+WOULD_NOT_BE: Final = "would not be"
+NEEDLESS: Final = "needless"
+"""What `hintsd explain` has noted: hinted, not hinted, not hinted for there is no need."""
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 UNANSWERED: Final = "hintsd has not answered"
 
@@ -28,17 +34,21 @@ class NotHinted(RuntimeError):
 
 
 def is_set(variable: str) -> bool:
-    """REQUIRE or COPY_SAMPLERS."""
+    """REQUIRE, COPY_SAMPLERS or EXPLAIN."""
     return os.environ.get(variable) == "1"
 
 
-def note(loader: int, state: str, why: str) -> None:
-    """Of this process's loader of that number. Without a `hintsd run`: nothing."""
+def reason(warning: str) -> str:
+    """Of a warning, in one line: why, without what becomes of it."""
+    return " ".join(warning.split()).partition("; going on without")[0]
+
+
+def note(loader: int, state: str, why: str) -> bool:
+    """Of this process's loader of that number. Whether it is noted: not without a `hintsd run`."""
     path = os.environ.get(NOTES)
     if not path:
-        return
-    why = " ".join(why.split()).partition("; going on without")[0]
-    line = json.dumps([os.getpid(), loader, state, why]) + "\n"
+        return False
+    line = json.dumps([os.getpid(), loader, state, reason(why)]) + "\n"
     try:
         notes = os.open(path, _APPEND)
         try:
@@ -46,7 +56,8 @@ def note(loader: int, state: str, why: str) -> None:
         finally:
             os.close(notes)
     except OSError:  # another machine's, or the disk is full
-        pass
+        return False
+    return True
 
 
 def _read(line: bytes) -> tuple[int, int, str, str] | None:
@@ -91,3 +102,19 @@ class Summary:
         line = f"{self.hinted} {'loader' if self.hinted == 1 else 'loaders'} hinted"
         told = [why if n == 1 else f"{why} ({n} loaders)" for why, n in self.reasons.items()]
         return f"{line}, {count} not: {'; '.join(told)}" if count else line
+
+
+class Explained:
+    """Of the notes of all processes below `hintsd explain`: a line for each loader; what several
+    processes say of their loaders of one number is one line.
+    """
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        told = Counter(noted[1:] for line in lines if (noted := _read(line)) is not None)
+        self.lines = [
+            line if count == 1 else f"{line} (in {count} processes)"
+            for (_, _, line), count in told.items()
+        ]
+        states = {state for _, state, _ in told}
+        self.is_whole = WOULD_BE in states and WOULD_NOT_BE not in states
+        """Whether there are loaders to be hinted, and all would be."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Container
 from types import FrameType
 from typing import NamedTuple
 
@@ -22,10 +23,13 @@ class Place(NamedTuple):
     module: str
 
 
-def script_place() -> Place:
-    """The line that called us: of the innermost frame that is neither ours nor torch's."""
+def script_place(besides: Container[str] = ()) -> Place:
+    """The line that called us: of the innermost frame that is neither ours nor torch's, nor of one
+    of the packages `besides`."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _package(frame) in ("hintsd", "torch"):
+    while frame.f_back is not None and (
+        _package(frame) in ("hintsd", "torch") or _package(frame) in besides
+    ):
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""))
 

@@ -31,6 +31,14 @@ Function = Callable[[Any], Any]
 class Unreadable(Exception):
     """This loader cannot be hinted; one line that says why."""
 
+    advice = "see docs/LOADERS.md"
+
+
+class Needless(Unreadable):
+    """This loader needs no hints."""
+
+    advice = "nothing is to be done"
+
 
 @functools.singledispatch
 def paths_of(dataset: Any) -> Sequence[Any]:

@@ -104,9 +104,9 @@ def _plain(script: Path) -> str:
 
 
 def _python(
-    *arguments: str, hinted: bool = True, path: tuple[str | Path, ...] = (ROOT,)
+    *arguments: str, hinted: bool = True, path: tuple[str | Path, ...] = (ROOT,), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    environ = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(map(str, path))}
     return subprocess.run(
         [sys.executable, *arguments],
         env=environment(environ) if hinted else environ,
@@ -200,6 +200,9 @@ def test_an_interpreter_without_hintsd_runs_on(tmp_path: Path) -> None:
     # It has torch, so it may be meant.
     assert "has no hintsd (from fusecache's checkout: " in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    done = _python("-c", "print('trained')", path=(broken,), HINTSD_EXPLAIN="1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("-m pip install ./client); not going on\n")
 
 
 def test_torch_is_not_imported_for_it() -> None:
@@ -313,8 +316,8 @@ print("done")
 """
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hintsd", "run", *words]
+def _run(*words: str, name: str = "run") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hintsd", name, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
 
 
@@ -335,3 +338,145 @@ def test_the_last_line_of_hintsd_run(daemon: FakeHintsd, root: str, tmp_path: Pa
     *_, error, line = done.stderr.splitlines()
     assert "NotHinted: hintsd run --require: a DataLoader is not hinted: the order of Own" in error
     assert line.startswith("hintsd: run: 0 loaders hinted, 1 not: the order of Own cannot be told")
+
+
+_EXPLAINED = """
+import atexit, random, sys, torch, warnings
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+warnings.simplefilter("ignore", UserWarning)
+
+class Files(Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        print("read")
+        return index
+
+class Telling(Files):
+    def __hintsd_paths__(self):
+        return [f"{root}/{{i}}" for i in range(6)]
+
+class Own(Sampler):
+    def __len__(self):
+        return 6
+    def __iter__(self):
+        print("drawn")
+        return iter(random.sample(range(6), 6))
+
+def refused():
+    try:
+        DataLoader(Files(), batch_size=2, batch_sampler=[[0]])
+    except ValueError:
+        pass
+
+atexit.register(print, "at exit")
+refused()
+DataLoader(Files())  # gone
+"""
+
+_TRAINED = """
+print("begun")
+try:
+    for batch in train:
+        print("a batch")
+finally:
+    print("finally")
+late = DataLoader(Files())
+"""
+
+
+def _explain(script: Path, code: str, root: str, *words: str) -> tuple[int, list[str], str]:
+    """The exit status; what was printed, the lines of the script as `L` and their end; stderr."""
+    script.write_text(code.format(root=root))
+    done = _run(*words, sys.executable, str(script), name="explain")
+    lines = script.read_text().splitlines()
+    printed = []
+    for line in done.stdout.splitlines():
+        place, made, rest = line.partition(": ")
+        number = place.removeprefix(f"{script}:")
+        named = lines[int(number) - 1].rpartition("# ")[2] if number.isdecimal() else place
+        printed.append(f"{named}{made}{rest}")
+    return done.returncode, printed, done.stderr
+
+
+def test_explain_says_which_loaders_would_be_hinted(
+    daemon: FakeHintsd, root: str, tmp_path: Path
+) -> None:
+    begin = _FIND.format(socket=str(daemon.path)) + _EXPLAINED
+    hinted = """
+train = DataLoader(Telling(), batch_size=2, shuffle=True)  # train
+check = DataLoader(Telling(), batch_size=5)  # check
+"""
+    unknown = "other = DataLoader(Files(), batch_size=3)  # other\n"
+    script = tmp_path / "train.py"
+    would = [
+        f"train: DataLoader(Telling in {root}, RandomSampler, batch size 2): would be hinted: the "
+        "order of RandomSampler, as each epoch begins; its mount and hintsd answer",
+        f"check: DataLoader(Telling in {root}, SequentialSampler, batch size 5): would be hinted: "
+        "the order of SequentialSampler, all epochs ahead; its mount and hintsd answer",
+    ]
+    whole = _explain(script, begin + hinted + _TRAINED, root)
+    assert whole == (0, ["begun", *would], "")
+    would_not = (
+        "other: DataLoader(Files, SequentialSampler, batch size 3): would not be hinted: which "
+        "files a Files reads is not known: give hintsd.attach their paths, or the dataset a "
+        "method __hintsd_paths__; see docs/LOADERS.md"
+    )
+    partly = _explain(script, begin + hinted + unknown + _TRAINED, root)
+    assert partly == (1, ["begun", *would, would_not], "")
+    assert daemon.jobs == []  # nothing is announced
+    daemon.stop()
+    code, printed, _ = _explain(script, begin + hinted + _TRAINED, root)
+    assert code == 1
+    assert f"would not be hinted: none answers for {root} (No such file" in printed[1] or (
+        f"would not be hinted: none answers for {root} (Connection refused" in printed[1]
+    )
+
+
+def test_explain_needs_no_mount_to_tell_what_is_known(root: str, tmp_path: Path) -> None:
+    loaders = """
+from torchdata.stateful_dataloader import StatefulDataLoader
+train = StatefulDataLoader(Telling(), sampler=Own())  # train
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+stream = DataLoader(Stream(), batch_size=None)  # stream
+memory = DataLoader(TensorDataset(torch.arange(4)))  # memory
+batches = DataLoader(Telling(), batch_sampler=[[0, 1], [5]])  # batches
+class Wrong(Own):
+    def __iter__(self):
+        raise OSError("no order")
+wrong = DataLoader(Telling(), sampler=Wrong())  # wrong
+"""
+    script = tmp_path / "train.py"
+    run = ("--", sys.executable, "-m", "hintsd", "run", "--copy-samplers")  # as in a user's script
+    told = _explain(script, _EXPLAINED + loaders + _TRAINED, root, *run)
+    why = f"would not be hinted: {root} is not on a fusecache mount (its order is known: the order"
+    do = "; fusecache mount its directory, and let the script read it there"
+    assert told == (
+        1,
+        [
+            "begun",
+            "drawn",  # by the copy
+            f"train: StatefulDataLoader(Telling in {root}, Own, batch size 1): {why} of a copy of "
+            f"Own, as each epoch begins){do}",
+            "stream: DataLoader(Stream, no sampler, batches of its own): would not be hinted: an "
+            "IterableDataset has no indices that could be announced; see docs/LOADERS.md",
+            "memory: DataLoader(TensorDataset, SequentialSampler, batch size 1): would not be "
+            "hinted: a dataset in memory reads no files; nothing is to be done",
+            f"batches: DataLoader(Telling in {root}, list, batches of its own): {why} of list, as "
+            f"each epoch begins){do}",
+            f"wrong: DataLoader(Telling in {root}, Wrong, batch size 1): would not be hinted: the "
+            "order of Wrong cannot be told (OSError('no order')); see docs/LOADERS.md",
+        ],
+        "",
+    )
+
+
+def test_explain_of_a_script_that_reads_no_loader(root: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    code = _EXPLAINED + "loader = DataLoader(Telling())\nprint('ended')\nsys.exit({status})\n"
+    for status, said in ((0, 1), (4, 4)):
+        told = _explain(script, code.replace("{status}", str(status)), root)
+        line = f"hintsd: explain: no DataLoader was read: the command has ended, with {status}\n"
+        assert told == (said, ["ended", "at exit"], line)

@@ -67,3 +67,18 @@ def test_what_is_no_note_is_left_out_and_what_is_no_file_is_not_waited_for(
     monkeypatch.setenv(summary.NOTES, str(fifo))
     summary.note(0, "hinted", "")
     assert fifo.is_fifo()
+
+
+def test_what_would_become_of_each_loader() -> None:
+    def explained(*notes: tuple[int, int, str, str]) -> summary.Explained:
+        return summary.Explained([json.dumps(note).encode() for note in notes] + [b"{"])
+
+    nothing = explained((7, 0, summary.NEEDLESS, "in memory"))
+    assert (nothing.lines, nothing.is_whole) == (["in memory"], False)
+    whole = explained(
+        (7, 0, summary.WOULD_BE, "this"), (7, 1, summary.WOULD_BE, "this"),
+        (8, 0, summary.WOULD_BE, "this"), (8, 2, summary.NEEDLESS, "in memory"),
+    )  # fmt: skip
+    assert (whole.lines, whole.is_whole) == (["this (in 2 processes)", "this", "in memory"], True)
+    partly = explained((7, 0, summary.WOULD_BE, "this"), (7, 1, summary.WOULD_NOT_BE, "that"))
+    assert (partly.lines, partly.is_whole) == (["this", "that"], False)
