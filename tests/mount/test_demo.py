@@ -18,7 +18,7 @@ def test_your_own_images(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     dataset.make(data, 60, 0)
     command = [sys.executable, "-m", "tools.demo_lib", "--data", str(data), "--images", "48"]
-    done = run_with_torch([*command, "--out", str(out), "--work-dir", str(tmp_path)], 120, ROOT)
+    done = run_with_torch([*command, "--out", str(out), "--work-dir", str(tmp_path)], 400, ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS: 3 of 3 checks" in done.stdout
     told = json.loads((out / "demo.json").read_text())
