@@ -41,7 +41,7 @@ from fusecache.read.misses import Misses
 from fusecache.read.operations import FOREVER_S, Operations
 from fusecache.read.origin import Origin, file_system_of
 from fusecache.read.reader import Reader
-from fusecache.read.sources import LogBuffers, Pool, Segments, SourceFiles, Sources
+from fusecache.read.sources import LogBuffers, Pool, SourceFiles, Sources, SsdSource
 from fusecache.read.stager import Stager
 from fusecache.recording.passings import Passings
 from fusecache.recording.recording import Recording
@@ -127,9 +127,10 @@ class Server:
             self.store, self.packer, self.dataset, self.metrics, self.user_pins
         )
         self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
-        self.segments = segments = Segments(self.store, self.dataset, self.manifest, self.metrics)
+        self.segments = segments = SsdSource(self.store, self.dataset, self.manifest, self.metrics)
         self.hosts = pooling.join(config, self.metrics, launch)
         pool = Pool() if self.hosts else None
+        # native/ahead/fetch.c (`fetch_one`) repeats the far ones: the fetch threads see no list.
         sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults, pool)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
