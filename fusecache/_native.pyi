@@ -288,7 +288,10 @@ def ram_take(limit_bytes: int, most: int) -> list[tuple[int, int, int]]:
 def counters() -> dict[str, int]:
     """requests (all READs that reached us in the front), from_ssd (READs answered from segments by
     C), bytes_from_ssd, lookups, getattrs, readdirs, slow (requests handed to Python), faults,
-    bytes_staged (pushed by stage()), waited (READs that waited for their chunk)."""
+    bytes_staged (pushed by stage()), waited (READs that waited for bytes that were being staged),
+    from_origin (READs answered by the fetch threads, from the origin or the pool),
+    bytes_from_origin (in those answers), files_fetched and bytes_fetched (read by the fetch threads
+    from the origin, without the pool), files_pooled and bytes_pooled (from the pool alone)."""
 
 # Bucket k of a histogram counts what took at most 2^(LATENCY_SHIFT + k) ns, and is in no lower one.
 LATENCY_SHIFT: Final[int]
@@ -313,7 +316,7 @@ PLAN_STAGED: Final[int]  # pushed whole, and not dropped since
 PLAN_FAILED: Final[int]
 SEEN_LOOKUP: Final[int]  # what was seen of an inode: the look-up of an armed one,
 SEEN_SSD: Final[int]  # a READ at offset 0, answered from SSD
-SEEN_ORIGIN: Final[int]  # or from the origin
+SEEN_ORIGIN: Final[int]  # or from beyond this host: the origin, or the pool
 # Results of stage() and push_files(), a byte each:
 PUSH_NO_BYTES: Final[int]  # no readable location (not on SSD, a fault, attributes refused)
 PUSHED: Final[int]  # whole; an empty file is

@@ -86,16 +86,12 @@ class LargeFiles:
         is_stored, is_fetched = True, False
         for block in range(namespace.block_count(version.size)):
             if not await self._reader.is_cached(ino, block):
-                await self._wait_for_origin(namespace.block_span(version.size, block)[1], plan)
+                size_bytes = namespace.block_span(version.size, block)[1]
+                await self._wait_for_origin(size_bytes, plan)
                 if plan != self._answers.plan:
                     return Result.NOT_PUSHED
                 is_fetched = True
-                is_stored = (
-                    is_stored
-                    and store
-                    and await trio.to_thread.run_sync(self._packer.has_spare, BLOCK_BYTES)
-                    and await self._reader.ensure_cached(ino, block) is not None
-                )
+                is_stored = is_stored and store and await self._store(ino, block, size_bytes)
             if not is_staged:
                 if not is_stored:
                     return Result.NO_ROOM
@@ -115,13 +111,21 @@ class LargeFiles:
         ):
             await trio.sleep(POLL_S)
         self._fetches.take(size_bytes)
-        self._metrics.add(PREFETCHED_BYTES, size_bytes)
+
+    async def _store(self, ino: int, block: int, size_bytes: int) -> bool:
+        """False: there is no room for it on SSD."""
+        if not await trio.to_thread.run_sync(self._packer.has_spare, BLOCK_BYTES):
+            return False
+        was_cached = await self._reader.ensure_cached(ino, block)
+        self._metrics.add(PREFETCHED_BYTES, 0 if was_cached else size_bytes)
+        return was_cached is not None
 
     async def _push_block(self, ino: int, version: Version, block: int, plan: int) -> bool:
         """From SSD if it is there, else from the origin. False: not wanted any more, or refused."""
         data: memoryview | None = None
         if not await self._reader.is_cached(ino, block):
             got, data = await self._fetcher.range(ino, *namespace.block_span(version.size, block))
+            self._metrics.add(PREFETCHED_BYTES, len(data))
             if got != version:
                 raise OriginChanged
         if plan != self._answers.plan or not flags(ino) & Standing.WANTED:

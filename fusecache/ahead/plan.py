@@ -5,7 +5,7 @@ INVARIANT: commands take effect in the order they came; `list`, `arm` and `evict
 up those behind them.
 INVARIANT: whatever comes over the channel, readers do not notice, and a hintsd that does not read
 what it is sent is cut off.
-It knows no policy: what to want, and when, is the daemon's business.
+It does no planning: what to want, and when, is the daemon's business.
 """
 
 from __future__ import annotations

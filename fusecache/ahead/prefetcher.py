@@ -48,7 +48,7 @@ from fusecache.read.kernel import Kernel
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
 from fusecache.read.reader import Reader
-from fusecache.read.sources import Segments
+from fusecache.read.sources import SsdSource
 from fusecache.reorder.packer import Packer
 from fusecache.table.pins import Pins
 
@@ -64,7 +64,7 @@ class Prefetcher:
         origin: Origin,
         misses: Misses,
         fetch_threads: FetchThreads,
-        segments: Segments,
+        segments: SsdSource,
         packer: Packer,
         preloaded: Container[int],
         evictions: Evictions,

@@ -14,7 +14,7 @@ import trio
 from fusecache import _native
 from fusecache.base.errors import UnknownInode
 from fusecache.base.metrics import EVICTED_BYTES, EVICTED_FILES, Metrics
-from fusecache.read.sources import Segments
+from fusecache.read.sources import SsdSource
 from fusecache.reorder.packer import Packer
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Location, Version
@@ -44,7 +44,7 @@ def in_log(ino: int, size_bytes: int | None = None) -> tuple[Version, bytes] | N
 class Stored:
     """What is where, of one mount. All but `has_come` is blocking."""
 
-    def __init__(self, segments: Segments, packer: Packer, preloaded: Container[int]) -> None:
+    def __init__(self, segments: SsdSource, packer: Packer, preloaded: Container[int]) -> None:
         """`preloaded`: directories whose files' locations the front knows."""
         self._segments = segments
         self._packer = packer

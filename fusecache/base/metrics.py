@@ -1,7 +1,8 @@
 """What one server process counts and measures: each metric is declared here, once.
 
 The counters of the C part, too, which native/base/base.h declares. `fusecache status` reads all at
-one moment. FAMILIES says what of that, and of hintsd's status, `fusecache metrics` exports.
+one moment; it shows only what `status` of server/serving.py places. `fusecache metrics` exports
+only what of that, and of hintsd's status, FAMILIES names.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ SWEEPS: Final = Counter("sweeps", "sweeps", "Passes over all listed directories"
 
 NOT_PUBLISHED: Final = Counter("not_published", "blocks", "Fetched, and not put on SSD")
 SEGMENTS_LOST: Final = Counter("segments_lost", "segments", "Gone from SSD, but for our own log's")
-EVICTED_FILES: Final = Counter("evicted_files", "files", "Evicted, one by one, for hints")
+EVICTED_FILES: Final = Counter("evicted_files", "files", "For hints or `fusecache evict`")
 EVICTED_BYTES: Final = Counter("evicted_bytes", "bytes", "Of room on SSD that these gave back")
 MISMATCHES: Final = Counter("mismatches", "blocks", "Bad on SSD, met by a reader or `verify`")
 
-PREFETCHED_FILES: Final = Counter("prefetched_files", "files", "Fetched for hints")
-PREFETCHED_BYTES: Final = Counter("prefetched_bytes", "bytes", "Fetched for hints")
+PREFETCHED_FILES: Final = Counter("prefetched_files", "files", "For hints, from origin or pool")
+PREFETCHED_BYTES: Final = Counter("prefetched_bytes", "bytes", "For hints, from origin or pool")
 OVERTAKING_READS: Final = Counter("overtaking_reads", "READs", "Of files staged, or to be staged")
 WINDOW_LOOKS: Final = Counter("window_looks", "looks", "At whether the kernel kept what is staged")
 RESTORED_FILES: Final = Counter("restored_files", "files", "Staged again: the kernel let them go")
@@ -86,7 +87,7 @@ FRONT_READDIRS: Final = FrontCounter("front_readdirs", "requests", "READDIRPLUS 
 FRONT_SLOW: Final = FrontCounter("front_slow", "requests", "Handed to Python")
 FRONT_FAULTS: Final = FrontCounter("front_faults", "records", "Bad or unreadable ones met by C")
 FRONT_BYTES_STAGED: Final = FrontCounter("front_bytes_staged", "bytes", "Pushed from SSD for hints")
-FRONT_WAITED: Final = FrontCounter("front_waited", "READs", "Waited for their chunk")
+FRONT_WAITED: Final = FrontCounter("front_waited", "READs", "Waited for bytes being staged")
 FRONT_FROM_ORIGIN: Final = FrontCounter(
     "front_from_origin", "READs", "Answered by the fetch threads"
 )
@@ -94,10 +95,10 @@ FRONT_BYTES_FROM_ORIGIN: Final = FrontCounter(
     "front_bytes_from_origin", "bytes", "In those answers"
 )
 FRONT_FILES_FETCHED: Final = FrontCounter(
-    "front_files_fetched", "files", "Read by the fetch threads"
+    "front_files_fetched", "files", "Read from the origin by the fetch threads"
 )
 FRONT_BYTES_FETCHED: Final = FrontCounter(
-    "front_bytes_fetched", "bytes", "Read by the fetch threads"
+    "front_bytes_fetched", "bytes", "Read from the origin by the fetch threads"
 )
 FRONT_FILES_POOLED: Final = FrontCounter("front_files_pooled", "files", "From the pool, by C")
 FRONT_BYTES_POOLED: Final = FrontCounter("front_bytes_pooled", "bytes", "From the pool, by C")
@@ -225,8 +226,8 @@ FAMILIES: Final = (
     _gauge("pinned_bytes", "Of those files", "pins.bytes"),
     _counter(
         "reads",
-        "READs answered, by the tier that had the bytes; READs that the page cache answers "
-        "reach no mount, and are not counted",
+        "READs answered, by the tier that had the bytes (origin: beyond this host, the pool "
+        "included); READs that the page cache answers reach no mount, and are not counted",
         {"ssd": "reads.from_ssd", "origin": "reads.from_origin"},
         "tier",
     ),
@@ -265,7 +266,7 @@ FAMILIES: Final = (
     _declared(IN_FLIGHT, "prefetch.in_flight", "prefetch_in_flight"),
     _gauge(
         "queued_files",
-        "To be staged (from SSD into RAM), to be fetched (from the origin)",
+        "To be staged (from SSD into RAM), to be fetched (from origin or pool)",
         {"stage": "prefetch.queued_stage", "fetch": "prefetch.queued_fetch"},
         "queue",
     ),

@@ -335,7 +335,7 @@ class Observed:
     SSD: Final = 2
     """A READ, answered from SSD."""
     ORIGIN: Final = 3
-    """A READ, answered from the origin."""
+    """A READ, answered from beyond this host: from the origin, or the pool."""
 
 
 class Standing:

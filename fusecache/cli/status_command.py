@@ -132,9 +132,9 @@ def _unhinted(answer: dict[str, Any]) -> str:
     return _NO_HINTSD if answer.get("no_hintsd_at") else _NO_JOB
 
 
-def _prefetch(part: dict[str, Any], staged_bytes: int, unhinted: str) -> str:
+def _prefetch(part: dict[str, Any], staged_bytes: int, unhinted: str, further: str) -> str:
     done = (
-        f"{part.get('files', 0):,} files, {format_bytes(part.get('bytes', 0))} from the origin; "
+        f"{part.get('files', 0):,} files, {format_bytes(part.get('bytes', 0))} from {further}; "
         f"{format_bytes(staged_bytes)} from SSD into RAM"
     )
     if not part.get("connected"):
@@ -280,7 +280,10 @@ def _status_table(answer: dict[str, Any], log: str) -> Table:
         (
             "prefetch",
             _prefetch(
-                answer.get("prefetch") or {}, reads.get("bytes_staged", 0), _unhinted(answer)
+                answer.get("prefetch") or {},
+                reads.get("bytes_staged", 0),
+                _unhinted(answer),
+                further,
             ),
         ),
         ("layout", _layout(answer)),

@@ -27,7 +27,7 @@ SECONDS_MIN, SECONDS_MAX = 0.1, 1e7
 THREADS_MAX = 1024
 PREFETCH_DEPTH_MAX = 256
 CACHE_DIRS_MAX = 32
-POLICIES = ("reuse", "lrf", "keep")
+POLICIES = ("reuse", "lrf", "keep")  # without hints; the rules of hintsd are in hintsd/keeping
 DIGESTS = ("xxh3-128", "blake3")
 LAYOUTS = ("static", "reorder", "auto")
 

@@ -6,7 +6,7 @@ were read, or if that is the version under which another host has written them.
 INVARIANT: a file whose time stamps are too young to be trusted (Origin.tick_ns) is served but
 neither published nor left in the kernel's cache.
 
-A block that cannot be published (store full under `keep`, disk trouble) was still delivered:
+A block that cannot be published (nothing may go for it, disk trouble) was still delivered:
 publishing is never the reader's business.
 """
 
@@ -69,7 +69,7 @@ class Flight:
 
 
 class Fetcher:
-    """Reads the origin for everyone; see the module's invariants."""
+    """One flight a block, through all sources; see the module's invariants."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Fetcher:
         flight.version, flight.data = version, memoryview(data)
         flight.is_settled = self._is_settled(ino, version, begun_ns)
         if missed and flight.is_settled:
-            self._note_miss(flight, ino, 0)
+            self._tell_reuse(flight, ino, 0)
             self._metrics.add(NOT_PUBLISHED, int(not store))
         if flight.is_settled and store:
             evict = self._publisher.may_evict_for_readers if missed else self.pins.may_evict
@@ -214,7 +214,11 @@ class Fetcher:
         self._land((ino, 0), flight)
 
     async def range(self, ino: int, offset: int, length: int) -> tuple[Version, memoryview]:
-        """Exactly these bytes (clipped to the file's size), not cached. Raises as `block`."""
+        """Exactly these bytes (clipped to the file's size), not cached. Raises as `block`.
+
+        Far sources alone are asked, neither near ones nor the pool: for the first touch of a large
+        file's block, and what ahead/large.py stages without storing it.
+        """
 
         def span(size: int) -> tuple[int, int]:
             return offset, max(0, min(length, size - offset))
@@ -232,7 +236,7 @@ class Fetcher:
         if block == 0:
             self._metrics.add(flight.counts.files)
         if flight.is_settled:
-            self._note_miss(flight, ino, block)
+            self._tell_reuse(flight, ino, block)
         if not flight.is_settled:
             return
         if not await self._publisher.wait_for_room():
@@ -241,7 +245,7 @@ class Fetcher:
         evict = flight.may_evict and self._publisher.may_evict_for_readers
         self._queue_publication(flight, ino, flight.version, block, flight.data, evict)
 
-    def _note_miss(self, flight: Flight, ino: int, block: int) -> None:
+    def _tell_reuse(self, flight: Flight, ino: int, block: int) -> None:
         if not flight.is_asked and flight.data is not None:
             self._store.missed(ino, block, len(flight.data))
 
@@ -249,8 +253,9 @@ class Fetcher:
         self, flight: Flight, ino: int, version: Version, block: int, data: memoryview, evict: bool
     ) -> None:
         flight.is_queued = True
-        done, asked = partial(self._published, (ino, block), flight), flight.is_asked
-        self._publisher.put(Publication(ino, version, block, data, evict, asked, done))
+        done = partial(self._published, (ino, block), flight)
+        whatever = flight.is_asked
+        self._publisher.put(Publication(ino, version, block, data, evict, whatever, done))
 
     def _published(self, key: tuple[int, int], flight: Flight, is_stored: bool) -> None:
         flight.stored = is_stored

@@ -1,11 +1,11 @@
-"""pyfuse3 handlers: thin, and the only place that knows errno.
+"""pyfuse3 handlers: thin, and the only place in Python that answers with an errno.
 
 In zero-open mode the C front answers most requests and these see only the rest (first listings,
-reads that are not on SSD, symlinks, statfs); in ordinary mode these see all. Attributes and names
-never expire in the kernel when their directory is listed, because the sweep watches it. Entries of
-a directory that was never listed are not swept: they expire after half the revalidation period and
-are looked up at the origin again. A directory that keeps being used that way is listed in the
-background.
+reads that neither the front nor the fetch threads answer, symlinks, statfs); in ordinary mode these
+see all. Attributes and names never expire in the kernel when their directory is listed, because the
+sweep watches it. Entries of a directory that was never listed are not swept: they expire after half
+the revalidation period and are looked up at the origin again. A directory that keeps being used
+that way is listed in the background.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The source directory: accesses to it run here, in bounded threads, with a deadline. Only the
-fetch threads' reads do not (native/ahead/fetch.c); what begins them gives them up
-(`Fetches.give_up_on_hung` in fetch_threads.py).
+"""The source directory: accesses to it run here, in bounded threads, with a deadline. Two kinds do
+not: the look-ups of native/front/looks.c, which passes on what takes long; and the fetch threads'
+reads (native/ahead/fetch.c), which are given up by what begins them (`Fetches.give_up_on_hung` in
+fetch_threads.py).
 
 The origin may hang for ever (a dead NFS server). A reader's request that is waiting for us cannot
 be killed, so no handler may wait for the origin without a limit: the call is abandoned after

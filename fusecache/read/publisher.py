@@ -2,8 +2,10 @@
 
 INVARIANT: about PUBLISH_BYTES wait at most. When the SSD is slower than the origin a fetch waits
 ROOM_WAIT_S for room, then goes on without being published.
-INVARIANT: only this task calls `Store.put_many` (one writer a segment).
-INVARIANT: while there is a plan, nothing that it has pinned is evicted (table/pins.py).
+INVARIANT: only this task of a server calls `Store.put_many` (one writer a segment); `fusecache gc`
+does so in a process of its own (store/gc.py).
+INVARIANT: while there is a plan, nothing that it has pinned is evicted (table/pins.py), and `reuse`
+is not asked: of what is not pinned the oldest goes.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Publication:
     block: int
     data: memoryview
     evict: bool  # may take the room of what is stored already
-    asked: bool  # even of what is in use
+    whatever_is_used: bool  # ... even of what `reuse` would not let go
     on_done: Callable[[bool], None]
     is_stored: bool = False
 
@@ -141,18 +143,23 @@ class Publisher:
                 item.is_stored = self._packer.add(item.ino, item.version, item.data)
             if not (item.is_stored or self._packer.keeps_out(item.ino, size_bytes, length)):
                 rest.append(item)
-        kept = self.pins.segments if self.pins.is_planned else None
+        pinned_by_plan = self.pins.segments if self.pins.is_planned else None
         may_evict = not self._packer.has_logs  # one file would cost the log segments of hundreds
         kinds: dict[tuple[bool, bool], list[Publication]] = {}
         for item in rest:
             evict = item.evict and may_evict and self.may_evict_for_readers
-            kinds.setdefault((evict, evict and item.asked), []).append(item)
-        for (evict, asked), chosen in sorted(kinds.items(), key=lambda kind: kind[0], reverse=True):
+            kinds.setdefault((evict, evict and item.whatever_is_used), []).append(item)
+        for (evict, whatever), chosen in sorted(kinds.items(), key=lambda kv: kv[0], reverse=True):
             items = [
                 (_native.path(item.ino), item.version, item.block, item.data) for item in chosen
             ]
             locations = self._store.put_many(
-                self._dataset, items, evict=evict, asked=asked or kept is not None, kept=kept
+                self._dataset,
+                items,
+                evict=evict,
+                # Here alone a plan switches `reuse` off.
+                whatever_is_used=whatever or pinned_by_plan is not None,
+                pinned_by_plan=pinned_by_plan,
             )
             for item, location in zip(chosen, locations, strict=True):
                 if location is not None:

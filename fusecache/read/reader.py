@@ -1,4 +1,5 @@
-"""The story of one READ that the front could not answer: store, else other hosts, else origin.
+"""The story of one READ that neither the front nor misses.py answers: store, else other hosts
+(whole blocks only), else origin.
 
 Small files and streams fetch whole blocks. The first touch of a block of a large file passes
 through: exactly the bytes that were asked for. The second touch fetches the block, so random reads
@@ -16,7 +17,7 @@ from fusecache.base.errors import OriginChanged
 from fusecache.base.metrics import BYTES_REPLIED, FROM_ORIGIN, FROM_SSD, REQUESTS, Metrics
 from fusecache.base.wire import Observed
 from fusecache.read.fetcher import Fetcher
-from fusecache.read.sources import Segments, Sources
+from fusecache.read.sources import Sources, SsdSource
 from fusecache.read.stager import Stager
 from fusecache.store.types import BLOCK_BYTES, Version
 from fusecache.table import namespace
@@ -25,13 +26,13 @@ TOUCHED_FILES_MOST = 4096  # large files whose touched blocks are remembered
 
 
 class Reader:
-    """Answers reads from the store or the origin."""
+    """Answers reads: from the store, or with what the fetcher brings."""
 
     def __init__(
         self,
         fetcher: Fetcher,
         sources: Sources,
-        segments: Segments,
+        segments: SsdSource,
         stager: Stager,
         metrics: Metrics,
     ) -> None:
@@ -61,7 +62,7 @@ class Reader:
                     _note(ino, offset, length, asker, was_stored=True)
                     return cached
             parts = [
-                await self._from_origin(ino, version, block, offset, length)
+                await self._part(ino, version, block, offset, length)
                 for block in namespace.blocks_of(offset, length)
             ]
             if None not in parts and namespace.version(ino) == version:
@@ -88,7 +89,7 @@ class Reader:
             return None
         return _native.read_cached(ino, offset, length)
 
-    async def _from_origin(
+    async def _part(
         self, ino: int, version: Version, block: int, offset: int, length: int
     ) -> tuple[bool, memoryview] | None:
         """The part of [offset, offset + length) that lies in `block`, and whether it came from the
@@ -119,7 +120,7 @@ class Reader:
         return touched_before or self._stager.is_streaming(ino, block)
 
     async def stream_block(self, ino: int, block: int) -> tuple[Version, memoryview] | None:
-        """The block's bytes from the origin, or None when the front can read its segment."""
+        """The block's bytes, wherever they were; None: the front can read its segment."""
         if await self.is_cached(ino, block):
             return None
         flight = await self._fetcher.block(ino, block)

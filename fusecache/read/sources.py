@@ -1,8 +1,10 @@
-"""Where the bytes of a block come from: the near sources, then the far ones, nearest first.
+"""Where the bytes of a block come from: the near sources, the pool over hosts, if any, then the far
+sources, nearest first.
 
-server/serving.py has the lists. A READ on the slow path goes by both (fetcher.py). READs that wait
-for the fetch threads ask the near ones (misses.py), and a plan asks the log and Segments
-(ahead/stored.py); the fetch threads ask the far ones, in C (ahead/fetch.c).
+server/serving.py has the lists. A READ on the slow path goes by all (fetcher.py). READs that wait
+for the fetch threads ask the near ones (misses.py), and a plan asks the log and SsdSource
+(ahead/stored.py). The fetch threads do not see these lists: native/ahead/fetch.c (`fetch_one`)
+repeats the pool and the far ones; a new far source goes into both.
 """
 
 from __future__ import annotations
@@ -47,20 +49,31 @@ POOL_WRITES_MOST: Final = 8
 
 
 class Counts(NamedTuple):
-    """What is counted of a far source."""
+    """What is counted of what is not near."""
 
     files: Counter
     bytes: Counter
 
 
 class Source(Protocol):
-    """All is blocking: for worker threads."""
+    """All is blocking: for worker threads. The file's path is `_native.path(ino)`.
+
+    A far one runs on a thread of the origin, within its time-out. What it raises ends the read, and
+    counts as the origin's: one that fails returns None.
+
+    What proves that bytes are of a version: they were read at the origin itself; or they match a
+    checksum of what was stored under that version (SSD, pool), or the manifest's digest. Size and
+    mtime alone of another directory are no proof.
+    """
 
     @property
     def counts(self) -> Counts | None:
-        """None: it is near: what it has is on SSD, or on its way there, and needs not be stored."""
+        """None: it is near: its bytes count as SSD's, and are not stored. All else is far, wherever
+        it lies.
+        """
 
-    def has(self, ino: int, version: Version, block: int) -> bool: ...
+    def has(self, ino: int, version: Version, block: int) -> bool:
+        """Whether it has the block; the front may be told where. Near ones alone are asked."""
 
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick
@@ -85,7 +98,7 @@ class LogBuffers:
         return _native.log_read(ino, version, offset, length)
 
 
-class Segments:
+class SsdSource:
     """Segment files on SSD, which the front reads by itself once it knows where blocks lie."""
 
     counts = None
@@ -152,10 +165,11 @@ class Loaded(NamedTuple):
 
 
 class Sources:
-    """Both lists.
+    """What is near, the pool, and what is far.
 
     INVARIANT: a slow or hanging cache disk is a miss, and never a reader's long wait: what is near
-    is asked by threads of its own, for STORE_TIMEOUT_S, before a thread of the origin is taken.
+    is asked by threads of its own, for STORE_TIMEOUT_S, before a thread of the origin is taken. All
+    near ones share one breaker: one that hangs takes SSD out of use for STORE_OFF_S.
     """
 
     def __init__(

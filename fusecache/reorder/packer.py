@@ -12,7 +12,7 @@ from the index only after as many files have left it as the index has in it.
 INVARIANT: what is released or ended was written out before.
 INVARIANT: nothing is evicted for a log.
 
-All but `run_forever` may wait for the disk, and is for worker threads. The policy, what is packed
+All but `run_forever` may wait for the disk, and is for worker threads. The decision what is packed,
 and when, is hintsd's.
 """
 
@@ -87,7 +87,8 @@ class Packer:
         """A log; what was open is written out, and can be read from.
 
         `size_bytes` of all `samples` together, each chunk with a write buffer of `buffer_bytes`. It
-        serves so many `epochs`: what is a chunk here is one of theirs to the power of that.
+        serves so many `epochs`. A chunk here is what hintsd/reorder/packing.py calls a cell: what
+        lies in one chunk of each of these epochs, for each combination of their chunks.
         """
         with self._lock:
             self._is_abandoned = False

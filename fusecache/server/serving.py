@@ -41,7 +41,7 @@ from fusecache.read.misses import Misses
 from fusecache.read.operations import FOREVER_S, Operations
 from fusecache.read.origin import Origin, file_system_of
 from fusecache.read.reader import Reader
-from fusecache.read.sources import LogBuffers, Pool, Segments, SourceFiles, Sources
+from fusecache.read.sources import LogBuffers, Pool, SourceFiles, Sources, SsdSource
 from fusecache.read.stager import Stager
 from fusecache.recording.passings import Passings
 from fusecache.recording.recording import Recording
@@ -127,9 +127,10 @@ class Server:
             self.store, self.packer, self.dataset, self.metrics, self.user_pins
         )
         self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
-        self.segments = segments = Segments(self.store, self.dataset, self.manifest, self.metrics)
+        self.segments = segments = SsdSource(self.store, self.dataset, self.manifest, self.metrics)
         self.hosts = pooling.join(config, self.metrics, launch)
         pool = Pool() if self.hosts else None
+        # native/ahead/fetch.c (`fetch_one`) repeats the far ones: the fetch threads see no list.
         sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults, pool)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
@@ -348,23 +349,17 @@ class Server:
 
     async def _take_events(self) -> None:
         """What the front noticed: broken records and sequential readers."""
-        event_fd = _native.event_fd()
+        event_fd, stream_block = _native.event_fd(), self.reader.stream_block
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.lowlevel.wait_readable(event_fd)
                 os.read(event_fd, 8)
                 self.kernel.notice_stale()
-                for kind, first, second, third in _native.take_events():
-                    if kind == _native.EVENT_PUNCHED:
-                        self.store.forget(first, second)
-                    elif kind == _native.EVENT_STREAM:
-                        nursery.start_soon(
-                            self.stager.stream, first, second, self.reader.stream_block
-                        )
+                for event in _native.take_events():
+                    if event[0] == _native.EVENT_STREAM:
+                        nursery.start_soon(self.stager.stream, *event[1:3], stream_block)
                     else:
-                        path = _native.path(third).decode(errors="backslashreplace")
-                        fault: RecordFault = "read" if kind == _native.EVENT_UNREAD else "checksum"
-                        self.quarantine(fault, first, second, f"read for {path}")
+                        note_record(event, self.store.forget, self.quarantine)
 
     def quarantine(self, fault: RecordFault, segno: int, offset: int, when: str) -> str:
         """Count, log and forget a record; returns the line of the log."""
@@ -472,6 +467,23 @@ class Server:
                 },
             }
         }
+
+
+def note_record(
+    event: tuple[int, int, int, int],
+    forget: Callable[[int, int], object],
+    quarantine: Callable[[RecordFault, int, int, str], object],
+) -> None:
+    """What the front says of a record in a segment. An event of an unknown kind changes nothing."""
+    kind, segno, offset, ino = event
+    if kind == _native.EVENT_PUNCHED:
+        forget(segno, offset)
+    elif kind in (_native.EVENT_FAULT, _native.EVENT_UNREAD):
+        path = _native.path(ino).decode(errors="backslashreplace")
+        fault: RecordFault = "read" if kind == _native.EVENT_UNREAD else "checksum"
+        quarantine(fault, segno, offset, f"read for {path}")
+    else:
+        log.warning("the front told of an event of kind %d, which is not known here", kind)
 
 
 def _pinning(server: Server, operations: Operations) -> Pinning:

@@ -270,8 +270,9 @@ def full_disk_bytes(place: Place, segment_bytes: int) -> int | None:
 
 
 def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.SegmentRow | None:
-    """By `lrf` alone (`may_go` asks the policy): of the sealed segments, one in which nothing is in
-    use, or else the one fetched longest ago.
+    """By `lrf`, for limits, saved tables, `warm`, plans, and where there is no `reuse`; for a block
+    that was missed `may_go` asks it. Of the sealed segments, one in which nothing is in use, or
+    else the one fetched longest ago.
     """
     sealed = [row for row in rows if row.sealed]
     return min(
@@ -279,12 +280,14 @@ def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.
     )
 
 
-def may_go(place: Place, rows: Iterable[idx.SegmentRow], asked: bool) -> idx.SegmentRow | None:
-    """What goes for a block that was missed, or that was `asked` to be stored, of these segments:
-    those that are pinned are not among them.
+def may_go(
+    place: Place, rows: Iterable[idx.SegmentRow], whatever_is_used: bool
+) -> idx.SegmentRow | None:
+    """What goes for a block that was missed, or, `whatever_is_used`, for one that is to be stored
+    without asking `reuse`; of these segments: those that are pinned are not among them.
     """
     unused = place.index.segments.unused()
-    if place.reuse is None or asked or unused:
+    if place.reuse is None or whatever_is_used or unused:
         return oldest(rows, unused)
     sealed = [row for row in rows if row.sealed]
     return place.reuse.may_go(sealed, place.settings.limit_bytes)
@@ -342,12 +345,12 @@ def create(
     record_len: int,
     highest_segno: int,
     may_evict: bool,
-    asked: bool,
-    kept: Callable[[], Container[int]] | None,
+    whatever_is_used: bool,
+    pinned_by_plan: Callable[[], Container[int]] | None,
 ) -> tuple[SegmentWriter | None, OSError | None]:
     """A new segment for a record of that length, after evicting what must go for it, but for those
-    that are `kept`, or pinned by a user. Where there is less room than for one of `segment_bytes`,
-    it gets what is left.
+    that are `pinned_by_plan`, or by a user. Where there is less room than for one of
+    `segment_bytes`, it gets what is left.
 
     (None, None): full under `keep`, full of what is in use or is being written, or another would
     have to go and must not. (None, error): the disk is full or failed.
@@ -374,12 +377,15 @@ def create(
                     if failed is None or failed.errno not in _NO_SPACE:
                         break
                 if may_evict and free is None:
-                    stays: Container[int] = kept() if kept is not None else ()
+                    stays: Container[int] = pinned_by_plan() if pinned_by_plan else ()
                     unpinned = place.unpinned(rows.values())
                     free = {row.segno: row for row in unpinned if row.segno not in stays}
-                victim = may_go(place, (rows if free is None else free).values(), asked)
-                is_kept = free is not None and (kept is not None or len(free) < len(rows))
-                is_all_in_use = is_kept or (place.reuse is not None and not asked)
+                evictable = (rows if free is None else free).values()
+                victim = may_go(place, evictable, whatever_is_used)
+                is_pinned = free is not None and (
+                    pinned_by_plan is not None or len(free) < len(rows)
+                )
+                is_all_in_use = is_pinned or (place.reuse is not None and not whatever_is_used)
                 if victim is not None and free is not None and place.settings.policy != "keep":
                     evict(place, victim.segno)
                     del rows[victim.segno], free[victim.segno]

@@ -117,19 +117,19 @@ class Puts:
         items: Sequence[Item],
         *,
         evict: bool = True,
-        asked: bool = True,
-        kept: Callable[[], Collection[int]] | None = None,
+        whatever_is_used: bool = True,
+        pinned_by_plan: Callable[[], Collection[int]] | None = None,
         leave: int = -1,
     ) -> list[Location | None]:
         """Store blocks and say of each where it lies, as if they were put one after another; small
         ones cost a fraction of that. Only one thread of the process may call this or `put`. Takes
         the lock.
 
-        Without `asked` only what `reuse` lets go is evicted, if there is one.
+        Unless `whatever_is_used` only what `reuse` lets go is evicted, if there is one.
         None: full under `keep`, nothing may go, too large for a record, or a fault (already
         reported); evicted again for a later one; with `evict=False` also what would need the
         eviction of a segment.
-        With `kept`: those segments are not evicted, nor what this call has put.
+        With `pinned_by_plan`: those segments are not evicted, nor what this call has put.
         What lies in segment `leave`, or is known by an entry there, is written anew.
         """
         assert len(dataset) == 16
@@ -144,7 +144,7 @@ class Puts:
             if place is not None:
                 self._evicted.clear()
                 self._quarantine.drain(attachment)
-                how = _How(evict, asked, kept, leave)
+                how = _How(evict, whatever_is_used, pinned_by_plan, leave)
                 parts = attachment, self._segment, self._blocks
                 _Put(*parts, how, dataset, place.index, self._evicted).store(items, names, found)
         if self._evicted:
@@ -187,8 +187,8 @@ class _How(NamedTuple):
     """See `Puts.put_many`."""
 
     evict: bool
-    asked: bool
-    kept: Callable[[], Collection[int]] | None
+    whatever_is_used: bool
+    pinned_by_plan: Callable[[], Collection[int]] | None
     leave: int
 
 
@@ -308,15 +308,17 @@ class _Put:
         if self._writer is not None and self._writer.has_room(*more):
             return True
         self._write()
-        evict, asked, kept, _ = self._how
+        evict, whatever_is_used, pinned_by_plan, _ = self._how
+        stays = None if pinned_by_plan is None else self._staying
         self._writer = self._segment.for_records(
-            (length, rows_bytes), evict, asked, None if kept is None else self._kept
+            (length, rows_bytes), evict, whatever_is_used, stays
         )
         return False
 
-    def _kept(self) -> Collection[int]:
-        assert self._how.kept is not None
-        return {*self._how.kept(), *(at.segno for at in self._found if at is not None)}
+    def _staying(self) -> Collection[int]:
+        """What the plan has pinned, and what was put so far."""
+        assert self._how.pinned_by_plan is not None
+        return {*self._how.pinned_by_plan(), *(at.segno for at in self._found if at is not None)}
 
     def _add(self, waiting: _Waiting, gap: int) -> None:
         record = waiting.record
@@ -373,7 +375,7 @@ class _Put:
         return self._index.pending.add(files, blocks)
 
 
-class Evictions:
+class StoreEvictions:
     """Of files, one by one: docs/FORMAT.md, *Eviction of files*. Any thread."""
 
     def __init__(self, attachment: Attachment, segment: OpenSegment) -> None:

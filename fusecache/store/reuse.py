@@ -5,6 +5,9 @@ of the limit in missed bytes, so nothing ages while nothing is missed. Kept are 
 segment, and the tick of the last miss for a sample of the blocks, the same by their number each
 time: KEYS_MOST at most, whatever the datasets. All of it is in memory: after a restart nothing goes
 before it has been learned anew.
+
+A second policy is another class with the methods that the store calls: `missed`, `may_go`,
+`has_refused`, `gone` and `take_used`. server/serving.py makes it, and passes it as `reuse`.
 """
 
 from __future__ import annotations

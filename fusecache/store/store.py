@@ -21,7 +21,7 @@ from fusecache.store.directory.given import Faults, Given
 from fusecache.store.directory.pin_files import Pinned
 from fusecache.store.housekeeping import Housekeeping, Reconciler, reindex_own
 from fusecache.store.log import Logs
-from fusecache.store.puts import Evictions, Puts
+from fusecache.store.puts import Puts, StoreEvictions
 from fusecache.store.reading import Quarantine, Reads
 from fusecache.store.reuse import Reuse
 from fusecache.store.types import Location, RecordFault, StoreSettings
@@ -71,7 +71,7 @@ class Store:
         self.put = self._puts.put
         self.put_many = self._puts.put_many
         self.link = self._puts.link
-        evictions = Evictions(self._attachment, self._segment)
+        evictions = StoreEvictions(self._attachment, self._segment)
         self.evict = evictions.evict
         self.can_evict = evictions.can_evict
         self.can_punch = evictions.can_punch
@@ -164,7 +164,9 @@ class Store:
                 attachment.reattach()
 
     def missed(self, ino: int, block: int, length: int) -> None:
-        """A reader's block came from the origin: that says what may go."""
+        """A reader's block of `length` bytes came from the origin, or from another host: that says
+        what may go.
+        """
         if self._attachment.reuse is not None:
             self._attachment.reuse.missed(ino, block, length)
 

@@ -73,17 +73,17 @@ class Accounts:
                     written.setdefault(path, []).append(self.written_bytes(place.index, row))
         return self._attachment.given.states(written)
 
-    def room_bytes(self, kept: Callable[[], Collection[int]] | None = None) -> int:
+    def room_bytes(self, pinned_by_plan: Callable[[], Collection[int]] | None = None) -> int:
         """How many payload bytes can probably still be stored without an eviction; 0: full. With
-        `kept`: when all segments but those, and what a user has pinned, have been evicted (not
-        under `keep`).
+        `pinned_by_plan`: when all segments but those, and what a user has pinned, have been evicted
+        (not under `keep`).
 
         On the low side: what headers, the alignment of records, and the index will take is
         estimated from the records that this process has written.
         """
         writer, seen = self._segment.writer, self._segment.seen.mean()
         largest = self._segment.seen.largest_bytes
-        returned = 0 if kept is None else self._evictable_bytes(kept)
+        returned = 0 if pinned_by_plan is None else self._evictable_bytes(pinned_by_plan)
         count = 0
         if writer is not None:
             if writer.has_room(max(largest, seen.record_bytes)):
@@ -93,12 +93,12 @@ class Accounts:
         count += records_within(room, self._attachment.segment_bytes, seen, largest)
         return count * seen.payload_bytes
 
-    def _evictable_bytes(self, kept: Callable[[], Collection[int]]) -> int:
+    def _evictable_bytes(self, pinned_by_plan: Callable[[], Collection[int]]) -> int:
         place = self._attachment.place()
         if place is None or self._attachment.settings.policy == "keep":
             return 0
         try:
-            rows, stays = place.unpinned(place.index.segments.read()), kept()
+            rows, stays = place.unpinned(place.index.segments.read()), pinned_by_plan()
         except idx.ERRORS:
             return 0
         return sum(row.reserved for row in rows if row.sealed and row.segno not in stays)

@@ -75,15 +75,15 @@ class OpenSegment:
         self,
         needed: tuple[int, int],
         evict: bool,
-        asked: bool,
-        kept: Callable[[], Collection[int]] | None,
+        whatever_is_used: bool,
+        pinned_by_plan: Callable[[], Collection[int]] | None,
     ) -> SegmentWriter | None:
         """The open segment with room for what is `needed` (`SegmentWriter.has_room`), a new one if
         need be; None: full. The directory may turn out to be lost (`Attachment.lose`).
         """
         writer = self.writer
         if writer is None or not writer.has_room(*needed):
-            evict = evict and (asked or self._may_replace())
+            evict = evict and (whatever_is_used or self._may_replace())
         if writer is not None:
             if not writer.is_linked():
                 self._drop(writer)
@@ -93,7 +93,7 @@ class OpenSegment:
                 return None  # sealed, it could not even take smaller ones
             else:
                 self.seal()
-        return self._begin(needed[0], evict, asked, kept)
+        return self._begin(needed[0], evict, whatever_is_used, pinned_by_plan)
 
     def _drop(self, writer: SegmentWriter) -> None:
         """Its file was deleted."""
@@ -108,8 +108,8 @@ class OpenSegment:
         self,
         record_len: int,
         evict: bool,
-        asked: bool,
-        kept: Callable[[], Collection[int]] | None,
+        whatever_is_used: bool,
+        pinned_by_plan: Callable[[], Collection[int]] | None,
     ) -> SegmentWriter | None:
         attachment, place = self._attachment, self._attachment.place()
         is_full = self._is_stuck() or (not evict and time.monotonic() < self._full_until)
@@ -123,7 +123,9 @@ class OpenSegment:
             return None
         try:
             bytes_of_next, highest = self.bytes_of_next(place), attachment.highest_segno
-            writer, failed = create(place, bytes_of_next, record_len, highest, evict, asked, kept)
+            writer, failed = create(
+                place, bytes_of_next, record_len, highest, evict, whatever_is_used, pinned_by_plan
+            )
         finally:
             place.directory.generations.unshare()
         self.writer = writer
@@ -131,7 +133,7 @@ class OpenSegment:
             attachment.saw([writer.segno])
         elif failed is not None:
             attachment.given.tell_error(failed)
-        elif evict and (asked or attachment.reuse is None):
+        elif evict and (whatever_is_used or attachment.reuse is None):
             self._stuck_until = time.monotonic() + PAUSE_SECONDS
         else:
             self._full_until = time.monotonic() + PAUSE_SECONDS
@@ -144,7 +146,8 @@ class OpenSegment:
             return True
         if reuse.has_refused() or place is None:
             return False
-        return may_go(place, place.unpinned(place.index.segments.all()), asked=False) is not None
+        unpinned = place.unpinned(place.index.segments.all())
+        return may_go(place, unpinned, whatever_is_used=False) is not None
 
     def bytes_of_next(self, place: Place) -> int:
         """Across several directories even a little is spread: segments begin small there. Any

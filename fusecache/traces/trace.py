@@ -14,7 +14,7 @@ from fusecache.base.errors import EXIT_USAGE, UserError
 # How a mount saw an access: the low bits of `seen`.
 OPENED: Final = 1  # a look-up or an open
 FROM_SSD: Final = 2  # a READ at offset 0, answered from SSD
-FROM_ORIGIN: Final = 3  # a READ at offset 0, answered from the origin
+FROM_ORIGIN: Final = 3  # a READ at offset 0, answered from beyond this host
 ELSEWHERE: Final = 4  # a READ at another offset of a file of several blocks
 BY_HINT: Final = 5  # not seen: hintsd says that a hinted reader has passed it
 CONTINUES: Final = 16  # flag: part of an access that has been noted before

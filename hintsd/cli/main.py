@@ -123,8 +123,8 @@ def cli() -> None:
     type=click.Choice(NAMES),
     default=AUTO,
     metavar="RULE",
-    help="What stays in the cache: auto, or by the rule of a paper, to compare with: none, shade, "
-    "icache, lru, lfu, random, sh_app, sh_pqlfu, sh_pq, sh_lru, sh_lfu, sh_rand. [auto]",
+    help="What stays in the cache: auto, or by the rule of a paper, to compare with: "
+    f"{', '.join(name for name in NAMES if name != AUTO)}. [auto]",
 )
 @click.option("--until-unmounted", is_flag=True, help="End when you have no mount any more.")
 @click.option(

@@ -1,5 +1,5 @@
-"""Asking: the questions to hintsd that a trainer's thread waits for: what is cached, and which chunk
-is next.
+"""Asking: the questions to hintsd that a trainer's thread waits for: what is cached, and which
+chunk is next.
 
 INVARIANT: who asks waits for at most the time that it gives.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,10 @@ class Asking:
         self._bits = bytearray()
         self._found: Any = None
 
-    def cached(self, timeout_s: float, *, staged: bool) -> Optional[Mask]:
+    def cached(self, timeout_s: float, *, staged: bool) -> Mask | None:
         """Which samples are cached (`staged`: or staged), shape (samples,); None: no answer came in
-        time."""
+        time.
+        """
         found = self._ask("cached", {"staged": True} if staged else {}, timeout_s)
         if found is None:
             return None
@@ -46,10 +47,10 @@ class Asking:
         unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=samples, bitorder="little")
         return unpacked.view(np.bool_)
 
-    def next_chunk(self, unread: list[int], chunks: int, timeout_s: float) -> Optional[int]:
+    def next_chunk(self, unread: list[int], chunks: int, timeout_s: float) -> int | None:
         """As `Job.next_chunk`."""
         told = {"chunks": chunks, "unread": unread}
-        found: Optional[int] = self._ask("chunk", told, timeout_s)
+        found: int | None = self._ask("chunk", told, timeout_s)
         return found
 
     def _ask(self, kind: str, told: dict[str, Any], timeout_s: float) -> Any:

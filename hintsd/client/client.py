@@ -23,11 +23,11 @@ from typing import Any, Final, Literal, Optional, Union
 import numpy as np
 import numpy.typing as npt
 
-from hintsd.orders.extensions import IMG_EXTENSIONS
 from hintsd.client.figures import Number, ask_figures
 from hintsd.client.finding import Unhinted
 from hintsd.client.link import Link, Listener, State, Ways
 from hintsd.client.warning import warn_once
+from hintsd.orders.extensions import IMG_EXTENSIONS
 from hintsd.orders.hint import Check, Files, Hint
 from hintsd.orders.spec import LoaderDraws, OrderSpec
 
@@ -53,9 +53,10 @@ class Job:
         *,
         why: str = "see the warning",
     ) -> None:
-        """`hint` None: a job without, and `why`; else `ways` to say its files. `ahead` gives the order of an
-        epoch; it is called once for each, in turn, when the epoch before it begins; None from it:
-        no more."""
+        """`hint` None: a job without, and `why`; else `ways` to say its files. `ahead` gives the
+        order of an epoch; it is called once for each, in turn, when the epoch before it begins;
+        None from it: no more.
+        """
         told = hint or Hint(b"")
         self._link = Link(told, ways)
         self._path = os.fsdecode(told.path)
@@ -157,8 +158,9 @@ class Job:
         self, timeout_s: float = ASKED_TIMEOUT_S, *, staged: bool = False
     ) -> npt.NDArray[np.bool_] | None:
         """Which samples of the dataset need no read of the origin now (on SSD, or kept in RAM;
-        `staged`: or in RAM for a moment, for any job): shape (samples,). None: hintsd did not say so within `timeout_s` seconds, or is not there
-        or too old, which is known at once. Never a warning.
+        `staged`: or in RAM for a moment, for any job): shape (samples,). None: hintsd did not say
+        so within `timeout_s` seconds, or is not there or too old, which is known at once. Never a
+        warning.
         """
         asking = self._link.asking("cached", *(("staged",) if staged else ()))
         return None if asking is None else asking.cached(timeout_s, staged=staged)

@@ -1,5 +1,5 @@
-"""`hintsd explain` in the trainer: which of its DataLoaders `hintsd run` would hint, and why not the
-others. Told where the first of them is iterated; there the process ends.
+"""`hintsd explain` in the trainer: which of its DataLoaders `hintsd run` would hint, and why not
+the others. Told where the first of them is iterated; there the process ends.
 
 INVARIANT: `explain` does not return, whatever fails. What is told of a loader is what `hintsd run`
 does or warns of: `loaders.foretell` and `link.greet` decide.
@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from hintsd.client import summary
 from hintsd.client.warning import Place, script_place
@@ -37,7 +37,7 @@ def explain(iterated: Any) -> NoReturn:
     try:
         known = [(loader, place) for ref, place in _made if (loader := ref()) is not None]
         # What has no batch_sampler was refused while it was made.
-        loaders: list[tuple[Any, Optional[Place]]] = [
+        loaders: list[tuple[Any, Place | None]] = [
             (loader, place) for loader, place in known if hasattr(loader, "batch_sampler")
         ]
         if all(loader is not iterated for loader, _ in loaders):
@@ -53,14 +53,17 @@ def explain(iterated: Any) -> NoReturn:
         os._exit(0)
 
 
-def _told(loader: Any, place: Optional[Place]) -> tuple[str, str]:
+def _told(loader: Any, place: Place | None) -> tuple[str, str]:
     """The state to be noted, and the line."""
     shown = type(loader).__name__
     try:
         shown = f"{_place(place)}: {shown}({_contents(loader)})"
         state, outlook = _outlook(loader)
     except Exception as error:  # numpy is not there, say
-        state, outlook = summary.WOULD_NOT_BE, f"would not be hinted: {error!r}; see docs/LOADERS.md"
+        state, outlook = (
+            summary.WOULD_NOT_BE,
+            f"would not be hinted: {error!r}; see docs/LOADERS.md",
+        )
     return state, f"{shown}: {outlook}"
 
 
@@ -95,7 +98,7 @@ def _order(found: Readable) -> str:
     return f"{whose}, {'as each epoch begins' if found.spec is None else 'all epochs ahead'}"
 
 
-def _place(place: Optional[Place]) -> str:
+def _place(place: Place | None) -> str:
     if place is None:
         return "made at a line that is not known"
     here = os.getcwd().rstrip("/") + "/"

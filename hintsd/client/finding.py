@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fusecache.base import mounts
 
-SOCKET_IOCTL: Final = 0x9000FC01  # _IOR(0xfc, 1, char[4096]); the same in fusecache/native/front/raw.c
+SOCKET_IOCTL: Final = 0x9000FC01  # _IOR(0xfc, 1, char[4096]), as in fusecache/native/front/raw.c
 SOCKET_BYTES_MOST: Final = 4096
 SOCKET_ATTRIBUTE: Final = "user.fusecache.hintsd"  # of servers that know no ioctl
 SOCKET_VARIABLE: Final = "HINTSD_SOCKET"
@@ -66,8 +66,8 @@ def find_socket(path: str) -> tuple[str, str]:
 
 
 def place_of(path: str) -> dict[str, Any]:
-    """Of a `job` message (docs/WIRE.md): where `path`, without links, lies, whatever mount namespace
-    it is seen from, and whatever is bound there. {}: on no fusecache.
+    """Of a `job` message (docs/WIRE.md): where `path`, without links, lies, whatever mount
+    namespace it is seen from, and whatever is bound there. {}: on no fusecache.
     """
     mount = mounts.holding(path)
     if mount is None or not mount.is_fusecache:

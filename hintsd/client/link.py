@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NoReturn, get_args
 
 from fusecache.base import wire
-from hintsd.client.asking import Asking, Mask
+from hintsd.client.asking import Asking
 from hintsd.client.connection import TEXT_BYTES_MOST, Connection, Stopped, fail, said
 from hintsd.client.finding import (
     SOCKET_VARIABLE,
@@ -389,9 +389,7 @@ class Link:
 
     def _job_frames(self, files: Files) -> Iterator[bytes]:
         path, (epoch, batch) = os.fsencode(self._path), self._agenda.position
-        hint = replace(
-            self._hint, path=path, files=files, start_epoch=epoch, start_batch=batch
-        )
+        hint = replace(self._hint, path=path, files=files, start_epoch=epoch, start_batch=batch)
         message = hint.to_message()
         arrays: dict[str, bytes] = {}
         message["files"] = _by_name(message["files"], arrays, 0)

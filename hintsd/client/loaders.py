@@ -2,9 +2,8 @@
 
 What cannot be known before (the default generator's state when an epoch begins) is read then: an
 `Announcer` takes the place of the sampler inside the loader, looks at it right before its first
-draw, hands the order to the job's thread, and lets the sampler go on. Our own samplers are
-asked for theirs. A sampler of unknown code is copied, the copy is read to its end, and torch's,
-numpy's and Python's generators are put back.
+draw, hands the order to the job's thread, and lets the sampler go on. How a sampler is read, or
+copied (unknown code, only with copy_sampler=True), is in sampler_order.py.
 
 INVARIANT: the loader yields exactly what it would without us, and every generator is left as it
 would be. What fails here is one warning, and the loader goes on without hints.
@@ -12,55 +11,43 @@ would be. What fails here is one warning, and the loader goes on without hints.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import functools
 import itertools
 import logging
 import os
-import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from hintsd.client import summary
-from hintsd.orders import samplers
 from hintsd.client.client import (
     Job,
     Path,
     common_root,
-    explicit_order,
     listed_files,
     program_name,
     tidy_paths,
     whole_number,
 )
-from hintsd.client.importance.telling import telling_of
+from hintsd.client.iterators import drawing_iterator
 from hintsd.client.known.datasets import files_of, is_in_memory
 from hintsd.client.known.extending import Needless, Unreadable
-from hintsd.client.iterators import drawing_iterator
 from hintsd.client.link import Ways
-from hintsd.client.sampler_order import Seat, SamplerOrder, generators_kept, seat_of
+from hintsd.client.sampler_order import SamplerOrder, Seat, generators_kept, seat_of
 from hintsd.client.warning import warn_once
-from hintsd.orders.drawing import access_sequence
+from hintsd.orders import samplers
 from hintsd.orders.hint import Hint
-from hintsd.orders.reading import spec_of
 from hintsd.orders.spec import OrderSpec
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-# INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
-COPIED_MOST: Final = 1 << 27  # indices of a sampler that is copied: as a list, 1 GiB
-
 REQUIRED_TIMEOUT_S: Final = 60.0  # hintsd may have to list the dataset
 
 _IN_MEMORY: Final = "a dataset in memory reads no files"
 
+# INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
 _jobs: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Job, Announcer | None]]
 _jobs = weakref.WeakKeyDictionary()
 _numbers: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from hintsd.orders import samplers
 from hintsd.client.client import Job, explicit_order
-from hintsd.client.known.extending import Unreadable, order_function
 from hintsd.client.importance.telling import telling_of
+from hintsd.client.known.extending import Unreadable, order_function
 from hintsd.client.known.libraries import order_in_library
 from hintsd.client.warning import warn_once
+from hintsd.orders import samplers
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.reading import spec_of
 from hintsd.orders.spec import OrderSpec

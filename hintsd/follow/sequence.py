@@ -26,7 +26,7 @@ NO_INOS: Inos = np.empty(0, np.uint32)
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 AHEAD_MOST = 1 << 10  # epochs from one that is known to one that is told, of another length
-CHUNK = 1 << 20  # elements worked on at once: bounds what numpy allocates on the way
+SLICE = 1 << 20  # elements worked on at once: bounds what numpy allocates on the way
 _NONE = np.uint32(0xFFFF_FFFF)
 
 
@@ -42,16 +42,16 @@ class EpochOrder:
         span = int(inside.max()) - self._base + 1 if len(inside) else 0
         self._first = np.full(span, _NONE, np.uint32)
         del inside
-        starts = range(0, len(inos), CHUNK)
+        starts = range(0, len(inos), SLICE)
         for start in reversed(starts):  # from behind: of several uses the first one stays
-            piece = inos[start : start + CHUNK]
+            piece = inos[start : start + SLICE]
             index = np.arange(start, start + len(piece), dtype=np.uint32)
             if self._base == 0 or piece.min() == 0:
                 index, piece = index[piece != 0], piece[piece != 0]
             self._first[(piece - np.uint32(self._base))[::-1]] = index[::-1]
         more = []
         for start in starts:
-            piece = inos[start : start + CHUNK]
+            piece = inos[start : start + SLICE]
             index = np.arange(start, start + len(piece), dtype=np.uint32)
             again = np.flatnonzero((piece != 0) & (self._first_of(piece) != index))
             more.append(piece[again].astype(np.uint64) << np.uint64(32) | index[again])
@@ -238,9 +238,9 @@ class Sequence:
         return order.inos[index : index + most], order.repeats
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[Inos, bool]]:
-        """All of [start, stop), which must be known, in pieces of at most CHUNK."""
+        """All of [start, stop), which must be known, in pieces of at most SLICE."""
         while start < stop:
-            inos, repeats = self.piece(start, min(CHUNK, stop - start))
+            inos, repeats = self.piece(start, min(SLICE, stop - start))
             assert len(inos), "a window covers known positions only"
             yield inos, repeats
             start += len(inos)

@@ -1,4 +1,6 @@
-"""Samplers of torchdata and accelerate, known by their classes' names: neither is imported for it.
+"""Samplers of torchdata and accelerate whose order we compute ahead, known by their classes' names:
+neither is imported for it. Those whose own `__iter__` may be run, as each epoch begins:
+hintsd/client/known/libraries.py.
 
 torchdata's StatefulDataLoader has a BatchSampler and a RandomSampler of its own, whose iterators
 tell their state. accelerate wraps the batches of a DataLoader: each process gets its share of them.

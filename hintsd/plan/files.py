@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fusecache.base.wire import Result
-from hintsd.follow.sequence import CHUNK, Inos
+from hintsd.follow.sequence import SLICE, Inos
 from hintsd.plan.commands import Withdrawn
 from hintsd.policies import Integers, Mask
 from hintsd.policies.residents import Residents
@@ -24,10 +24,10 @@ from hintsd.policies.residents import Residents
 PAGE_BYTES = 4096
 ARM_MOST = 4096  # files for one job, in one decide()
 
-STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE, ARMED, STORING, MOVING, KEPT, READ = (
-    1 << bit for bit in range(13)
-)
+STORED, RESIDENT, HELD, SENT, STAGED, FETCHING, FAILED, GONE = (1 << bit for bit in range(8))
+ARMED, STORING, MOVING, KEPT_IN_RAM, READ = (1 << bit for bit in range(8, 13))
 PINNED, LISTED, LOST = 1 << 13, 1 << 14, 1 << 15
+# All 16 bits are taken: a further mark is an array of its own.
 _OF_SSD = STORED | RESIDENT | FETCHING | STORING | GONE
 
 
@@ -67,7 +67,7 @@ class Files:
         """Which of these need no read of the origin: they are on SSD, or kept in RAM. What is in
         RAM for a moment (of a window, or spare) is, too, if `staged`. Shape (files,).
         """
-        flags = STORED | KEPT | (STAGED if staged else 0)
+        flags = STORED | KEPT_IN_RAM | (STAGED if staged else 0)
         found: Mask = (self.flags[inos] & flags != 0) & (inos != 0)
         return found
 
@@ -91,8 +91,8 @@ class Files:
 
     def unmark_all(self, flags: int) -> None:
         """For the flags' owner. Costs a pass over all files."""
-        for start in range(0, len(self.flags), CHUNK):
-            self.flags[start : start + CHUNK] &= ~flags & 0xFFFF
+        for start in range(0, len(self.flags), SLICE):
+            self.flags[start : start + SLICE] &= ~flags & 0xFFFF
 
 
 class Ssd:

@@ -23,7 +23,7 @@ from hintsd.plan.files import (
     FAILED,
     GONE,
     HELD,
-    KEPT,
+    KEPT_IN_RAM,
     SENT,
     STAGED,
     STORED,
@@ -93,7 +93,7 @@ class Lanes:
         positions, lane = _coming(job, most)
         inos = job.sequence.inos_at(positions)
         flags, own = files.flags[inos], ram.bytes_of(inos)
-        coming = (flags & (KEPT | GONE) == 0) & (own > 0)
+        coming = (flags & (KEPT_IN_RAM | GONE) == 0) & (own > 0)
         chosen = np.flatnonzero(coming & (flags & STORED == 0))
         reached.note_missing(len(chosen) / max(1, len(inos)))
         chosen = chosen[np.argsort(_rank(lane[chosen]), kind="stable")]
@@ -119,7 +119,7 @@ class Lanes:
     def _rest(self, job: Job, besides: Inos) -> Inos:
         """What was held for it, and still is, but for these; what is needed last comes last."""
         inos = np.concatenate([job.reached.rest, job.reached.held])
-        is_held = self._files.flags[inos] & (HELD | KEPT) == HELD
+        is_held = self._files.flags[inos] & (HELD | KEPT_IN_RAM) == HELD
         inos = inos[is_held & (self._ram.refs[inos] > 0)]
         inos = inos[first_uses(inos)]
         rest: Inos = inos[~np.isin(inos, besides)]
@@ -127,7 +127,7 @@ class Lanes:
 
     def _let_go(self, passed: Inos, needed: Inos, others: list[Job]) -> None:
         """Of what was passed what neither this window needs soon nor another one has."""
-        passed = passed[self._files.flags[passed] & (HELD | KEPT) == HELD]
+        passed = passed[self._files.flags[passed] & (HELD | KEPT_IN_RAM) == HELD]
         passed = np.setdiff1d(passed, needed)
         for other in others if len(passed) else []:
             begin, end = other.window.begin, other.window.end

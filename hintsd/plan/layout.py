@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hintsd.follow.sequence import CHUNK, NO_INOS, EpochOrder, Inos
+from hintsd.follow.sequence import NO_INOS, SLICE, EpochOrder, Inos
 from hintsd.plan.commands import Command
 from hintsd.plan.files import GONE, RESIDENT, STORED, Files
 from hintsd.plan.job import Job, owner_count
@@ -71,7 +71,7 @@ class Logs:
         if order is None:
             return None
         inos = np.unique(order.inos) if order.repeats else order.inos
-        pieces = (inos[start : start + CHUNK] for start in range(0, len(inos), CHUNK))
+        pieces = (inos[start : start + SLICE] for start in range(0, len(inos), SLICE))
         return sum(self._ram.total_bytes(piece) for piece in pieces)
 
     def epochs_served(self, job: Job) -> int:
@@ -93,8 +93,8 @@ class Logs:
         if order is None:
             return False
         stored = sum(
-            int(np.count_nonzero(self._files.flags[order.inos[start : start + CHUNK]] & STORED))
-            for start in range(0, len(order.inos), CHUNK)
+            int(np.count_nonzero(self._files.flags[order.inos[start : start + SLICE]] & STORED))
+            for start in range(0, len(order.inos), SLICE)
         )
         return stored >= worth.WHOLE_SHARE * len(order.inos)
 
@@ -217,8 +217,8 @@ class Logs:
     def contents(self, order: Inos) -> Contents:
         """What of these samples is to be packed."""
         samples = size_bytes = stored_bytes = 0
-        for start in range(0, len(order), CHUNK):
-            inos = order[start : start + CHUNK]
+        for start in range(0, len(order), SLICE):
+            inos = order[start : start + SLICE]
             inos = inos[self._is_to_be_packed(inos)]
             samples += len(inos)
             size_bytes += self._files.total_bytes(inos)

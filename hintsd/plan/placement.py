@@ -24,7 +24,7 @@ from hintsd.plan.files import (
     FETCHING,
     GONE,
     HELD,
-    KEPT,
+    KEPT_IN_RAM,
     PAGE_BYTES,
     PINNED,
     RESIDENT,
@@ -163,7 +163,7 @@ class Placement:
 
     def _missing(self, inos: Inos) -> Inos:
         """Those that could become residents."""
-        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE | KEPT) == 0]
+        inos = inos[self._files.flags[inos] & (STORED | RESIDENT | GONE | KEPT_IN_RAM) == 0]
         found: Inos = inos[(self._files.sizes[inos] > 0) & (inos != 0)]
         return found
 
@@ -345,7 +345,7 @@ class Exchange:
             return
         assert self._next_uses is not None
         flags = self._files.flags[inos]
-        is_missing = flags & (STORED | RESIDENT | KEPT | GONE) == 0
+        is_missing = flags & (STORED | RESIDENT | KEPT_IN_RAM | GONE) == 0
         coming = inos[is_missing & (self._files.sizes[inos] > 0) & (inos != 0)]
         self._come += len(inos)
         if len(coming) == 0:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from fusecache.base.wire import Result
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
-from hintsd.follow.sequence import CHUNK, NO_INOS, NO_POSITIONS, Inos, Sequence
+from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, SLICE, Inos, Sequence
 from hintsd.follow.trail import Trails
 from hintsd.plan.commands import Command, Withdrawn, commands_of
 from hintsd.plan.files import Files, Ssd, Wires
@@ -116,8 +116,8 @@ class MountPlanner:
             return
         self._grow(inos)
         self._files.widen(sizes)
-        for start in range(0, len(inos), CHUNK):
-            part = slice(start, start + CHUNK)
+        for start in range(0, len(inos), SLICE):
+            part = slice(start, start + SLICE)
             changed = np.unique(inos[part][self._ram.changed(inos[part], sizes[part])])
             if len(changed):
                 self._windows.empty_all()

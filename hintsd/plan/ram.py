@@ -4,9 +4,10 @@ was sent to be staged and answered, and the bytes of it all (pure).
 windows.py and the modules beside it decide; here are the changes that they make.
 
 INVARIANT: held = Σ RAM bytes of HELD files; wanted = the same over those with refs > 0; SENT and
-STAGED only on HELD files, MOVING on SENT ones, KEPT on HELD and STAGED ones that
+STAGED only on HELD files, MOVING on SENT ones, KEPT_IN_RAM on HELD and STAGED ones that
 are not RESIDENT; the other counts and sums are those of their flags.
-INVARIANT: a file that is KEPT counts as one use more in `refs`: it is wanted, in a window or not.
+INVARIANT: a file that is KEPT_IN_RAM counts as one use more in `refs`: it is wanted, in a window or
+not.
 INVARIANT: of the budget an eighth at least is usable, however often the kernel takes what is held.
 """
 
@@ -20,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fusecache.base.wire import Result
-from hintsd.follow.sequence import CHUNK, NO_INOS, Inos, Uses
+from hintsd.follow.sequence import NO_INOS, SLICE, Inos, Uses
 from hintsd.plan.commands import Withdrawn
 from hintsd.plan.files import (
     FAILED,
     FETCHING,
     HELD,
-    KEPT,
+    KEPT_IN_RAM,
     LISTED,
     LOST,
     MOVING,
@@ -55,7 +56,7 @@ SORT_LEAST, SORT_SHARE = 256, 8
 # Shares of the budget: what is usable at least; what is tried first, when an epoch has lost less
 # than the last one.
 USABLE_SHARE, TRIED_SHARE, LOST_SHARE = 8, 16, 64
-_OF_RAM = HELD | SENT | STAGED | FAILED | MOVING | KEPT | READ
+_OF_RAM = HELD | SENT | STAGED | FAILED | MOVING | KEPT_IN_RAM | READ
 
 Bytes = npt.NDArray[np.int64]
 
@@ -66,7 +67,7 @@ class Ram:
     def __init__(self, files: Files, ssd: Ssd, withdrawn: Withdrawn) -> None:
         self._files, self._ssd, self._withdrawn = files, ssd, withdrawn
         self.refs = np.zeros(0, np.uint32)
-        """How often windows use each; and once more if it is KEPT."""
+        """How often windows use each; and once more if it is KEPT_IN_RAM."""
         self.limit_bytes = 0
         """The mount's budget of RAM."""
         self.budget_bytes = 0
@@ -219,23 +220,25 @@ class Ram:
         self.let_go(inos[(refs == 1) & (asked == HELD)])
 
     def keep(self, inos: Inos, most_bytes: int) -> None:
-        """Of these the first ones that are missing on SSD are KEPT, as far as there is room."""
+        """Of these the first ones that are missing on SSD are KEPT_IN_RAM, as far as there is
+        room.
+        """
         if len(inos) == 0:
             return
         missing = _keepable(self._files, inos)
         own = self.bytes_of(missing)
         count = fits(own, most_bytes - self.kept_bytes)
         if count:
-            self._files.mark(missing[:count], KEPT)
+            self._files.mark(missing[:count], KEPT_IN_RAM)
             self.refs[missing[:count]] += 1
             self.kept_bytes += int(own[:count].sum())
 
     def unkeep(self, inos: Inos) -> Inos:
         """They are kept no more; which of them no window wants either: they are spare."""
-        kept = self._files.having(inos, KEPT)
+        kept = self._files.having(inos, KEPT_IN_RAM)
         if len(kept) == 0:
             return kept
-        self._files.unmark(kept, KEPT)
+        self._files.unmark(kept, KEPT_IN_RAM)
         self.refs[kept] -= 1
         self.kept_bytes -= self.total_bytes(kept)
         spare: Inos = kept[self.refs[kept] == 0]
@@ -244,7 +247,7 @@ class Ram:
 
     def kept(self) -> Inos:
         """All that are. Costs a pass over all files."""
-        return self._files.all_with(KEPT) if self.kept_bytes else NO_INOS
+        return self._files.all_with(KEPT_IN_RAM) if self.kept_bytes else NO_INOS
 
     # --- staging
 
@@ -330,9 +333,9 @@ class Ram:
 
     def void(self) -> None:
         """Nothing is sent or staged any more."""
-        for start in range(0, len(self.refs), CHUNK):
-            part = slice(start, start + CHUNK)
-            self.refs[part] -= self._files.flags[part] & KEPT != 0
+        for start in range(0, len(self.refs), SLICE):
+            part = slice(start, start + SLICE)
+            self.refs[part] -= self._files.flags[part] & KEPT_IN_RAM != 0
         self._files.unmark_all(_OF_RAM)
         self.held_bytes = self.wanted_bytes = self.kept_bytes = 0
         self.stage_unanswered = self.moving = 0
@@ -347,7 +350,7 @@ class Ram:
         assert int(bytes_each[self.refs[held] > 0].sum()) == self.wanted_bytes
         assert self.wanted_bytes <= self.budget_bytes
         assert self.budget_bytes // USABLE_SHARE <= self.usable_bytes <= self.budget_bytes
-        kept = self._files.all_with(KEPT)
+        kept = self._files.all_with(KEPT_IN_RAM)
         assert (flags[kept] & (HELD | STAGED | RESIDENT) == HELD | STAGED).all()
         assert (self.refs[kept] > 0).all()
         assert self.total_bytes(kept) == self.kept_bytes
@@ -363,7 +366,7 @@ class Ram:
 
 def _keepable(files: Files, inos: Inos) -> Inos:
     """Those of them that are staged, missing on SSD, and not kept."""
-    found: Inos = inos[files.flags[inos] & (STAGED | STORED | RESIDENT | KEPT) == STAGED]
+    found: Inos = inos[files.flags[inos] & (STAGED | STORED | RESIDENT | KEPT_IN_RAM) == STAGED]
     return found
 
 
@@ -420,7 +423,7 @@ class Kept:
         """
         self._sort()
         count = fits(self._ram.bytes_of(coming), max(0, room_bytes))
-        is_kept = self._files.flags[self._latest] & KEPT != 0
+        is_kept = self._files.flags[self._latest] & KEPT_IN_RAM != 0
         self._latest, self._used_at = self._latest[is_kept], self._used_at[is_kept]
         pairs = min(len(coming) - count, len(self._latest))
         replaces = self._used_at[:pairs] > uses[count : count + pairs]
@@ -553,10 +556,10 @@ class Reclaimed:
         self._wanted.append(inos[is_wanted])
 
     def read(self, inos: Inos) -> None:
-        """READs of these have come. Where one is KEPT it had been taken; by the READ it is there
-        again.
+        """READs of these have come. Where one is KEPT_IN_RAM it had been taken; by the READ it is
+        there again.
         """
-        self._note(np.unique(self._files.having(inos, KEPT)))
+        self._note(np.unique(self._files.having(inos, KEPT_IN_RAM)))
 
     def _note(self, inos: Inos) -> None:
         self.count += len(inos)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fusecache.base.wire import Wish
-from hintsd.follow.sequence import CHUNK, Inos
+from hintsd.follow.sequence import SLICE, Inos
 from hintsd.plan.commands import Command, commands_of
 from hintsd.plan.files import FAILED, HELD, SENT, STAGED, STORED, Files, first_uses
 from hintsd.plan.job import Job
@@ -110,7 +110,7 @@ class Staging:
         end = self._layout.sendable_end(job)
         while window.sent < end:
             inos, _ = job.sequence.piece(window.sent, min(step, end - window.sent))
-            step = min(4 * step, CHUNK)
+            step = min(4 * step, SLICE)
             open_ = self._open(inos)
             count = int(open_[0]) if len(open_) else len(inos)
             window.send(count, self._ram.total_bytes(inos[:count]))

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hintsd.follow.sequence import CHUNK, EpochOrder, Inos, Uses
+from hintsd.follow.sequence import SLICE, EpochOrder, Inos, Uses
 from hintsd.plan.files import GONE, READ, STORED, Files, Ssd, takes
 from hintsd.plan.job import Job, owner_count
 from hintsd.plan.lanes import LOOK_MOST, Lanes
@@ -273,7 +273,7 @@ class Windows:
             share = self._ram.usable_bytes
             if others and not (nearest := min(others, key=in_turn.place)).yields:
                 share = max(in_turn.ahead_bytes(nearest, small), 0) + uneven_bytes
-            taken = self._extend(small, share, min(work, CHUNK))
+            taken = self._extend(small, share, min(work, SLICE))
             work -= taken
             if taken:
                 continue

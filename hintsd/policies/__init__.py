@@ -1,4 +1,5 @@
-"""Which items a cache keeps: pure classes under one contract, `Policy`, for the laboratory.
+"""Which items a cache keeps: pure classes under one contract, `Policy`, for the laboratory; and
+those in `hintsd.keeping.NAMES` live (`hintsd serve --keep`).
 
 The planner and the simulator let many items in at once, by the rule of residents.py, which is that
 of the policies `minio` and `frequency`.

@@ -1,4 +1,6 @@
-"""All policies by name, for the laboratory, the benchmark and the contract suite."""
+"""All policies by name, for the laboratory, the benchmark and the contract suite; and those in
+`hintsd.keeping.NAMES` live (`hintsd serve --keep`).
+"""
 
 from __future__ import annotations
 

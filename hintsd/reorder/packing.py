@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fusecache.base.units import BLOCK_BYTES as BLOCK_BYTES  # larger files stay where they are
 from fusecache.base.wire import CHUNKS_MOST as CHUNKS_MOST  # cells of a log
-from hintsd.follow.sequence import CHUNK, EpochOrder, Inos, Positions
+from hintsd.follow.sequence import SLICE, EpochOrder, Inos, Positions
 from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
@@ -159,19 +159,19 @@ def cells(orders: Sequence[EpochOrder], chunks: Sequence[Chunks]) -> Cells:
     parts = [orders[0].inos]
     for number, order in enumerate(orders[1:], 1):
         is_new = np.ones(len(order.inos), np.bool_)
-        for start in range(0, len(is_new), CHUNK):
-            part = slice(start, start + CHUNK)
+        for start in range(0, len(is_new), SLICE):
+            part = slice(start, start + SLICE)
             for before in orders[:number]:
                 is_new[part] &= ~before.contains(order.inos[part])
         parts.append(order.inos[is_new])
     inos = np.concatenate(parts)
     number_of = np.zeros(len(inos), np.uint16)
     for order, (ends, _) in zip(orders, chunks, strict=True):
-        for start in range(0, len(inos), CHUNK):
-            some = inos[start : start + CHUNK]
+        for start in range(0, len(inos), SLICE):
+            some = inos[start : start + SLICE]
             index = order.find(some, 0)
             chunk = np.where(index < 0, some % len(ends), np.searchsorted(ends, index, "right"))
-            numbers = number_of[start : start + CHUNK]
+            numbers = number_of[start : start + SLICE]
             numbers *= np.uint16(len(ends))
             numbers += chunk.astype(np.uint16)
     counts = np.bincount(number_of, minlength=math.prod(len(ends) for ends, _ in chunks))

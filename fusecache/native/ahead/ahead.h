@@ -1,4 +1,5 @@
-/* What is staged and fetched before it is read, and the READs that wait for it. */
+/* What is staged and fetched before it is read; READs that wait for that, or missed (missed.c); and the
+ * threads that fetch for both (fetch.c). */
 #ifndef FUSECACHE_AHEAD_H
 #define FUSECACHE_AHEAD_H
 

@@ -9,7 +9,7 @@
 #include "../ram/ram.h"
 #include "../trace/trace.h"
 
-/* seen: SEEN_SSD, SEEN_ORIGIN: where the bytes are from. */
+/* seen: SEEN_SSD, or SEEN_ORIGIN: the bytes are from beyond this host. */
 static void answer(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size,
 		   uint8_t seen)
 {

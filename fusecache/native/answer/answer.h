@@ -18,7 +18,7 @@ bool answer_from_ssd(const struct read_request *one, struct scratch *s);
 /* One that has waited: with bytes of the file at its offset; / as it would have been at once. */
 void answer_with(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size);
 void answer_now(const struct read_request *one, struct scratch *s);
-/* / with the whole content of the file, from the origin; / by pyfuse3. */
+/* / with the whole content of the file, from beyond this host (the origin, or the pool); / by pyfuse3. */
 void answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data);
 void answer_pass(const struct read_request *one);
 /* Bytes of a file are about to be answered: whoever counts them is told. */

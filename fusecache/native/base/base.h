@@ -48,6 +48,8 @@ struct event {
 	uint64_t a, b, c;
 };
 #define EVENTS_MOST 4096
+/* from_origin, bytes_from_origin: answers to READs from beyond this host, the pool included; of what the fetch
+ * threads have read, *_fetched is the origin's, *_pooled the pool's. */
 struct counters {
 	_Atomic uint64_t requests, from_ssd, bytes_from_ssd, lookups, getattrs, readdirs, slow, faults;
 	_Atomic uint64_t bytes_staged, waited, from_origin, bytes_from_origin, files_fetched, bytes_fetched;

@@ -9,10 +9,11 @@
  *   fuse_session_destroy      never frees a session that front threads may be using
  *
  * Front threads do the real receive and the real fuse_session_process_buf. A wrapped operation that
- * finds itself in a front thread answers from the table and the segments, or gives the request up:
- * the request object is freed without an answer and the raw request is queued, for pyfuse3 to parse it
- * again. Only opcodes whose operation is wrapped are processed in a front thread at all; pyfuse3's own
- * handlers need the GIL.
+ * finds itself in a front thread answers from the table and the segments; or keeps the request, for
+ * ahead/parking.c, ahead/missed.c or looks.c to answer or queue it later; or gives it up: the request
+ * object is freed without an answer and the raw request is queued, for pyfuse3 to parse it again. Only
+ * opcodes whose operation is wrapped are processed in a front thread at all; pyfuse3's own handlers need
+ * the GIL.
  *
  * In the ordinary mode INIT is touched (more background requests, and made up on resume), what raw.c
  * knows is answered, and of a READ it is noted which thread asks; all else is pyfuse3's.

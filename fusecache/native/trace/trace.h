@@ -4,7 +4,7 @@
 
 #include "../base/base.h"
 
-enum { SEEN_LOOKUP = 1, SEEN_SSD = 2, SEEN_ORIGIN = 3 };
+enum { SEEN_LOOKUP = 1, SEEN_SSD = 2, SEEN_ORIGIN = 3 };   /* ORIGIN: not from this host; from the pool, too */
 enum { TRACE_ON = 1, TRACE_WIRES = 2, TRACE_LOOKUPS = 4 }; /* trace_mode; 0: no recording */
 enum { SEEN_ELSEWHERE = 4, TRACE_CONTINUES = 16 };	   /* with SEEN_*; the numbers are those of docs/TRACES.md */
 struct access {

@@ -4,8 +4,9 @@
     loader = DataLoader(dataset, batch_size=256, sampler=sampler, num_workers=4)
     job = hintsd.attach(loader)
 
-Quiver's co-operative misses (FAST '20, 5.1): all jobs have the same chunks, and walk the ring of them
-together, each in an order of its own within a chunk. docs/SHARING.md says when that is worth it.
+Quiver's co-operative misses (FAST '20, 5.1): all jobs have the same chunks, and walk the ring of
+them together, each in an order of its own within a chunk. docs/SHARING.md says when that is worth
+it.
 
 INVARIANT: those of `once`; what decides is where the other trainings are.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Optional
 
-import numpy as np
 import numpy.typing as npt
 
 from hintsd.client.importance.once import Epoch, OnceSampler

@@ -104,7 +104,9 @@ def indices_of(indices: Any, count: int, samples: int) -> npt.NDArray[np.int64]:
 
 
 def weighed(losses: Any, weights: npt.NDArray[np.float32]) -> Any:
-    """`losses`, each multiplied by its weight: a tensor stays one, on its device, with its graph."""
+    """`losses`, each multiplied by its weight: a tensor stays one, on its device, with its
+    graph.
+    """
     if hasattr(losses, "detach"):
         import torch
 

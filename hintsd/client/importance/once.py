@@ -1,7 +1,7 @@
 """Samplers that read each sample exactly once an epoch, in an order that is decided on the way.
 
-`OnceSampler` is what they share: epochs, what the loader has handed out, states, hooks. Which orders
-there are, and what decides, is its subclasses'.
+`OnceSampler` is what they share: epochs, what the loader has handed out, states, hooks. Which
+orders there are, and what decides, is its subclasses'.
 
 INVARIANT: only the constructor raises; in a training all that is wrong is one warning.
 INVARIANT: what is read of an epoch follows from seed, number and rank alone; only its order from
@@ -13,9 +13,8 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Optional, Protocol
+from typing import Any, Final, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from hintsd.client.importance import ranks
@@ -59,7 +58,7 @@ class Epoch:
         """`order`: an Arranged. `begin`: reads that lie before it, where it is resumed."""
         self.number, self.order, self.begin, self.drawn = number, order, begin, begin
         self._say = say
-        self._reader: Optional[weakref.ref[Any]] = None
+        self._reader: weakref.ref[Any] | None = None
         self._batch_size, self._drops_last, self._batches_held = 1, False, 0
 
     def __getstate__(self) -> dict[str, Any]:

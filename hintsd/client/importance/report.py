@@ -42,11 +42,11 @@ class Report:
     def __str__(self) -> str:
         least, most = (int(self.times.min()), int(self.times.max())) if self.samples else (0, 0)
         return (
-            f"epoch {self.epoch}: each of {self.samples} samples trained {least} to {most} times, "
-            f"{self.coverage:.1%} at least once, {self.recent_coverage:.1%} in ten epochs; scores "
-            f"{self.age_mean:.1f} epochs old, {self.age_most} at most; {self.repeats} reads repeat, "
-            f"{self.substituted} substitute; {self.refused} losses refused"
-            + ("; shuffled" if self.shuffled else "")
+            f"epoch {self.epoch}: each of {self.samples} samples trained {least} to {most} "
+            f"times, {self.coverage:.1%} at least once, {self.recent_coverage:.1%} in ten epochs; "
+            f"scores {self.age_mean:.1f} epochs old, {self.age_most} at most; "
+            f"{self.repeats} reads repeat, {self.substituted} substitute; "
+            f"{self.refused} losses refused" + ("; shuffled" if self.shuffled else "")
         )
 
 

@@ -8,7 +8,8 @@
         sampler.learn(losses)
     sampler.judge(accuracy)
 
-It works with hintsd and without, with a mount and without. docs/IMPORTANCE.md says what to use when.
+It works with hintsd and without, with a mount and without. docs/IMPORTANCE.md says what to use
+when.
 
 INVARIANT: only the constructor raises; in a training all that is wrong is one warning.
 INVARIANT: no generator but its own is drawn from.
@@ -212,8 +213,9 @@ class ImportanceSampler:
 
     def judge(self, accuracy: Any) -> None:
         """The accuracy on held-out samples, after an epoch: where it does not rise, nothing is
-        repeated; after two judgements without a new best, or a fall by a tenth, one epoch is a plain
-        shuffle (SHADE, 4.2.1). In a distributed training that of rank 0 counts."""
+        repeated; after two judgements without a new best, or a fall by a tenth, one epoch is a
+        plain shuffle (SHADE, 4.2.1). In a distributed training that of rank 0 counts.
+        """
         try:
             is_taken = self._upcoming.fallback.judge(float(accuracy))
         except Exception:
@@ -243,10 +245,11 @@ class ImportanceSampler:
     # ---- for what keeps files --------------------------------------------------------------------
 
     def set_cached(self, cached: Callable[[], Any], *, is_offer: bool = False) -> None:
-        """`cached()` tells which samples are cached, a mask of shape (samples,) or indices, or None;
-        it is called at each draw. Of a distributed training all ranks' counts together, as far as
-        they can exchange it. `is_offer`: attach's, which is asked where no other was set, and the
-        draw needs it."""
+        """`cached()` tells which samples are cached, a mask of shape (samples,) or indices, or
+        None; it is called at each draw. Of a distributed training all ranks' counts together, as
+        far as they can exchange it. `is_offer`: attach's, which is asked where no other was set,
+        and the draw needs it.
+        """
         self._upcoming.ask(cached, is_offer=is_offer)
 
     def expected_reads(self) -> npt.NDArray[np.float64]:

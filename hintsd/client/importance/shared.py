@@ -1,4 +1,6 @@
-"""What both samplers do: lengths of datasets, numbers of epochs, what is cached, states as tensors."""
+"""What both samplers do: lengths of datasets, numbers of epochs, what is cached, states as
+tensors.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Telling:
         return int(self._sampler.epoch)
 
     def begun(self, epoch: int) -> OrderSpec:
-        """Of the epoch that begins next, which is drawn by that. ValueError: it is of no samples."""
+        """Of the epoch that begins next, which is drawn by that. ValueError: it has no samples."""
         return self.spec(self._sampler.order_of_next_epoch(), epoch)
 
     def tell(self, job: Job, spec: OrderSpec) -> None:
@@ -106,9 +106,7 @@ class _TellingChunked(_TellingArranged):
         self.announce(job, self.epoch, self._sampler.order_of_epoch_behind())
 
 
-def telling_of(
-    sampler: object, dataset: Any, batching: tuple[int, bool] | None
-) -> Telling | None:
+def telling_of(sampler: object, dataset: Any, batching: tuple[int, bool] | None) -> Telling | None:
     """None: it is none of ours, or a subclass, which may do anything."""
     if type(sampler) is ImportanceSampler:
         return _TellingScores(sampler, dataset, batching)

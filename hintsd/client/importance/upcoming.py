@@ -69,7 +69,7 @@ class Upcoming:
         return self._drawing.reads(samples, self.number) // self._settings.num_replicas
 
     def ask(self, cached: Callable[[], Any], *, is_offer: bool) -> None:
-        """At each draw, what is cached. `is_offer`: where nobody else tells it, and it is needed."""
+        """At each draw, what is cached. `is_offer`: where nobody else tells it and it is needed."""
         if not is_offer or self._cached is None or self._is_offer:
             self._cached, self._is_offer = cached, is_offer
 

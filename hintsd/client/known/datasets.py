@@ -1,6 +1,7 @@
-"""Which file each index of a torch dataset means: of those that say so themselves or were registered
-(extending.py), torchvision's, and other libraries' (libraries.py); and Subsets and ConcatDatasets of
-them. torchvision is looked at where the script has imported it, and never imported.
+"""Which file each index of a torch dataset means: of those that say so themselves or were
+registered (extending.py), torchvision's, and other libraries' (libraries.py); and Subsets and
+ConcatDatasets of them. torchvision is looked at where the script has imported it, and never
+imported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from hintsd.client.known.extending import Unreadable, told_paths
 from hintsd.client.known.libraries import paths_in_library
 from hintsd.client.link import Ways
 from hintsd.orders.hint import CHECK_SAMPLES_MOST, Check
-
 
 Told = dict[int, list[str]]
 """By a dataset's id: its paths, absolute and tidy, where it is not torchvision's."""

@@ -1,5 +1,6 @@
 """Datasets and samplers of libraries, known by the names of their classes: which file each index
-reads, and which samplers' orders their own code tells without a side effect.
+reads, and whose own `__iter__` may be run, so that their order is known as each epoch begins.
+Samplers whose order we compute ahead: hintsd/orders/samplers.py.
 
 INVARIANT: nothing here imports those libraries, draws, or changes what it looks at. Exactly these
 classes are meant: a subclass may do anything.

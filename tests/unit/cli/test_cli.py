@@ -399,6 +399,14 @@ def test_status_counts_what_lies_in_the_log_and_what_is_staged_from_ssd(
     assert rows["prefetch"].endswith("0 files, 0 B from the origin; 1 MiB from SSD into RAM")
 
 
+def test_status_says_that_prefetched_bytes_may_be_the_pools(
+    play: Script, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = {"files": 0, "bytes": 0, "bytes_written": 0, "servers": [], "fault": ""}
+    rows = shown_rows(play, capfd, pool=pool)
+    assert "0 files, 0 B from the origin or the pool; 0 B from SSD into RAM" in rows["prefetch"]
+
+
 def test_status_for_machines_has_what_hintsd_says(
     play: Script,
     hintsd: Callable[[Message], None],

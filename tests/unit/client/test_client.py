@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -588,10 +589,14 @@ def test_the_latest_scores_are_told_and_told_again_to_another_hintsd(
     with hintsd.connect("/d").order([]) as job:
         daemon.wait(lambda: daemon.jobs)
         told = daemon.jobs[0]
+
+        def is_told(uses: bytes) -> bool:
+            return bool(told.scores) and told.scores[-1] == uses
+
         for factor in (1, 2):
             uses = factor * np.arange(count, dtype=np.float32)
             job.score(uses)
-            daemon.wait(lambda: told.scores and told.scores[-1] == uses.tobytes())
+            daemon.wait(partial(is_told, uses.tobytes()))
         daemon.stop()
         told.scores.clear()
         daemon.start()
@@ -683,20 +688,21 @@ def test_a_hintsd_that_dies_is_not_waited_for(daemon: FakeHintsd, asking: hintsd
     stopping.join()
 
 
-def test_an_answer_to_another_question_ends_the_job(
-    daemon: FakeHintsd, asking: hintsd.Job
-) -> None:
+def _ask_in_vain(daemon: FakeHintsd, asking: hintsd.Job) -> None:
+    assert asking.cached(3600.0) is None
+    daemon.wait(lambda: asking.is_over)
+
+
+def test_an_answer_to_another_question_ends_the_job(daemon: FakeHintsd, asking: hintsd.Job) -> None:
     daemon.tells_cached = lambda number: [{"number": number, "chunk": 1, "kind": "chunk"}]
     with pytest.warns(RuntimeWarning, match="going on without hints: chunk: field number"):
-        assert asking.cached(3600.0) is None
-        daemon.wait(lambda: asking.is_over)
+        _ask_in_vain(daemon, asking)
 
 
 def test_an_answer_with_a_gap_ends_the_job(daemon: FakeHintsd, asking: hintsd.Job) -> None:
     daemon.tells_cached = lambda number: _pieces(number)[1:]
     with pytest.warns(RuntimeWarning, match="not understood, going on without hints: cached"):
-        assert asking.cached(3600.0) is None
-        daemon.wait(lambda: asking.is_over)
+        _ask_in_vain(daemon, asking)
 
 
 @pytest.mark.usefixtures("no_warning")

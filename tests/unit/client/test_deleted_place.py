@@ -12,6 +12,7 @@ from fusecache.base import mounts
 from hintsd.client import finding
 from hintsd.daemon import datasets, messages
 
+
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     table = mounts.parse(

@@ -59,7 +59,9 @@ class Heir(ByEpoch):
 def names(daemon: FakeHintsd) -> list[str]:
     daemon.wait(lambda: daemon.jobs)
     job = daemon.jobs[-1].job
-    return [f"{job['path'].decode()}/{path.decode()}" for path in job["files"]["paths"].split(b"\0")]
+    return [
+        f"{job['path'].decode()}/{path.decode()}" for path in job["files"]["paths"].split(b"\0")
+    ]
 
 
 def test_which_files_an_index_is(daemon: FakeHintsd, monkeypatch: pytest.MonkeyPatch) -> None:

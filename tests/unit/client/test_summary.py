@@ -51,7 +51,10 @@ def test_notes_go_where_hintsd_run_looks(tmp_path: Path, monkeypatch: pytest.Mon
     assert not notes.exists()  # nobody waits for them any more
     notes.touch()
     summary.note(0, "waiting", "no hintsd\nanswers; going on without hints")
-    assert str(summary.Summary(notes.read_bytes().splitlines())) == "0 loaders hinted, 1 not: no hintsd answers"
+    assert (
+        str(summary.Summary(notes.read_bytes().splitlines()))
+        == "0 loaders hinted, 1 not: no hintsd answers"
+    )
     monkeypatch.delenv(summary.NOTES)
     summary.note(1, "hinted", "")
     assert len(notes.read_text().splitlines()) == 1

@@ -10,7 +10,7 @@ import pytest
 from fusecache.base.wire import Result
 from hintsd.follow.sequence import Inos
 from hintsd.plan.commands import Withdrawn
-from hintsd.plan.files import KEPT, STAGED, STORED, Files, Ssd
+from hintsd.plan.files import KEPT_IN_RAM, STAGED, STORED, Files, Ssd
 from hintsd.plan.lanes import LOOK_MOST
 from hintsd.plan.ram import Ram
 from hintsd.plan.windows import AHEAD_SHARE, LANES_AHEAD_S, NEED_SHARE
@@ -31,7 +31,7 @@ def make_scene(count: int, ram_files: int, ssd_files: int) -> Scene:
 
 
 def kept(scene: Scene) -> set[int]:
-    return set(np.flatnonzero(scene.planner._files.flags & KEPT).tolist())
+    return set(np.flatnonzero(scene.planner._files.flags & KEPT_IN_RAM).tolist())
 
 
 class Traffic:

@@ -7,7 +7,7 @@ import pytest
 
 from fusecache.base.wire import Observed
 from hintsd.follow.sequence import Inos
-from hintsd.plan.files import KEPT
+from hintsd.plan.files import KEPT_IN_RAM
 from tests.unit.plan.test_planner import FILE_BYTES, Scene, same_sizes
 
 COUNT = 2000
@@ -70,7 +70,9 @@ def test_what_is_kept_stays_from_epoch_to_epoch() -> None:
     for epoch, order in enumerate(orders):
         known[0] = epoch
         scene.planner.announce("job", epoch, order, scene.now)
-        has = set(scene.mount.ssd) | {int(i) for i in order if scene.planner._files.flags[i] & KEPT}
+        has = set(scene.mount.ssd) | {
+            int(i) for i in order if scene.planner._files.flags[i] & KEPT_IN_RAM
+        }
         before = scene.mount.origin_bytes
         scene.read(order.tolist())
         scene.planner.followers.step("job", epoch, -(-len(order) // 16), scene.now)

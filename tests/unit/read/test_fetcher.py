@@ -62,8 +62,8 @@ class Scene:
     def _put(self, dataset: bytes, items: list[object], **how: Any) -> list[None]:
         self.is_putting.set()
         assert self.may_put.wait(30)
-        kept = how["kept"]
-        self.puts.append((how["evict"], None if kept is None else kept()))
+        pinned = how["pinned_by_plan"]
+        self.puts.append((how["evict"], None if pinned is None else pinned()))
         return [None] * len(items)
 
     def miss(self, ino: int) -> None:

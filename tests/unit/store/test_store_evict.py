@@ -375,8 +375,11 @@ def test_who_found_nothing_to_evict_finds_the_room_that_is_made_then(tmp_path: P
             path, payload = b"d/%d" % number, content(number, 100_000)
             files[path] = payload
             item = (path, version_of(payload), 0, payload)
-            kept = lambda: {row.segno for row in store.index.segments.all()}  # type: ignore[union-attr]  # noqa: E731
-            return store.store.put_many(DATASET, [item], evict=True, kept=kept)[0] is not None
+            pinned = lambda: {row.segno for row in store.index.segments.all()}  # type: ignore[union-attr]  # noqa: E731
+            return (
+                store.store.put_many(DATASET, [item], evict=True, pinned_by_plan=pinned)[0]
+                is not None
+            )
 
         count = next(number for number in range(1000) if not put(number))
         assert store.store.room_bytes() == 0
