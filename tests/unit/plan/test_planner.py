@@ -135,16 +135,22 @@ class Scene:
             self.turn()
 
     def read(
-        self, inos: list[int], *, turn_every: int = 16, work: int = 1 << 20, reader: str = ""
+        self,
+        inos: list[int],
+        *,
+        turn_every: int = 16,
+        work: int = 1 << 20,
+        step_s: float = 0.01,
+        reader: str = "",
     ) -> int:
         """READs that it took."""
         before = self.mount.reads
         for count, ino in enumerate(inos, 1):
             self.mount.read(ino, reader)
             if count % turn_every == 0:
-                self.turn(work)
+                self.turn(work, step_s)
         if len(inos) % turn_every:
-            self.turn(work)
+            self.turn(work, step_s)
         return self.mount.reads - before
 
 
@@ -288,7 +294,7 @@ def test_origin_traffic_of_uniform_shuffles_is_belady_s(share: float) -> None:
     fetched = []
     for epoch in range(3):
         before = scene.mount.origin_bytes
-        scene.read(orders[epoch].tolist(), turn_every=4)
+        scene.read(orders[epoch].tolist(), turn_every=8)
         fetched.append(scene.mount.origin_bytes - before)
     best = origin_bytes(
         [order.astype(int) - 1 for order in orders[:3]],
@@ -1412,8 +1418,8 @@ def test_a_training_and_its_validation_say_nothing_of_each_other(ram_share: floa
                 scene.open("val", validated, samples=few, epochs=None, batch_size=32, workers=2)
             for number, (worker, ino) in enumerate(loader_reads(read, 32, 2, 2, scene.rng), 1):
                 scene.mount.read(ino, "train+val", process=worker + 100 * len(name))
-                if number % 8 == 0:
-                    scene.turn()
+                if number % 16 == 0:
+                    scene.turn(step_s=0.02)
     assert scene.planner.followers.notices() == []
     for name, samples in (("train", count), ("val", few)):
         status = scene.planner.status(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -157,10 +158,11 @@ def test_lanes_of_ranks_share_ram_and_fetch_nothing_twice() -> None:
     for epoch in range(2):
         before = sum(scene.mount.origin_reads.values())
         readers = [loader_reads(order[epoch], 16, 2, 2, scene.rng) for order in orders]
-        for reads in zip(*readers, strict=True):
+        for number, reads in enumerate(zip(*readers, strict=True), 1):
             for rank, (_, ino) in enumerate(reads):
                 scene.mount.read(ino, f"rank{rank}")
-            scene.turn()
+            if number % 2 == 0:
+                scene.turn(step_s=0.02)
         fetched = sum(scene.mount.origin_reads.values()) - before
         most = ranks * each if epoch == 0 else ranks * each - ssd - ram + ram // 4
         assert fetched <= 1.02 * most, epoch
@@ -206,7 +208,7 @@ def test_lanes_that_stand_still_give_their_room_to_a_validation() -> None:
             before = scene.mount.reads
             for count, (_, ino) in enumerate(loader_reads(validation, 16, 4, 2, scene.rng)):
                 scene.mount.read(ino, "validation")
-                if count % 2 == 0:
+                if count % 4 == 0:
                     scene.turn()
             shares.append((scene.mount.reads - before) / 1000)
             for _ in range(70):
@@ -340,15 +342,16 @@ def test_windows_that_need_more_get_it_and_hold_it_for_an_epoch() -> None:
     scene = make_scene(count, ram, 0)
     orders = scene.shuffled()
     scene.open("job", orders, samples=count)
-    scene.read(orders[0].tolist(), turn_every=1)  # a hundred a second
+    read = functools.partial(scene.read, turn_every=8)
+    read(orders[0].tolist(), step_s=0.08)  # a hundred a second
     slow = len(kept(scene))
-    scene.read(orders[1].tolist(), turn_every=8)
+    read(orders[1].tolist(), step_s=0.01)
     fast = len(kept(scene))
     assert ram - ram // AHEAD_SHARE <= fast < slow
-    scene.read(orders[2].tolist(), turn_every=1)
+    read(orders[2].tolist(), step_s=0.08)
     assert len(kept(scene)) == fast
-    scene.read(orders[3].tolist(), turn_every=1)
-    scene.read(orders[4][:1500].tolist(), turn_every=1)
+    read(orders[3].tolist(), step_s=0.08)
+    read(orders[4][:1500].tolist(), step_s=0.08)
     assert len(kept(scene)) > fast
 
 

@@ -5,6 +5,7 @@ known when they begin; against the same rule without a planner, and against that
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +56,11 @@ def fetched_at_best(orders: list[Inos], places: int, uses: Expected | None) -> i
     return fetched
 
 
-def read(scene: Scene, orders: list[Inos], uses: Expected | None = None) -> int:
+def read(
+    scene: Scene, orders: list[Inos], uses: Expected | None = None, turn_every: int = 16
+) -> int:
     """Fetches of a job that announces each epoch when it begins, and how often files are used."""
+    turns: Any = {"turn_every": turn_every, "step_s": 0.01 * turn_every / 8}
     known = [0]
     scene.open(
         "job",
@@ -73,7 +77,7 @@ def read(scene: Scene, orders: list[Inos], uses: Expected | None = None) -> int:
         scene.planner.announce("job", epoch, order, scene.now)
         scene.settle()
         for batch, begin in enumerate(range(0, len(order), 16), 1):
-            scene.read(order[begin : begin + 16].tolist(), turn_every=8)
+            scene.read(order[begin : begin + 16].tolist(), **turns)
             scene.planner.followers.step("job", epoch, batch, scene.now)
     return sum(scene.mount.origin_reads.values())
 

@@ -151,7 +151,7 @@ def test_a_state_within_an_epoch_leaves_exactly_what_was_not_read(
         del epoch
         resumed = make(Choosing(2))
         resumed.load_state_dict(state)
-        tail = read(loaded(resumed, settings))
+        tail = read(loaded(resumed, settings if batches == 5 else {}))  # processes, once
         if len(head) < LENGTH - (drop_last and LENGTH % BATCH):
             assert sorted(head + tail) == WHOLE, batches
         else:  # the epoch was over

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench import budgets
+from tests.support.commands import SUBPROCESS_WITH_TORCH
+from tools.bench import budgets, hints
 from tools.bench.hints import run_module
 from tools.bench.nopfs_reader import configuration
 from tools.bench.readers import Readers
@@ -53,7 +54,8 @@ def test_the_configuration_has_the_budgets_in_whole_mib() -> None:
     assert bandwidths[1] > bandwidths[2] > bandwidths[3], "RAM, SSD, origin"
 
 
-def test_each_epoch_is_told_of(tmp_path: Path) -> None:
+def test_each_epoch_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "subprocess", SUBPROCESS_WITH_TORCH)
     package = tmp_path / "source" / "hdmlp"
     (package / "lib" / "torch").mkdir(parents=True)
     (package / "__init__.py").write_text(_HDMLP)

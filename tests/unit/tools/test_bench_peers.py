@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from fusecache.config.settings import RAM_BYTES_MIN
-from tools.bench import budgets, peers
+from tests.support.commands import SUBPROCESS_WITH_TORCH
+from tools.bench import budgets, hints, peers
 from tools.bench.__main__ import _columns, main
 from tools.bench.budgets import Budgets, Origin
 from tools.bench.hints import loader_work, run_module
@@ -115,6 +116,7 @@ def test_a_peer_that_fails_is_left_out_with_one_line(
     monkeypatch.setattr(peers, "_tool", lambda name: None)
     monkeypatch.setattr(Bench, "drop", lambda self: None)
     monkeypatch.setattr(budgets, "built_streaming", lambda bench: sys.executable)
+    monkeypatch.setattr(hints, "subprocess", SUBPROCESS_WITH_TORCH)
     runs = _runs(bench)
     assert sorted(budgets.prepared(runs)) == ["rclone"]
     why = [note for note in bench.results.notes if "was left out: " in note]
@@ -173,7 +175,8 @@ def test_each_epoch_has_its_figures_and_all_files(bench: Bench) -> None:
         runs._add("stock", ("half",), [done | {"samples": 9}])
 
 
-def test_the_loop_tells_how_long_it_waited(tmp_path: Path) -> None:
+def test_the_loop_tells_how_long_it_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "subprocess", SUBPROCESS_WITH_TORCH)
     names = [f"{index}" for index in range(4)]
     for name in names:
         (tmp_path / name).write_bytes(bytes(100))
