@@ -106,4 +106,4 @@ def _remember(loader_class: Any) -> None:
             remember(loader)
         return loader
 
-    loader_class.__new__ = make
+    loader_class.__new__ = functools.wraps(loader_class.__init__)(make)  # its signature stays

@@ -7,25 +7,32 @@ import sys
 
 def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
+    is_explained = os.environ.get("HINTSD_EXPLAIN") == "1"  # then nothing is to be trained
     try:
-        from hintsd import autohint
-
-        autohint.install()
-    except ImportError:
         from importlib.util import find_spec
 
+        from hintsd import autohint
+
+        if is_explained and find_spec("hintsd.client.explaining") is None:
+            raise ImportError
+        autohint.install()
+    except ImportError:
         if find_spec("torch") is not None:
-            is_explained = os.environ.get("HINTSD_EXPLAIN") == "1"
-            end = "not going on" if is_explained else "going on without hints"
+            command, what, end = "run", "no hintsd", "going on without hints"
+            if is_explained:
+                command, what, end = "explain", "no hintsd, or an older one", "not going on"
             sys.stderr.write(
-                f"hintsd run: {sys.executable} has no hintsd (from fusecache's checkout: "
+                f"hintsd {command}: {sys.executable} has {what} (from fusecache's checkout: "
                 f"{sys.executable} -m pip install ./client); {end}\n"
             )
-            if is_explained:  # it would train
+            if is_explained:
                 sys.stderr.flush()
                 os._exit(1)
-    except Exception:  # a fault of ours must not become the script's
-        pass
+    except Exception as error:  # a fault of ours must not become the script's
+        if is_explained:
+            sys.stderr.write(f"hintsd explain: {error!r}\n")
+            sys.stderr.flush()
+            os._exit(1)
 
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec

@@ -58,8 +58,8 @@ Exit codes:
   {EXIT_INTERRUPTED}  interrupted with Ctrl-C
   run: the command's own (128 + N: ended by signal N), or {EXIT_NOT_FOUND}: not found,
        {EXIT_NOT_EXECUTABLE}: not executable; {EXIT_FAILED}: --require, and not all is hinted
-  explain: {EXIT_OK}: each DataLoader would be hinted; {EXIT_FAILED}: not each, or none was read and
-       the command ended with {EXIT_OK}; else as run"""
+  explain: {EXIT_OK}: each DataLoader would be hinted, in-memory datasets aside; {EXIT_FAILED}:
+       not each, or none was read and the command ended with {EXIT_OK}; else as run"""
 
 
 class _Whole(click.IntRange):
@@ -567,7 +567,8 @@ def explain(words: tuple[str, ...], copy_samplers: bool) -> NoReturn:
     known. What hintsd itself would refuse is not asked.
 
     Each process ends at its own first batch, by os._exit(0): what is printed is flushed, but no
-    `finally` and no `atexit` of the script runs. What reads no DataLoader runs to its end.
+    `finally` and no `atexit` of the script runs, and whatever started it goes on as after a
+    training. What reads no DataLoader runs to its end.
     """
     sys.exit(explain_command(words, copy_samplers=copy_samplers))
 

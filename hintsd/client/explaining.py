@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAKERS: Final = {
     *("accelerate", "lightning", "monai", "pytorch_lightning", "timm", "torchdata", "transformers"),
+    *("multiprocessing", "pickle"),
 }
 """Packages that make loaders for a script, whose line is looked for above them."""
 
@@ -33,24 +35,40 @@ def remember(loader: Any) -> None:
 
 
 def explain(iterated: Any) -> NoReturn:
-    """Tell of each loader that is there, and end the process, with 0."""
+    """Tell of each loader that is there, and end the process, with 0; by SIGINT, if that came."""
+    is_interrupted = False
     try:
-        known = [(loader, place) for ref, place in _made if (loader := ref()) is not None]
-        # What has no batch_sampler was refused while it was made.
-        loaders: list[tuple[Any, Place | None]] = [
-            (loader, place) for loader, place in known if hasattr(loader, "batch_sampler")
-        ]
-        if all(loader is not iterated for loader, _ in loaders):
-            loaders.append((iterated, None))
-        for number, (loader, place) in enumerate(loaders):
-            state, line = _told(loader, place)
-            if not summary.note(number, state, line):  # on another machine, say
-                sys.stderr.write(f"hintsd: explain: {line}\n")
+        _tell(iterated)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    except BaseException as error:
+        line = f"what is left of its loaders could not be looked at: {error!r}"
+        _note(len(_made) + 1, summary.WOULD_NOT_BE, line)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+        if is_interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         os._exit(0)
+
+
+def _tell(iterated: Any) -> None:
+    known = [(loader, place) for ref, place in _made if (loader := ref()) is not None]
+    # What has no batch_sampler was refused while it was made.
+    loaders: list[tuple[Any, Place | None]] = [
+        (loader, place) for loader, place in known if hasattr(loader, "batch_sampler")
+    ]
+    if all(loader is not iterated for loader, _ in loaders):
+        loaders.append((iterated, None))
+    for number, (loader, place) in enumerate(loaders):
+        _note(number, *_told(loader, place))
+
+
+def _note(number: int, state: str, line: str) -> None:
+    if not summary.note(number, state, line):  # on another machine, say
+        sys.stderr.write(f"hintsd: explain: {line}\n")
 
 
 def _told(loader: Any, place: Place | None) -> tuple[str, str]:
@@ -83,7 +101,7 @@ def _outlook(loader: Any) -> tuple[str, str]:
             return summary.WOULD_BE, "would be hinted: the script has attached it"
         order = _order(found)
         link.greet(found.root)
-        return summary.WOULD_BE, f"would be hinted: {order}; its mount and hintsd answer"
+        return summary.WOULD_BE, f"would be hinted: {order}; hintsd answers"
     except (Unreadable, Unhinted) as problem:
         state = summary.NEEDLESS if isinstance(problem, Needless) else summary.WOULD_NOT_BE
         known = f" (its order is known: {order})" if order else ""
@@ -94,7 +112,8 @@ def _outlook(loader: Any) -> tuple[str, str]:
 def _order(found: Readable) -> str:
     """In the words of docs/LOADERS.md."""
     name = found.source.sampler.__class__.__name__
-    whose = f"the order of {'a copy of ' if found.is_copied else ''}{name}"
+    is_copied = not found.is_told and found.source.rebatched_spec() is None
+    whose = f"the order of {'a copy of ' if is_copied else ''}{name}"
     return f"{whose}, {'as each epoch begins' if found.spec is None else 'all epochs ahead'}"
 
 
@@ -119,5 +138,7 @@ def _contents(loader: Any) -> str:
     sampler = "no sampler"
     if not isinstance(loader.dataset, IterableDataset):
         sampler = seat_of(loader).taken_by.__class__.__name__  # of an Announcer: its sampler's
-    size = "batches of its own" if loader.batch_size is None else f"batch size {loader.batch_size}"
+    is_batched = loader.batch_sampler is not None
+    own = "batches of its own" if is_batched else "no batches"
+    size = own if loader.batch_size is None else f"batch size {loader.batch_size}"
     return f"{dataset}, {sampler}, {size}"

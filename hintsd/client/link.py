@@ -224,7 +224,7 @@ class Link:
         return f"{self._job or 'unnamed'}{of}: {state}{why}"
 
     def start(self) -> None:
-        """Begin; waits at most CONNECT_TIMEOUT_S for a hintsd that listens, ABSENT_S without
+        """Begin; waits at most CONNECT_TIMEOUT_S for a hintsd that listens, some ABSENT_S without
         one, and not again in a process that has waited in vain."""
         try:
             self._connection.prepare()
@@ -456,16 +456,21 @@ class Link:
 def greet(path: str) -> None:
     """Have hintsd answer for the dataset at `path`, and tell it nothing. Unhinted: as a link of
     that dataset would warn now."""
-    connection = Connection(lambda line: None)
-    try:
-        connection.prepare()
-        connection.connect(find_socket(path)[0], CONNECT_TIMEOUT_S)
-    except OSError as error:
-        raise Unhinted(_none_answers(path, error)) from None
-    except wire.WireError as error:
-        raise Unhinted(_not_understood(error)) from None
-    finally:
-        connection.disconnect()
+    deadline = time.monotonic() + ABSENT_S
+    while True:
+        connection = Connection(lambda line: None)
+        try:
+            connection.prepare()
+            connection.connect(find_socket(path)[0], CONNECT_TIMEOUT_S)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise Unhinted(_none_answers(path, error)) from None
+        except wire.WireError as error:
+            raise Unhinted(_not_understood(error)) from None
+        finally:
+            connection.disconnect()
+        time.sleep(PAUSE_LEAST_S)
 
 
 def _none_answers(path: str, error: OSError) -> str:

@@ -193,8 +193,8 @@ class Readable:
     source: SamplerOrder
     spec: OrderSpec | None
     """Of all epochs; None: each is announced as it begins."""
-    is_copied: bool
-    """Each epoch's order is that of a copy of the sampler."""
+    is_told: bool
+    """The sampler's class tells its order: it is read neither from its batches nor from a copy."""
 
 
 def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) -> Readable:
@@ -214,15 +214,14 @@ def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) 
     spec = source.stock_spec(base_seed_drawn=False)
     is_told = spec is not None or type(source.sampler) in (list, tuple, range)
     is_told = is_told or source.telling is not None or source.told_by is not None
-    is_copied = not is_told and source.rebatched_spec() is None
-    if is_copied and not copy_sampler:
+    if not is_told and not copy_sampler and source.rebatched_spec() is None:
         raise Unreadable(
             f"the order of {type(source.sampler).__name__} cannot be told without reading it: "
             "hintsd.order_of.register its class, or allow that a copy of it is read "
             "(attach(loader, copy_sampler=True), hintsd run --copy-samplers)"
         )
     is_known = spec is not None and spec.epochs_known is None
-    return Readable(root, ways, seat, source, spec if is_known else None, is_copied)
+    return Readable(root, ways, seat, source, spec if is_known else None, is_told)
 
 
 def _attach(

@@ -50,7 +50,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.writers: dict[bytes, set[int]] = {}  # handles that have put the path since a flush
         self.index_was_flipped = False
         self.was_damaged = False
-        self.damaged: set[int] = set()  # segments
+        self.damaged: set[int] = set()  # segments, and those that were deleted
         self.source = random.Random(0)
         self.stores: list[Opened] = []
 
@@ -74,7 +74,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     def all_may_be_lost(self) -> None:
         self.was_damaged = True
-        self.damaged |= {int(path.stem) for store in self.stores for path in store.segments()}
         for known in self.model.values():
             known.may_be_lost = True
 
@@ -101,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
         if at is None:
             return
         rewritten = len(versions) > 1 or (before is not None and before.rewritten)
-        # What is behind a damaged record of its segment may be lost, although it came later.
+        # Behind a damaged record, or in a file that is gone, it may be lost although it came later.
         may_be_lost = self.is_disputed(handle, path) or at.segno in self.damaged
         self.model[path] = Known(version, payload, at.segno, may_be_lost, rewritten)
         assert self.stores[handle].read(at) in (None, payload)
@@ -219,7 +218,9 @@ class StoreMachine(RuleBasedStateMachine):
     def flip_a_bit_in_a_segment(self) -> None:
         found = self.stores[0].segments()
         if found:
-            self.flip(self.source.choice(found))
+            chosen = self.source.choice(found)
+            self.damaged.add(int(chosen.stem))
+            self.flip(chosen)
 
     @rule()
     def flip_bits_in_the_index(self) -> None:
@@ -245,7 +246,9 @@ class StoreMachine(RuleBasedStateMachine):
     def delete_a_segment(self) -> None:
         found = self.stores[0].segments()
         if found:
-            self.source.choice(found).unlink()
+            chosen = self.source.choice(found)
+            self.damaged.add(int(chosen.stem))
+            chosen.unlink()
             self.all_may_be_lost()
 
     @rule(handle=handles)
@@ -263,6 +266,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def delete_the_directory(self) -> None:
+        self.damaged |= {int(path.stem) for path in self.stores[0].segments()}
         shutil.rmtree(self.directory / "cache")
         for store in self.stores:
             store.store.housekeeping()

@@ -19,7 +19,7 @@ from tests.support.trees import assert_same
 AWAY = "origin (does not answer|is away)"
 DIRECTORIES = 24
 FILES = 3
-TIMEOUT_S = 3.0
+TIMEOUT_S = 8.0
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_siblings_that_hang_cost_one_timeout(
         readers = [pool.submit(fails, name) for name in (names[2], names[2], names[12])]
         list_some(mount, names[:2])
         assert all(reader.result(60) for reader in readers)
-    assert time.monotonic() - begun_s < 2 * TIMEOUT_S
+    assert time.monotonic() - begun_s < 1.5 * TIMEOUT_S
     assert faulty.hanging() <= 2 + AT_ONCE
     faulty.clear()
     assert_same(place.source, mount.path)

@@ -147,7 +147,7 @@ def test_a_cached_file_is_read_at_once_while_everything_hangs(
     begun_s = time.monotonic()
     for name in names:
         assert (mount.path / name).read_bytes() == (place.source / name).read_bytes()
-    assert time.monotonic() - begun_s < LONG_TIMEOUT_S
+    assert time.monotonic() - begun_s < LONG_TIMEOUT_S / 3
     faulty.clear()
     eventually(lambda: mount.value("origin", "available"))
     assert_same(place.source, mount.path)

@@ -29,6 +29,7 @@ from tools.bench import (
     recording,
     rows,
     sharing,
+    wide,
 )
 from tools.bench.readers import Readers
 from tools.bench.results import Results, machine
@@ -44,6 +45,7 @@ ROWS = (
     "origin",
     *hints.ROWS,
     *budgets.ROWS,
+    *wide.ROWS,
     *gpu.ROWS,
     *importance.ROWS,
     *sharing.ROWS,
@@ -183,6 +185,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         "origin": rows.origin,
         **hints.ROWS,
         **budgets.ROWS,
+        **wide.ROWS,
         **gpu.ROWS,
         **importance.ROWS,
         **sharing.ROWS,

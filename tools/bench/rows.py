@@ -7,20 +7,17 @@ INVARIANT: a pass that needs a state of the caches makes that state itself, righ
 import contextlib
 import functools
 import itertools
-import json
 import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.bench import peers
+from tools.bench import peers, stalls
 from tools.bench.readers import Readers
 from tools.bench.results import Results
 from tools.fusecache_command import FusecacheMount
@@ -284,12 +281,12 @@ def kill(bench: Bench) -> None:
         source = work / "source"
         source.mkdir()
         names = bench.readers.fill_files(source, count, FILE_BYTES, 3)
-        listed = work / "expected.txt"
-        checksums = [zlib.crc32((source / name).read_bytes()) for name in names]
-        listed.write_text("".join(f"{n} {c}\n" for n, c in zip(names, checksums, strict=True)))
         with peers.Fusecache(source, work / "mnt", work / "cache") as peer:
             peer.warm()
-            times, outcome = _kill_while_reading(bench, peer.mount, listed, kills)
+            with stalls.reading(peer.root, source, names, work / "expected.txt") as end:
+                times = _kill(peer.mount, kills)
+                outcome = end()
+        bench.say(f"kill: {kills} kills, {outcome['reads']} reads")
     spans = [(begin, end) for begin, end in outcome["spans"]]
     for moment in times:
         bench.results.add("kill", "next byte", "fusecache", "s", _next_byte(spans, moment))
@@ -304,33 +301,17 @@ def kill(bench: Bench) -> None:
         bench.results.note(f"kill: FAILED READS, for example {outcome['errors'][:3]}")
 
 
-def _kill_while_reading(
-    bench: Bench, mount: FusecacheMount, listed: Path, kills: int
-) -> tuple[list[float], dict[str, list[list[float]]]]:
+def _kill(mount: FusecacheMount, kills: int) -> list[float]:
+    """When each was."""
     chance = random.Random(0)
-    reader = subprocess.Popen(
-        [sys.executable, "-m", "tools.bench.stalls", str(mount.mountpoint), str(listed)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert reader.stdout is not None
-        reader.stdout.readline()
-        times: list[float] = []
-        for _ in range(kills):
-            time.sleep(2 + chance.random())
-            victim = mount.pids()[1]
-            times.append(time.monotonic())
-            os.kill(victim, signal.SIGKILL)
-        time.sleep(3)
-        output, _ = reader.communicate("stop\n", timeout=60)
-    finally:
-        if reader.poll() is None:
-            reader.kill()
-    outcome = json.loads(output.splitlines()[-1])
-    bench.say(f"kill: {kills} kills, {outcome['reads']} reads")
-    return times, outcome
+    times: list[float] = []
+    for _ in range(kills):
+        time.sleep(2 + chance.random())
+        victim = mount.pids()[1]
+        times.append(time.monotonic())
+        os.kill(victim, signal.SIGKILL)
+    time.sleep(3)
+    return times
 
 
 def _next_byte(spans: list[tuple[float, float]], moment: float) -> float:

@@ -1,18 +1,57 @@
-"""A reader that never stops, for the kill row: cold reads in a loop, each one timed and compared.
+"""A reader that never stops, for rows kill and wide: cold reads in a loop, each one timed and
+compared.
 
-Run as a process of its own (`python -m tools.bench.stalls ROOT LIST`): the killer must not share
-its interpreter lock. Ends when its standard input closes, and prints JSON: reads, errors, wrong,
+A process of its own (`python -m tools.bench.stalls ROOT LIST`): who disturbs it must not share its
+interpreter lock. Ends when its standard input closes, and prints JSON: reads, errors, wrong,
 spans (begin and end of each read, on the monotonic clock that all processes share).
 
 INVARIANT: each read misses the page cache: the file's pages are dropped before it.
 """
 
+import contextlib
 import json
 import os
 import select
+import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+Outcome = dict[str, Any]
+
+
+@contextlib.contextmanager
+def reading(
+    root: Path, source: Path, names: Sequence[str], listed: Path
+) -> Iterator[Callable[[], Outcome]]:
+    """Reads these files below `root`, as they are in `source`, until what it yields is called,
+    which gives what the process prints. `listed`: a file to be written.
+    """
+    checksums = [zlib.crc32((source / name).read_bytes()) for name in names]
+    listed.write_text("".join(f"{n} {c}\n" for n, c in zip(names, checksums, strict=True)))
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "tools.bench.stalls", str(root), str(listed)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def end() -> Outcome:
+        output, _ = reader.communicate("stop\n", timeout=60)
+        outcome: Outcome = json.loads(output.splitlines()[-1])
+        return outcome
+
+    try:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        yield end
+    finally:
+        if reader.poll() is None:
+            reader.kill()
+            reader.wait()
 
 
 def _read(path: str) -> bytes:

@@ -411,9 +411,9 @@ check = DataLoader(Telling(), batch_size=5)  # check
     script = tmp_path / "train.py"
     would = [
         f"train: DataLoader(Telling in {root}, RandomSampler, batch size 2): would be hinted: the "
-        "order of RandomSampler, as each epoch begins; its mount and hintsd answer",
+        "order of RandomSampler, as each epoch begins; hintsd answers",
         f"check: DataLoader(Telling in {root}, SequentialSampler, batch size 5): would be hinted: "
-        "the order of SequentialSampler, all epochs ahead; its mount and hintsd answer",
+        "the order of SequentialSampler, all epochs ahead; hintsd answers",
     ]
     whole = _explain(script, begin + hinted + _TRAINED, root)
     assert whole == (0, ["begun", *would], "")
@@ -460,7 +460,7 @@ wrong = DataLoader(Telling(), sampler=Wrong())  # wrong
             "drawn",  # by the copy
             f"train: StatefulDataLoader(Telling in {root}, Own, batch size 1): {why} of a copy of "
             f"Own, as each epoch begins){do}",
-            "stream: DataLoader(Stream, no sampler, batches of its own): would not be hinted: an "
+            "stream: DataLoader(Stream, no sampler, no batches): would not be hinted: an "
             "IterableDataset has no indices that could be announced; see docs/LOADERS.md",
             "memory: DataLoader(TensorDataset, SequentialSampler, batch size 1): would not be "
             "hinted: a dataset in memory reads no files; nothing is to be done",
