@@ -93,12 +93,15 @@ class Packer:
         with self._lock:
             self._is_abandoned = False
             self._finish()
+            # A dead server's log may have room reserved, and lead past what was moved to it. Half
+            # of that room would do for a log, and for one that moves only a part.
+            if not self._begun:
+                self._store.adopt_orphans()
             self._segments.sweep()
             self._sizes = Sizes.of(chunks, size_bytes, samples, buffer_bytes, epochs)
             adopted = self._store.adopted
             self._packing = self._begin(chunks, buffer_bytes)
-            if self._packing in (Packing.NO_ROOM, Packing.NO_CREDIT):
-                # A dead server's log may have room reserved, and lead past what was moved to it.
+            if self._packing in (Packing.NO_ROOM, Packing.NO_CREDIT):  # of others, perhaps
                 self._store.adopt_orphans()
                 if self._store.adopted > adopted:
                     self._segments.sweep()

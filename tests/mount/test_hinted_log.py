@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from fusecache.store.segment import format as fmt
 from fusecache.store.segment.files import walk
 from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.spec import OrderSpec
-from hintsd.plan import placement
 from hintsd.reorder import packing
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import (
@@ -55,14 +53,6 @@ def staged_on(directed: Directed, count: int, epochs: int, epoch: int, read: int
 def log_bytes(directed: Directed) -> int:
     """What is written to logs, as the mount said last: twice a second."""
     return int(directed.mount()["log_written_bytes"])
-
-
-def settled(directed: Directed) -> int:
-    """As `log_bytes`, where nothing is written any more."""
-    before = log_bytes(directed)
-    time.sleep(1.2)
-    assert log_bytes(directed) == before
-    return before
 
 
 def begun(reader: Reader, directed: Directed, spec: OrderSpec, epochs: int) -> Iterator[int]:
@@ -252,41 +242,6 @@ def test_one_log_serves_two_epochs(
     assert mount.value("prefetch", "files") == fetched
     for name in names[::17]:
         assert (mount.path / name).read_bytes() == random_bytes(str(name), FILE_BYTES)
-
-
-def test_half_of_the_dataset_on_ssd_is_written_anew_every_second_epoch(
-    place: Place, mounting: Mounting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when, while the log is only read, somebody reads what is not on SSD: that takes no room
-    from the log to come. (How much is moved in one epoch differs where room is short: four segments
-    fit, and not five, however large the index is just then. That leaves the first log its slack.)
-    """
-    monkeypatch.setattr(packing, "CELL_BYTES_LEAST", 16 << 10)
-    monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", 16 << 10)
-    monkeypatch.setattr(packing, "EPOCHS_MOST", 2)
-    monkeypatch.setattr(placement, "FETCH_UNANSWERED_MOST", 256)
-    count = 9000
-    names, spec = make_dataset(place, count), shuffled(count)
-    mount = mounting("--ram", "28M", "--ssd", "46M", "--layout", "reorder")
-    written = []
-    with Directed(ram_bytes=MANY_RAM_BYTES) as directed:
-        directed.open("job", request(mount.path, spec, epochs=5))
-        staged(directed, "job", MANY_RAM_BYTES // 4)
-        for epoch in range(3):
-            sequence = order(spec, epoch)
-            for start in range(0, count, STRIDE):
-                for index in sequence[start : start + STRIDE]:
-                    assert (mount.path / names[index]).read_bytes() == expected(names[index])
-                directed.step("job", epoch, (start + STRIDE) // 4)
-                staged_on(directed, count, 5, epoch, start + STRIDE)
-                if epoch == 1 and start == count // 3:
-                    assert "epochs 1 to 2 lie on SSD" in directed.job("job")["layout_why"]
-                    for index in sequence[-count // 4 :]:
-                        (mount.path / names[index]).read_bytes()
-            written.append(eventually(lambda: settled(directed)))
-        seen = written, directed.job("job"), directed.mount()
-    assert written[2] - written[0] > 0.9 * written[0], seen
-    assert mount.value("integrity", "mismatches") == 0
 
 
 def assert_cells(found: list[list[str]], orders: list[list[int]]) -> None:

@@ -73,11 +73,9 @@ def check_traffic(mount: Mount, directed: Directed, read: Callable[[int], None])
     told = repr((shares, missing, directed.status(), mount.status()))
     assert 0.3 < missing < 0.62, told
     # exact is unit/plan/test_planner_kept.py; here what hintsd wants crosses what it has not heard
-    # of
-    assert sum(shares) <= 1.05 * (1 + (EPOCHS - 1) * missing), told
-    # all that RAM takes may be of the second epoch: on a busy machine nothing is kept in time
-    window_share = RAM_BYTES / (FILES * PAGES_BYTES)
-    assert shares[0] <= 1.05 + window_share, told
+    # of, and on a busy machine nothing is there in time (without what is kept it is 1.4 times that)
+    assert sum(shares) <= 1.2 * (1 + (EPOCHS - 1) * missing), told
+    assert shares[0] <= 1.2, told
 
 
 @pytest.mark.claim("P6")

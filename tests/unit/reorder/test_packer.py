@@ -735,6 +735,15 @@ def test_what_a_dead_server_had_reserved_is_room_for_a_log(disk: Disk, live: int
     assert disk.packing == Packing.OPEN
 
 
+def test_a_first_log_has_all_that_a_dead_server_had_reserved(disk: Disk) -> None:
+    disk.live = {STATIC: 1000}
+    disk.room_bytes, disk.orphans_bytes = SLACK_BYTES, 1 << 40
+    disk.begin()
+    disk.packer.open()
+    disk.tick({STATIC: 1000})
+    assert disk.packing == Packing.OPEN  # and not DRAINING
+
+
 def test_where_nobody_died_a_log_is_not_tried_again(disk: Disk) -> None:
     disk.live, disk.room_bytes = {STATIC: 1000}, 900
     disk.begin()
