@@ -116,7 +116,7 @@ def server(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 def links_of_the_client() -> list[Path]:
     """Its modules; a build there has left others."""
-    return [path for path in (ROOT / "client").rglob("*.py") if path.is_symlink()]
+    return [path for path in (ROOT / "client").glob("*/**/*.py") if path.is_symlink()]
 
 
 # ---- what was built ------------------------------------------------------------------------------
@@ -127,8 +127,9 @@ def test_the_wheels_hold_the_checkout(dist: Path, tmp_path: Path) -> None:
     for wheel in (server, client):
         assert wheel.version == __version__ == wheel.metadata()["Version"]
         for name, data in wheel.modules.items():
+            file = f"hintsd/{name}" if name.endswith(".pth") else name
             if not name.endswith(".so"):
-                assert (ROOT / name).read_bytes() == data, name
+                assert (ROOT / file).read_bytes() == data, name
         headers = wheel.metadata()
         assert headers["License-Expression"] == "Apache-2.0"
         assert headers["Summary"]
@@ -241,6 +242,21 @@ hintsd.autohint.install()
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [f"{tmp_path}/hintsd/__init__.py", "attach", "Connection"]
+
+
+@pytest.mark.parametrize("value", ["1", "0", None])
+def test_a_variable_alone_hints(client: Environment, value: str | None) -> None:
+    code = """
+import sys
+print([type(one).__module__ for one in sys.meta_path if not isinstance(one, type)])
+print("numpy" in sys.modules)
+"""
+    words = [f"HINTSD={value}"] if value is not None else []
+    done = client.run("env", *words, client.python, "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    hooks, has_numpy = done.stdout.splitlines()
+    assert ("hintsd.autohint" in hooks) == (value == "1")
+    assert has_numpy == "False", "every Python of the environment starts with it"
 
 
 def test_a_script_that_uses_it_passes_strict_mypy(client: Environment, tmp_path: Path) -> None:
