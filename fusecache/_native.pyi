@@ -66,10 +66,6 @@ def is_unchecked(ino: int) -> bool:
 def has_unchecked(directory: int) -> bool:
     """Whether such a file is in it."""
 
-def census() -> tuple[int, int, int]:
-    """Regular files that are known and have a name, their bytes, and how many of these are on SSD.
-    Scans the table: for people who ask, in a worker thread."""
-
 def saved_bytes() -> int:
     """What save_table() would write, at most."""
 

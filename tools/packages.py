@@ -197,12 +197,15 @@ def check(made: list[Path], *, manylinux: bool) -> list[str]:
     sdists = {path.name.split("-")[0]: path for path in made if path.suffix == ".gz"}
     server, client = wheels["fusecache"], wheels["hintsd"]
     _require(server.version == client.version, "the versions differ")
+    for wheel in (server, client):
+        _require("hintsd.pth" in wheel.files, f"{wheel.path.name} lacks hintsd.pth")
     lines = [_check_server(server, manylinux), _check_client(client, server)]
     for name, path in sorted(sdists.items()):
         with tarfile.open(path) as archive:
             members = {member.name.partition("/")[2]: member for member in archive}
         _require(not any(m.issym() or m.islnk() for m in members.values()), f"{path.name}: a link")
-        wanted = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
+        wanted = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO", "setup.py"}
+        wanted.add("hintsd/hintsd.pth")
         if name == "fusecache":
             tree = ("*.md", "docs/*.md", "deploy/*/*", "fusecache/native/*/*.[ch]")
             wanted |= {str(p.relative_to(ROOT)) for pattern in tree for p in ROOT.glob(pattern)}

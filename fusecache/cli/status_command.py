@@ -46,8 +46,6 @@ def status(path: str | None, as_json: bool) -> None:
     heals it; and READs hit, which this host could answer by itself.
 
     \b
-    cached    how many bytes are on SSD, of all files that the mount knows: those of directories that
-              were listed or whose files were read since the first mount with this cache directory
     RAM tier  files of the mount in the page cache, of --ram, as far as the mount knows: the kernel
               may have let go of some
     SSD tier  what is stored, of --ssd; reserved: with room on the disk for segments that are being
@@ -107,15 +105,6 @@ def _of(part: dict[str, Any]) -> str:
     bytes_, limit = part["bytes"], part["limit_bytes"]
     share = f" ({bytes_ / limit:.0%})" if limit else ""
     return f"{format_bytes(bytes_)} of {format_bytes(limit)}{share}"
-
-
-def _cached(part: dict[str, int] | None) -> list[tuple[str, str]]:
-    if part is None or not part["files"]:
-        return []
-    bytes_, known = part["cached_bytes"], part["bytes"]
-    share = f" ({bytes_ / known:.0%})" if known else ""
-    files = format_count(part["files"], "known file")
-    return [("cached", f"{format_bytes(bytes_)} of {format_bytes(known)}{share} of {files}")]
 
 
 def _ssd(answer: dict[str, Any]) -> str:
@@ -272,7 +261,6 @@ def _status_table(answer: dict[str, Any], log: str) -> Table:
             f"server restarted {format_count(restarts, 'time')}",
         ),
         ("processes", f"keeper {answer['keeper_pid']}, server {answer['server_pid']}"),
-        *_cached(answer.get("known")),
         ("RAM tier", _of(answer["ram"]) + " at most"),
         ("SSD tier", _ssd(answer)),
         *_directories(answer["ssd"].get("directories") or []),

@@ -65,6 +65,7 @@ class Packer:
         self._limit_bytes = 0  # of the store, when the last log was begun
         self._needed_bytes = 0  # more, for the log that was refused
         self._begun = 0  # logs, all in all
+        self._is_first = True  # none was begun, or refused
         self._is_abandoned = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._wake = trio.Event()
@@ -90,18 +91,20 @@ class Packer:
         serves so many `epochs`. A chunk here is what hintsd/reorder/packing.py calls a cell: what
         lies in one chunk of each of these epochs, for each combination of their chunks.
         """
+        is_first, self._is_first = self._is_first, False
+        if is_first:
+            # A dead server's log may have room reserved, and lead past what was moved to it. With a
+            # part of that room there would be a log, but not all would move (DRAINING).
+            self._store.adopt_orphans()
         with self._lock:
             self._is_abandoned = False
             self._finish()
-            # A dead server's log may have room reserved, and lead past what was moved to it. Half
-            # of that room would do for a log, and for one that moves only a part.
-            if not self._begun:
-                self._store.adopt_orphans()
             self._segments.sweep()
             self._sizes = Sizes.of(chunks, size_bytes, samples, buffer_bytes, epochs)
             adopted = self._store.adopted
             self._packing = self._begin(chunks, buffer_bytes)
-            if self._packing in (Packing.NO_ROOM, Packing.NO_CREDIT):  # of others, perhaps
+            if not is_first and self._packing in (Packing.NO_ROOM, Packing.NO_CREDIT):
+                # The server of another mount may have died meanwhile.
                 self._store.adopt_orphans()
                 if self._store.adopted > adopted:
                     self._segments.sweep()

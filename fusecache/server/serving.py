@@ -388,7 +388,6 @@ class Server:
         directories = await trio.to_thread.run_sync(self.store.directories)
         full_disk_bytes = await trio.to_thread.run_sync(self.store.full_disk_bytes)
         packed = await trio.to_thread.run_sync(self.packer.progress)
-        census = await trio.to_thread.run_sync(_native.census)
         config, now = self.config, self.metrics.read()
         requests = metrics.REQUESTS if self.why_ordinary else metrics.FRONT_REQUESTS
         origin_files, origin_bytes = read_so_far(now)
@@ -407,7 +406,6 @@ class Server:
                 "uptime_s": round(time.time() - self.launch.mounted_at, 3),
                 "counted_s": round(time.monotonic() - self._started_s, 3),
                 "inodes": now[metrics.INODES],
-                "known": dict(zip(("files", "bytes", "cached_bytes"), census, strict=True)),
                 "table_bytes": now[metrics.TABLE_BYTES],
                 "ram": {"bytes": now[metrics.RAM_BYTES], "limit_bytes": config.ram_bytes},
                 "ssd": {

@@ -73,9 +73,9 @@ def check_traffic(mount: Mount, directed: Directed, read: Callable[[int], None])
     told = repr((shares, missing, directed.status(), mount.status()))
     assert 0.3 < missing < 0.62, told
     # exact is unit/plan/test_planner_kept.py; here what hintsd wants crosses what it has not heard
-    # of, and on a busy machine nothing is there in time (without what is kept it is 1.4 times that)
-    assert sum(shares) <= 1.2 * (1 + (EPOCHS - 1) * missing), told
-    assert shares[0] <= 1.2, told
+    # of: beside four busy loops 1.21 times that was seen (and 1.42 is all files in each epoch)
+    assert sum(shares) <= 1.3 * (1 + (EPOCHS - 1) * missing), told
+    assert shares[0] <= 1.3, told
 
 
 @pytest.mark.claim("P6")

@@ -259,6 +259,16 @@ print("numpy" in sys.modules)
     assert has_numpy == "False", "every Python of the environment starts with it"
 
 
+def test_a_variable_without_the_package_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "hintsd.pth").write_bytes((ROOT / "hintsd/hintsd.pth").read_bytes())
+    code = "import site, sys; sys.modules['hintsd'] = None; site.addsitedir(sys.argv[1]); print(1)"
+    command = ["env", "HINTSD=1", sys.executable, "-I", "-S", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr.startswith("hintsd: HINTSD=1, but no hints: ModuleNotFoundError(")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_script_that_uses_it_passes_strict_mypy(client: Environment, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import hintsd\n"

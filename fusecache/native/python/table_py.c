@@ -448,19 +448,6 @@ static PyObject *py_has_unchecked(PyObject *module, PyObject *arg)
 	return PyBool_FromLong(unchecked);
 }
 
-static PyObject *py_census(PyObject *module, PyObject *unused)
-{
-	struct census found;
-
-	(void)module;
-	(void)unused;
-	Py_BEGIN_ALLOW_THREADS
-	table_census(&found);
-	Py_END_ALLOW_THREADS
-	return Py_BuildValue("KKK", (unsigned long long)found.files, (unsigned long long)found.bytes,
-			     (unsigned long long)found.cached_bytes);
-}
-
 static PyObject *py_saved_bytes(PyObject *module, PyObject *unused)
 {
 	(void)module;
@@ -553,7 +540,6 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(mark_young),
     ONE_ARGUMENT(is_unchecked),
     ONE_ARGUMENT(has_unchecked),
-    NO_ARGUMENT(census),
     NO_ARGUMENT(saved_bytes),
     WITH_KEYWORDS(save_table),
     WITH_KEYWORDS(load_table),

@@ -167,36 +167,6 @@ int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, si
 	return err;
 }
 
-/* table.lock is held. */
-static void count_file(struct census *out, uint32_t ino)
-{
-	const struct node *n = &table.nodes[ino];
-
-	if (!node_is_file(n) || (node_flags(n) & NODE_ALIAS) || !node_live_name(ino))
-		return;
-	out->files++;
-	out->bytes += n->size;
-	for (uint64_t block = 0, left = n->size; left; block++) {
-		const uint64_t length = left < BLOCK_BYTES ? left : BLOCK_BYTES;
-
-		if (table_location(ino, block))
-			out->cached_bytes += length;
-		left -= length;
-	}
-}
-
-void table_census(struct census *out)
-{
-	*out = (struct census){0};
-	for (uint64_t ino = ROOT_INO, stop; ino <= table_count(); ino = stop) {
-		stop = ino + SLICE_NODES;
-		pthread_rwlock_rdlock(&table.lock);
-		for (; ino < stop && ino <= table_count(); ino++)
-			count_file(out, (uint32_t)ino);
-		pthread_rwlock_unlock(&table.lock);
-	}
-}
-
 static int number_put(struct number_list *to, uint32_t number)
 {
 	uint32_t *items = to->items;

@@ -209,11 +209,6 @@ struct segment_use {
 };
 /* What is in use of all segments that locations lead to: malloc'ed, *count of them, by number. */
 int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, size_t *count);
-struct census {
-	uint64_t files, bytes, cached_bytes;
-};
-/* Regular files that have a name, as far as they are known; an inode with several names is one. */
-void table_census(struct census *out);
 struct number_list {
 	uint32_t *items; /* malloc'ed */
 	size_t count;

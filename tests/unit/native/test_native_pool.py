@@ -430,7 +430,7 @@ def test_nothing_is_allocated_by_a_length(engine: FakeEngine, file: File) -> Non
     for length in (10**18, 2**63 - 1, 1 << 30, -1):
         engine.replies += [say(b"$%d\r\n" % length)]
         assert file.get(file.version())[0] is None, length
-    assert peak_bytes() - before < SOCKETS_MOST
+    assert peak_bytes() - before < 1 << 29  # other threads' heaps are some 100 MiB each
 
 
 def peak_bytes() -> int:

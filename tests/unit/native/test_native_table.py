@@ -77,26 +77,6 @@ def names(ino: int = ROOT, at_once: int = 7) -> dict[bytes, int]:
     return found
 
 
-def test_census(table: Table) -> None:
-    """Of files that are known: one with two names once, what is deleted no more."""
-    sizes = {"empty": 0, "small": 5000, "gone": 70, "large": _native.BLOCK_BYTES + 9}
-    for name, size in sizes.items():
-        with open(table.source / name, "wb") as file:
-            file.truncate(size)
-    os.mkdir("directory", dir_fd=table.source_fd)
-    os.link(table.source / "small", table.source / "other")
-    assert _native.census() == (0, 0, 0)
-    _native.scan(ROOT)
-    assert _native.census() == (4, sum(sizes.values()), 0)
-    for name, block in (("small", 0), ("gone", 0), ("large", 1)):
-        ino = _native.lookup(ROOT, name.encode())
-        assert _native.set_location(ino, block, 1, 4096, 512, _native.version(ino))
-    assert _native.census() == (4, sum(sizes.values()), 5000 + 70 + 9)
-    (table.source / "gone").unlink()
-    _native.scan(ROOT)
-    assert _native.census() == (3, sum(sizes.values()) - 70, 5000 + 9)
-
-
 def settle() -> dict[int, tuple[bool, set[tuple[int, bytes]]]]:
     """Take all that is stale, as the notifier does."""
     stale: dict[int, tuple[bool, set[tuple[int, bytes]]]] = {}
