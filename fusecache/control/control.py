@@ -65,9 +65,9 @@ class ControlServer:
         async with self._clients, stream:
             try:
                 await self._answer(stream)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-            except Exception:
+            except* (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the client is gone; in a nursery of the operation, perhaps
+            except* Exception:
                 log.exception("control request failed")
 
     async def _answer(self, stream: trio.SocketStream) -> None:

@@ -56,3 +56,47 @@ def test_a_refusal_is_one_line(tmp_path: Path) -> None:
     assert trio.run(_converse, tmp_path / "s", b'{"op": "refuse"}\n') == [
         {"ok": False, "error": "not today", "exit": 1}
     ]
+
+
+async def _tell(request: Message, send: Send) -> Message:
+    """As `warm`: progress comes from a nursery. Ends when the client is gone."""
+    del request
+
+    async def forever() -> None:
+        while True:
+            await send({"progress": {}})
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(forever)
+    return {}
+
+
+async def _fail(request: Message, send: Send) -> Message:
+    del request, send
+    raise ValueError("a fault")
+
+
+async def _hang_up(path: Path, op: str) -> None:
+    """A client that takes no more amid the answer."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    async with trio.open_nursery() as nursery:
+        server = ControlServer(listener.detach(), {"tell": _tell, "fail": _fail})
+        nursery.start_soon(server.serve_forever)
+        with trio.fail_after(10):
+            async with await trio.open_unix_socket(path) as stream:
+                await stream.send_all(b'{"op": "%s"}\n' % op.encode())
+                await stream.receive_some()
+                stream.socket.shutdown(socket.SHUT_RD)  # a write fails before anything is seen
+                while server._clients.borrowed_tokens:
+                    await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("op", "errors"), [("tell", 0), ("fail", 1)])
+def test_a_client_that_hangs_up_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, op: str, errors: int
+) -> None:
+    trio.run(_hang_up, tmp_path / "s", op)
+    assert [record.message for record in caplog.records] == ["control request failed"] * errors
