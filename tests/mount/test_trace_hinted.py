@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -74,6 +75,13 @@ def is_at(daemon: DaemonProcess, place: tuple[int, int]) -> bool:
 def place_of(daemon: DaemonProcess) -> tuple[int, int]:
     now = status(daemon)
     return now["epoch"], now["index"]
+
+
+def noted_place(daemon: DaemonProcess) -> tuple[int, int]:
+    """From where the next hintsd goes on."""
+    (file,) = (Path(daemon.path).parent / "jobs").glob("*.position")
+    epoch, index = msgpack.unpackb(file.read_bytes())
+    return epoch, index
 
 
 class Training:
@@ -270,7 +278,8 @@ def test_who_ends_meanwhile(
 
     def end() -> None:
         eventually(lambda: told(recorder) >= SAMPLES, every_s=0.2)  # the first epoch
-        if who == "hintsd":
+        if who == "hintsd":  # what it told since it noted its place would be told again
+            eventually(lambda: noted_place(daemon) == place_of(daemon), every_s=0.2)
             daemon.kill()
             daemon.start()
             eventually(lambda: "epoch" in status(daemon))
