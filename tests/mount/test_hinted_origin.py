@@ -59,8 +59,12 @@ def make_dataset(place: Place) -> list[str]:
     return names
 
 
-def check_traffic(mount: Mount, directed: Directed, read: Callable[[int], None]) -> None:
-    """`read` reads an epoch. What is fetched ahead for the next one counts for the one before."""
+def check_traffic(
+    mount: Mount, directed: Directed, read: Callable[[int], None], most: float = 1.05
+) -> None:
+    """`read` reads an epoch. What is fetched ahead for the next one counts for the one before.
+    `most`: so many times what is missing may be fetched.
+    """
     fetched = [0]
     for epoch in range(EPOCHS):
         read(epoch)
@@ -73,9 +77,11 @@ def check_traffic(mount: Mount, directed: Directed, read: Callable[[int], None])
     told = repr((shares, missing, directed.status(), mount.status()))
     assert 0.3 < missing < 0.62, told
     # exact is unit/plan/test_planner_kept.py; here what hintsd wants crosses what it has not heard
-    # of: beside four busy loops 1.21 times that was seen (and 1.42 is all files in each epoch)
-    assert sum(shares) <= 1.3 * (1 + (EPOCHS - 1) * missing), told
-    assert shares[0] <= 1.3, told
+    # of
+    assert sum(shares) <= most * (1 + (EPOCHS - 1) * missing), told
+    # all that RAM takes may be of the second epoch: on a busy machine nothing is kept in time
+    window_share = RAM_BYTES / (FILES * PAGES_BYTES)
+    assert shares[0] <= max(most, 1.05 + window_share), told
 
 
 @pytest.mark.claim("P6")
@@ -119,7 +125,8 @@ def test_a_dataloader(place: Place, mounting: Mounting, batch_size: int) -> None
             "job",
             request(mount.path, spec, epochs=EPOCHS, workers=4, prefetch_factor=2, pid=trainer.pid),
         )
-        check_traffic(mount, directed, read)
+        # beside four busy loops 1.21 was seen; 1.42 is all files in each epoch
+        check_traffic(mount, directed, read, most=1.3)
 
 
 @pytest.mark.claim("P6", "P13")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,42 +22,6 @@ async def _echo(request: Message, send: Send) -> Message:
 async def _refuse(request: Message, send: Send) -> Message:
     del request, send
     raise RequestError("not today")
-
-
-async def _converse(path: Path, *lines: bytes) -> list[Message]:
-    """What the server says to a client that sends `lines` and then waits."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen()
-    received = b""
-    async with trio.open_nursery() as nursery:
-        server = ControlServer(listener.detach(), {"echo": _echo, "refuse": _refuse})
-        nursery.start_soon(server.serve_forever)
-        with trio.fail_after(10):
-            stream = await trio.open_unix_socket(path)
-            for line in lines:
-                await stream.send_all(line)
-            async for data in stream:
-                received += data
-        nursery.cancel_scope.cancel()
-    return [json.loads(line) for line in received.splitlines()]
-
-
-def test_a_request_is_answered_after_its_progress(tmp_path: Path) -> None:
-    answers = trio.run(_converse, tmp_path / "s", b'{"op": "echo",', b' "word": "hm"}\n')
-    assert answers == [{"progress": {"seen": "hm"}}, {"ok": True, "word": "hm"}]
-
-
-@pytest.mark.parametrize("line", [b"garbage\n", b'{"op": "format"}\n', b"[]\n", b"\n", b"\xff\n"])
-def test_what_is_no_request_gets_one_line(tmp_path: Path, line: bytes) -> None:
-    (answer,) = trio.run(_converse, tmp_path / "s", line)
-    assert answer == {"ok": False, "error": "not a request this server knows", "exit": 1}
-
-
-def test_a_refusal_is_one_line(tmp_path: Path) -> None:
-    assert trio.run(_converse, tmp_path / "s", b'{"op": "refuse"}\n') == [
-        {"ok": False, "error": "not today", "exit": 1}
-    ]
 
 
 async def _tell(request: Message, send: Send) -> Message:
@@ -76,22 +42,59 @@ async def _fail(request: Message, send: Send) -> Message:
     raise ValueError("a fault")
 
 
-async def _hang_up(path: Path, op: str) -> None:
-    """A client that takes no more amid the answer."""
+@contextlib.asynccontextmanager
+async def _serving(path: Path) -> AsyncIterator[ControlServer]:
+    """A server at `path`, for ten seconds at most."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
     async with trio.open_nursery() as nursery:
-        server = ControlServer(listener.detach(), {"tell": _tell, "fail": _fail})
+        server = ControlServer(
+            listener.detach(), {"echo": _echo, "refuse": _refuse, "tell": _tell, "fail": _fail}
+        )
         nursery.start_soon(server.serve_forever)
         with trio.fail_after(10):
-            async with await trio.open_unix_socket(path) as stream:
-                await stream.send_all(b'{"op": "%s"}\n' % op.encode())
-                await stream.receive_some()
-                stream.socket.shutdown(socket.SHUT_RD)  # a write fails before anything is seen
-                while server._clients.borrowed_tokens:
-                    await trio.sleep(0.01)
+            yield server
         nursery.cancel_scope.cancel()
+
+
+async def _converse(path: Path, *lines: bytes) -> list[Message]:
+    """What the server says to a client that sends `lines` and then waits."""
+    received = b""
+    async with _serving(path):
+        stream = await trio.open_unix_socket(path)
+        for line in lines:
+            await stream.send_all(line)
+        async for data in stream:
+            received += data
+    return [json.loads(line) for line in received.splitlines()]
+
+
+def test_a_request_is_answered_after_its_progress(tmp_path: Path) -> None:
+    answers = trio.run(_converse, tmp_path / "s", b'{"op": "echo",', b' "word": "hm"}\n')
+    assert answers == [{"progress": {"seen": "hm"}}, {"ok": True, "word": "hm"}]
+
+
+@pytest.mark.parametrize("line", [b"garbage\n", b'{"op": "format"}\n', b"[]\n", b"\n", b"\xff\n"])
+def test_what_is_no_request_gets_one_line(tmp_path: Path, line: bytes) -> None:
+    (answer,) = trio.run(_converse, tmp_path / "s", line)
+    assert answer == {"ok": False, "error": "not a request this server knows", "exit": 1}
+
+
+def test_a_refusal_is_one_line(tmp_path: Path) -> None:
+    assert trio.run(_converse, tmp_path / "s", b'{"op": "refuse"}\n') == [
+        {"ok": False, "error": "not today", "exit": 1}
+    ]
+
+
+async def _hang_up(path: Path, op: str) -> None:
+    """A client that takes no more amid the answer."""
+    async with _serving(path) as server, await trio.open_unix_socket(path) as stream:
+        await stream.send_all(b'{"op": "%s"}\n' % op.encode())
+        await stream.receive_some()
+        stream.socket.shutdown(socket.SHUT_RD)  # a write fails before anything is seen
+        while server._clients.borrowed_tokens:
+            await trio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("op", "errors"), [("tell", 0), ("fail", 1)])
