@@ -24,7 +24,7 @@ AT_LEAST = {
     "links": {"links swapped": 4, "reads": 600},
     "flips": {"bits flipped": 1000, "damaged blocks noticed": 1, "reads": 300},
     "fuzz": {"frames decoded": 4000, "frames to hintsd": 40, "frames to the mount": 40},
-    "kills": {"kills": 4, "reads": 1, "mapped reads": 1, "listings": 1, "stats": 1},
+    "kills": {"kills": 2, "reads": 1, "mapped reads": 1, "listings": 1, "stats": 1},
 }
 
 
