@@ -180,26 +180,38 @@ static int number_put(struct number_list *to, uint32_t number)
 	return 0;
 }
 
-/* table.lock is held. */
+static int note_segment(struct map64 *known, struct number_list *segnos, uint64_t packed)
+{
+	const uint64_t segno = location_unpack(packed).segno;
+	uint64_t unused;
+
+	if (!packed || map64_get(known, segno + 1, &unused))
+		return 0;
+	return map64_set(known, segno + 1, 1) ? -ENOMEM : number_put(segnos, (uint32_t)segno);
+}
+
+/* table.lock is held: a sparse file may have more blocks than could be asked for one by one. */
 static int note_segments(struct map64 *known, struct number_list *segnos, struct number_list *unknown, uint32_t ino)
 {
-	const uint64_t size = table.nodes[ino].size;
-	bool is_known = true;
+	const struct map64 *all = &table.blocks;
+	const uint64_t blocks = (table.nodes[ino].size + BLOCK_BYTES - 1) / BLOCK_BYTES;
+	uint64_t found = 0;
 	int err = 0;
 
 	if (!node_is_file(&table.nodes[ino]))
 		return 0;
-	for (uint64_t block = 0; !err && block * BLOCK_BYTES < size; block++) {
-		const uint64_t packed = table_location(ino, block), segno = location_unpack(packed).segno;
-		uint64_t unused;
+	if (blocks <= 1)
+		return note_segment(known, segnos, table_location(ino, 0));
+	for (uint64_t block = 0; !err && blocks <= all->slots && block < blocks; block++) {
+		const uint64_t packed = table_location(ino, block);
 
-		is_known &= packed != 0;
-		if (packed && !map64_get(known, segno + 1, &unused)) {
-			err = map64_set(known, segno + 1, 1) ? -ENOMEM : 0;
-			err = err ? err : number_put(segnos, (uint32_t)segno);
-		}
+		found += packed != 0;
+		err = note_segment(known, segnos, packed);
 	}
-	return err || is_known || size <= BLOCK_BYTES ? err : number_put(unknown, ino);
+	for (size_t slot = 0; !err && blocks > all->slots && slot < all->slots; slot++)
+		if (all->pairs[2 * slot] >> 32 == ino)
+			err = note_segment(known, segnos, all->pairs[2 * slot + 1]);
+	return err || found == blocks ? err : number_put(unknown, ino);
 }
 
 int table_segments(const uint8_t *marks, size_t count, struct number_list *segnos, struct number_list *unknown)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fusecache import _native
@@ -289,6 +290,30 @@ def test_a_file_is_stored_when_all_its_blocks_are(tmp_path: Path) -> None:
     _native.segment_drop(2)
     assert stored() == {b"small": 1, b"large": 0}
     _native.segment_drop(1)
+
+
+def test_segments_of_files_and_of_one_with_more_blocks_than_could_be_walked(tmp_path: Path) -> None:
+    for name, size in (("small", 1000), ("large", 2 * BLOCK), ("giant", 15 << 40), ("other", 1)):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(size)
+    attach(tmp_path)
+    small, large, giant, other = map(ino_of, ("small", "large", "giant", "other"))
+    for ino, block, segno in ((small, 0, 1), (large, 1, 2), (giant, 7, 3), (giant, 3_900_000, 4)):
+        assert _native.set_location(ino, block, segno, 4096, 512, _native.version(ino))
+
+    def of(*inos: int) -> tuple[list[int], list[int]]:
+        marks = np.zeros(20, np.uint8)
+        marks[list(inos)] = 1
+        segnos, unknown = _native.segments_of(marks)
+        return sorted(np.frombuffer(segnos, np.uint32)), sorted(np.frombuffer(unknown, np.uint32))
+
+    assert of() == of(other) == ([], [])
+    assert of(small) == ([1], [])
+    assert of(large) == ([2], [large])
+    assert of(giant) == ([3, 4], [giant])
+    assert of(small, large, giant, other) == ([1, 2, 3, 4], sorted([large, giant]))
+    assert _native.set_location(large, 0, 1, 4096, 512, _native.version(large))
+    assert of(large) == ([1, 2], [])
 
 
 def test_a_listing_needs_a_listed_directory(tmp_path: Path) -> None:
