@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -102,8 +103,8 @@ class Epoch:
         return whole_epoch if count >= whole_epoch - left else min(count, self.drawn)
 
 
-class OnceSampler:
-    """Gives out the indices of an epoch, each once. Not made itself: its subclasses are."""
+class OnceSampler(ABC):
+    """Gives out the indices of an epoch, each once."""
 
     def __init__(
         self, dataset: Any, batch_size: int, seed: int, replicas: int | None, rank: int | None
@@ -127,30 +128,30 @@ class OnceSampler:
 
     # ---- a subclass's ----------------------------------------------------------------------------
 
+    @abstractmethod
     def _order(self, number: int) -> Any:
         """The order of that epoch, which is the next one; nothing of it is decided. An Arranged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ahead(self) -> int:
         """Reads that are to be decided when the first of them is given out."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _decide(self, order: Any, reads: int) -> bool:
         """Decide at least so many of its reads; whether they come in another order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of a state: what must be the same in the sampler that takes it, and what must be so only
         within an epoch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _place(self, order: Any, read: int) -> dict[str, Any]:
         """Of a state: of which epoch's order so much was read; None: of none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _resumed(self, number: int, told: Mapping[str, Any]) -> tuple[Any, int]:
         """The order of an epoch, and how many reads lie before: what `_place` told. ValueError."""
-        raise NotImplementedError
 
     # ---- a sampler -------------------------------------------------------------------------------
 
