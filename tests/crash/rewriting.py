@@ -1,4 +1,4 @@
-"""What the crash replay records: a dataset that is stored, and rewritten three times by logs.
+"""What the crash replay records: a dataset that is stored, and rewritten twice by logs.
 
 Run as a program: `python -m tests.crash.rewriting DIRECTORY`.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.log_support import Mover
 from tests.support.store_support import MIB, Opened, content
 
-FILES = 24
+FILES = 16
 CHUNKS = 3
 LIMIT_BYTES = 12 * MIB
 
@@ -22,7 +22,7 @@ def path_of(number: int) -> bytes:
 
 
 def payload_of(number: int) -> bytes:
-    return content(number, 3000 + number * 400)
+    return content(number, 3000 + number * 600)
 
 
 def rewrite(store: Opened, source: random.Random, old: list[int], moved: int) -> Mover:
@@ -47,7 +47,7 @@ def main() -> None:
     store.store.flush()
     store.seal()
     old = [int(path.stem) for path in store.segments()]
-    for _ in range(3):
+    for _ in range(2):
         mover = rewrite(store, source, old, FILES)
         old = mover.log.segnos
     mover.log.end()

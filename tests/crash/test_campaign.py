@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tools.campaign_lib import fuzz, kills, links
+from tests.support.mounted import eventually
+from tests.support.tool_commands import fork_commands
+from tools.campaign_lib import flips, fuzz, kills, links
 from tools.campaign_lib.__main__ import ATTACKS, main
 from tools.campaign_lib.ground import Count, Ground
 from tools.hintsd_command import HintsdCommand
 
 AT_LEAST = {
     "planted": {"traps": 7, "traps refused": 7},
-    "links": {"links swapped": 4, "reads": 600},
-    "flips": {"bits flipped": 1000, "damaged blocks noticed": 1, "reads": 300},
-    "fuzz": {"frames decoded": 4000, "frames to hintsd": 40, "frames to the mount": 40},
+    "links": {"links swapped": 4, "reads": 160},
+    "flips": {"bits flipped": 300, "damaged blocks noticed": 1, "reads": 80},
+    "fuzz": {"frames decoded": 1000, "frames to hintsd": 40, "frames to the mount": 40},
     "kills": {"kills": 2, "reads": 1, "mapped reads": 1, "listings": 1, "stats": 1},
 }
 
@@ -40,10 +42,17 @@ def work() -> Iterator[Path]:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_round_of_each_attack(work: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short one: the machine is busy with other tests already."""
+    fork_commands(monkeypatch)
+    for module, files in {links: 50, flips: 80, fuzz: 40, kills: 100}.items():
+        monkeypatch.setattr(module, "_FILES", files)
+    monkeypatch.setattr(flips, "FLIPS_A_ROUND", 300)
+    monkeypatch.setattr(flips, "_INDEX_SHARE", 0)  # no damage would be noticed in a segment then
+    monkeypatch.setattr(fuzz, "DECODED_A_ROUND", 1000)
+    monkeypatch.setattr(fuzz, "CONNECTIONS_A_ROUND", 12)
     monkeypatch.setattr(kills, "_BUSY", 0)
+    monkeypatch.setattr(kills, "_LARGE_FILES", 3)  # all of it is still more than is kept on SSD
     monkeypatch.setattr(kills, "_READERS", 2)
-    monkeypatch.setattr(kills, "_ROUND_LEAST_S", 1.2)
-    monkeypatch.setattr(fuzz, "DECODED_A_ROUND", 4000)
+    monkeypatch.setattr(kills, "_ROUND_LEAST_S", 0.8)
     attack, _ = ATTACKS[name]
     count = Count()
     attack(work, random.Random(7), time.monotonic(), count)
@@ -99,17 +108,21 @@ def test_a_hintsd_that_dies_is_told(work: Path, monkeypatch: pytest.MonkeyPatch)
 
     def kill(self: HintsdCommand) -> HintsdCommand:
         begun = enter(self)
-        daemons.append(begun.pid)
+        daemons.append(begun)
         return begun
 
     def to_hintsd(*_: object) -> int:
-        while daemons:
-            os.kill(daemons.pop(), signal.SIGKILL)
+        os.kill(daemons[0].pid, signal.SIGKILL)
+        eventually(lambda: not daemons[0].is_running)
         return 1
 
-    enter, daemons = HintsdCommand.__enter__, list[int]()
+    fork_commands(monkeypatch)
+    enter, daemons = HintsdCommand.__enter__, list[HintsdCommand]()
     monkeypatch.setattr(HintsdCommand, "__enter__", kill)
     monkeypatch.setattr(fuzz, "_to_hintsd", to_hintsd)
+    monkeypatch.setattr(fuzz, "_FILES", 8)
+    monkeypatch.setattr(fuzz, "DECODED_A_ROUND", 1)
+    monkeypatch.setattr(fuzz, "CONNECTIONS_A_ROUND", 1)
     count = Count()
     fuzz.run(work, random.Random(7), time.monotonic(), count)
     assert list(count.surprises) == ["hintsd died of a frame"]

@@ -20,7 +20,7 @@ RULE = {"rule": "imagefolder", "extensions": [""], "allow_empty": False}
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
-    daemon = DaemonProcess(tmp_path, is_forked=False)
+    daemon = DaemonProcess(tmp_path)
     daemon.start()
     yield daemon
     daemon.kill()

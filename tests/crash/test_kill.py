@@ -40,7 +40,7 @@ from tests.support.mounted import (
 from tests.support.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
-KILLS = 8
+KILLS = 4
 LIVES_S = 0.2  # of a server; Python and its imports take longer
 _KILLED = r"killed by SIGKILL|died, with threads"
 
@@ -127,11 +127,11 @@ def test_killed_while_everything_happens(place: Place, mounting: Mounting) -> No
     """Listing, reading, fetching, pushing, dropping and eviction go on; the server keeps dying."""
     seed = time.time_ns()
     rng = random.Random(seed)
-    files = make_files(place.source, 160, lambda index: index * index * 13 % 500_000)
+    files = make_files(place.source, 100, lambda index: index * index * 13 % 400_000)
     files += [place.write(f"large/{n}", random_bytes(n, 9 * MIB + n)) for n in range(2)]
     # Both budgets are smaller than the data, so eviction and dropping never end.
     mount = mounting("--ssd", "32M", "--ram", "16M", "--revalidate", "0.5", env=started())
-    with readers(mount, files, 3, place.base):
+    with readers(mount, files, 2, place.base):
         for _ in range(KILLS):
             time.sleep(rng.random() ** 2 * 1.5)
             mount.kill_servers_now()
@@ -145,7 +145,7 @@ def test_killed_while_everything_happens(place: Place, mounting: Mounting) -> No
 @in_one_mode
 def test_killed_while_a_directory_is_listed(place: Place, mounting: Mounting) -> None:
     """Half of a listing comes from one server and half from the next."""
-    names = {f"{index:06d}" for index in range(8000)}
+    names = {f"{index:06d}" for index in range(3000)}
     for name in names:
         place.write(f"wide/{name}", b"")
     mount = mounting("--revalidate", "0.5")
@@ -285,12 +285,12 @@ def _is_over(group: int) -> bool:
 
 @pytest.mark.claim("K3")
 def test_readers_are_killed_all_the_time(place: Place, mounting: Mounting) -> None:
-    files = make_files(place.source, 200, lambda index: 20_000 + index)
+    files = make_files(place.source, 100, lambda index: 20_000 + index)
     mount = mounting("--ram", "16M", "--ssd", "16M")
     rng = random.Random(9)
     victim = "while true; do find . -type f -exec cat {} + >/dev/null; done"
     with readers(mount, files, 1, place.base):
-        for _ in range(6):
+        for _ in range(4):
             victims = [
                 subprocess.Popen(["sh", "-c", victim], cwd=mount.path, start_new_session=True)
                 for _ in range(3)

@@ -33,6 +33,7 @@ CREATE, WRITE, TRUNCATE, RENAME, UNLINK, SYNC, ALLOCATE = range(1, 8)
 SECTOR = 512
 POWER_CUTS = 40
 _HEAD = struct.Struct("<IIQQQ")
+_ZEROS = bytes(SECTOR * 8)
 
 
 class Op(NamedTuple):
@@ -75,13 +76,21 @@ class Disk:
             if not name.endswith("-shm"):  # memory of processes that are dead
                 data = self.files[ino]
                 with open(directory / name, "wb") as file:
-                    file.write(data.rstrip(b"\0"))
+                    file.write(data[: _used(data)])
                     file.truncate(len(data))
 
     def held(self) -> set[int]:
         """The numbers of the files that have an intact copy in a segment."""
         segments = [self.files[ino] for name, ino in self.names.items() if name.endswith(".seg")]
         return {n for n, raw in RAW.items() if any(raw in data for data in segments)}
+
+
+def _used(data: bytearray) -> int:
+    """Where the blocks of zeros begin that it ends with. Not `rstrip`, which goes byte by byte."""
+    end = len(data)
+    while end and _ZEROS.startswith(data[max(0, end - len(_ZEROS)) : end]):
+        end = max(0, end - len(_ZEROS))
+    return end
 
 
 RAW = {n: payload_of(n) for n in range(FILES)}
@@ -171,7 +180,7 @@ def test_kills_after_each_write_and_within(record: list[Op], tmp_path: Path) -> 
         steps = range(SECTOR, len(op.data), SECTOR) if op.kind == WRITE else range(0)
         names = [name for name, ino in disk.names.items() if ino == op.ino]
         in_index = any(name.startswith("index") for name in names)
-        if in_index and number % 3:  # SQLite's are its own affair
+        if in_index and number % 6:  # SQLite's are its own affair
             disk.apply(op)
             continue
         if steps and names and (not in_index or number % 4 == 0):
@@ -180,6 +189,8 @@ def test_kills_after_each_write_and_within(record: list[Op], tmp_path: Path) -> 
             look(disk, tmp_path / "cache", held)
             disk.files[op.ino][:] = whole
         disk.apply(op)
+        if op.kind == SYNC:  # a kill at it is one after the last write
+            continue
         if not in_index:
             now = disk.held()
             assert now >= held  # the rewriting itself never deletes the only copy
@@ -244,7 +255,7 @@ def test_the_recorder_sees_everything(record: list[Op], tmp_path: Path) -> None:
     disk = replayed(record)
     look(disk, tmp_path / "cache", set(RAW))
     syncs = [op.path for op in record if op.kind == SYNC]
-    assert (syncs.count("syncfs"), syncs.count("fsync")) == (3, 6)
+    assert (syncs.count("syncfs"), syncs.count("fsync")) == (2, 6)
     assert sum(name.endswith(".seg") for name in disk.names) > 3
     header = next(bytes(disk.files[ino]) for name, ino in disk.names.items() if ".seg" in name)
     assert fmt.parse_segment_header(header) is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.commands import SUBPROCESS_WITH_TORCH
+from tests.support.commands import SUBPROCESS_WITH_TORCH, run_with_torch
+from tests.support.tool_commands import fork_commands
 from tools.bench import gpu, gpu_reader, hints
 from tools.bench.processes import processor_s
 from tools.bench.readers import Readers
@@ -38,6 +40,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_the_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_commands(monkeypatch)
     monkeypatch.setattr(hints, "subprocess", SUBPROCESS_WITH_TORCH)
     read: list[tuple[object, list[int]]] = []
 
@@ -85,6 +88,8 @@ def test_an_epoch_has_every_sample(tmp_path: Path, decode: str) -> None:
 
 def test_without_cuda_it_is_left_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = types.SimpleNamespace(run=lambda words, **_: run_with_torch(words, 60))
+    monkeypatch.setattr(gpu, "subprocess", run)
     gpu.gpu(bench)
     assert bench.results.notes == ["gpu: no CUDA device here: left out"]
     assert list(bench.work.iterdir()) == [bench.work / "reader"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from tools.campaign_lib.ground import Count, Ground
 
 FLIPS_A_ROUND = 1_000
+_FILES = 300
 _PAGE = 4096
 _INDEX_SHARE = 0.02  # a damaged index is rebuilt, which takes the time of many flips
 
@@ -38,7 +39,7 @@ def flip(path: Path, places: list[int], rng: random.Random) -> int:
 
 def run(work: Path, rng: random.Random, until: float, count: Count) -> None:
     """Until the monotonic time `until`; at least one round."""
-    ground = Ground(work, rng, 300, 30_000)
+    ground = Ground(work, rng, _FILES, 30_000)
     with ground.mounted("--ssd", "128M", "--ram", "32M") as mount:
         ground.fill(mount)
         while True:

@@ -26,6 +26,7 @@ from tools.hintsd_command import HintsdCommand
 FRAMES_A_CONNECTION = 32
 DECODED_A_ROUND = 20_000
 CONNECTIONS_A_ROUND = 40
+_FILES = 200
 
 Say = tuple[str, dict[str, Any]]
 
@@ -193,7 +194,7 @@ def _lines(ground: Ground) -> int:
 
 def run(work: Path, rng: random.Random, until: float, count: Count) -> None:
     """Until the monotonic time `until`; at least one round."""
-    ground = Ground(work, rng, 200, 10_000)
+    ground = Ground(work, rng, _FILES, 10_000)
     with HintsdCommand(work) as hintsd, ground.mounted("--ssd", "64M", "--ram", "32M") as mount:
         ground.fill(mount)
         mount.command("restart", str(ground.mountpoint), "--hintsd", str(hintsd.socket))

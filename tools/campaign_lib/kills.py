@@ -29,6 +29,7 @@ from tools.campaign_lib import reader
 from tools.campaign_lib.ground import Count, Ground
 
 _READERS, _BUSY = 4, 2
+_FILES = 400
 _LARGE_FILES, _LARGE_BYTES = 4, 12 << 20
 _EVERY_S: Final = (1.0, 0.25)  # half of the time each
 _ROUND_LEAST_S: Final = 2.0
@@ -40,7 +41,7 @@ def run(work: Path, rng: random.Random, until: float, count: Count) -> None:
     """Until the monotonic time `until`; a round of some seconds at least. What a kill meets is the
     machine's choice, not `rng`'s.
     """
-    ground = Ground(work, rng, 400, 170_000)
+    ground = Ground(work, rng, _FILES, 170_000)
     for number in range(_LARGE_FILES):
         ground.add(f"large/{number}", rng.randbytes(_LARGE_BYTES + number))
     plan = work / "plan"

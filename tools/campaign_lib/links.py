@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tools.campaign_lib.ground import OTHER_UID, Count, Ground
 
+_FILES = 200
 SECRET = b"the victim's secret, which lies outside the source\n"
 
 
@@ -50,7 +51,7 @@ def _restore(path: Path, aside: Path) -> None:
 
 def run(work: Path, rng: random.Random, until: float, count: Count) -> None:
     """Until the monotonic time `until`; at least one round of each."""
-    ground = Ground(work, rng, 200, 20_000)
+    ground = Ground(work, rng, _FILES, 20_000)
     victim, aside = work / "victim", work / "aside"
     _make_victim(victim)
     before = _victim(victim)

@@ -31,9 +31,9 @@ PLAIN = st.recursive(
     | st.text(max_size=20)
     | st.binary(max_size=200),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=20,
+    max_leaves=8,
 )
-FIELDS = st.dictionaries(st.text(max_size=10), PLAIN, max_size=6)
+FIELDS = st.dictionaries(st.text(max_size=10), PLAIN, max_size=4)
 
 
 def frame_of(payload: bytes) -> bytes:
@@ -45,8 +45,8 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(st.text(max_size=10), FIELDS), max_size=4), st.randoms())
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.text(max_size=10), FIELDS), max_size=3), st.randoms())
 def test_what_is_sent_arrives_in_whatever_pieces(
     frames: list[tuple[str, dict[str, Any]]], rng: random.Random
 ) -> None:
@@ -120,6 +120,7 @@ def test_any_payload_is_a_frame_or_refused(payload: bytes) -> None:
     assert len(frames) == 1
 
 
+@settings(max_examples=50)
 @given(FIELDS, st.randoms())
 def test_mutated_frames_are_frames_or_refused(fields: dict[str, Any], rng: random.Random) -> None:
     data = bytearray(encode("job", fields))
