@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +32,31 @@ for path in sys.argv[1:]:
         print(oct(os.stat(path).st_mode))
     except OSError as error:
         print(errno.errorcode[error.errno])
+"""
+
+# Runs `fusecache`, once for each list of arguments: exit codes, and what each says on stderr.
+COMMANDS = """
+import json, os, sys, tempfile
+from fusecache.cli import main
+done = []
+os.chdir("/")
+for arguments in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(error.fileno(), 2)
+            sys.argv = ["fusecache", *arguments]
+            try:
+                main.main()
+            except SystemExit as left:
+                sys.stderr.flush()
+                os._exit(left.code if isinstance(left.code, int) else left.code is not None)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        error.seek(0)
+        done.append((code, error.read().decode()))
+print(json.dumps(done))
 """
 
 FIND_SOCKET = """
@@ -76,29 +101,19 @@ def test_other_users(ordinary_user: OrdinaryUser, zero_open: bool) -> None:
         assert ordinary_user.run(FIND_SOCKET, shared).stdout == "/run/some.sock\n"
         # Another user cannot command the server, and look only at one that others may read.
         for mounted in (alone, mount):
-            for arguments in (
-                ("status", "--json"),
-                ("umount",),
-                ("restart",),
-                ("verify",),
-                ("warm",),
-            ):
-                done = subprocess.run(
-                    [
-                        *(*ordinary_user.prefix, *ordinary_user.program),
-                        *(*arguments, str(mounted.path)),
-                    ],
-                    env=ordinary_user.env,
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                    cwd="/",
-                )
+            asked = [
+                [*words, str(mounted.path)]
+                for words in (["status", "--json"], ["umount"], ["restart"], ["verify"], ["warm"])
+            ]
+            told = ordinary_user.run(COMMANDS, json.dumps(asked))
+            done = json.loads(told.stdout)
+            assert len(done) == len(asked), told
+            for arguments, (code, said) in zip(asked, done, strict=True):
                 if mounted is mount and arguments[0] == "status":
-                    assert done.returncode == 0, done
+                    assert code == 0, said
                     continue
-                assert done.returncode != 0, (arguments, done)
-                assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+                assert code != 0, (arguments, said)
+                assert len(said.strip().splitlines()) == 1, (arguments, said)
         assert alone.status()["restarts"] == mount.status()["restarts"] == 0
 
 
