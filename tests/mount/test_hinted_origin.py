@@ -18,11 +18,11 @@ from tests.support.directed import Directed, request
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
 
-FILES, FILE_BYTES, PAGES_BYTES = 1400, 122_000, 122_880
+FILES, FILE_BYTES, PAGES_BYTES = 700, 122_000, 122_880
 EPOCHS, BATCH = 3, 4
-RAM_BYTES = FILES * PAGES_BYTES // 10  # for plans
-SSD_BYTES = FILES * FILE_BYTES * 4 // 10
-KEPT_SHARE = 0.05  # of the files: at least half of that RAM
+RAM_BYTES = FILES * PAGES_BYTES // 5  # for plans
+SSD_BYTES = FILES * FILE_BYTES * 7 // 20
+KEPT_SHARE = 0.1  # of the files: at least half of that RAM
 
 TRAINER = """
 import sys, time
@@ -104,7 +104,7 @@ def test_one_reader(place: Place, mounting: Mounting) -> None:
 
 @pytest.mark.claim("P6")
 @pytest.mark.parametrize(
-    ("zero_open", "batch_size"), [(True, 4), (False, 16)], indirect=["zero_open"]
+    ("zero_open", "batch_size"), [(True, 4), (False, 8)], indirect=["zero_open"]
 )
 def test_a_dataloader(place: Place, mounting: Mounting, batch_size: int) -> None:
     names = make_dataset(place)
@@ -168,7 +168,7 @@ def test_what_the_kernel_takes_is_fetched_once_more(place: Place, mounting: Moun
         read(4, 0, FILES)
         last, job = fetched() - at, directed.job("job")
         told = repr((usual, both, last, job, mount.status()))
-        assert usual < 0.85, told
+        assert usual < 0.75, told  # 0.8, were nothing kept in RAM
         lost = (job["reclaimed"] - stable) / FILES
         assert both <= 2 * usual + lost + 0.05, told
         assert last <= usual + 0.05, told

@@ -20,7 +20,7 @@ from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
 from tests.support.trees import random_bytes
 
-FILES, FILE_BYTES, EPOCHS, BATCH = 1200, 60_000, 3, 8
+FILES, FILE_BYTES, EPOCHS, BATCH = 600, 120_000, 3, 4
 RAM_BYTES = 16 << 20  # for a fifth of them, as little as there may be
 SSD_BYTES = 16 << 20  # for another one
 PACE_S = 0.01  # of a batch
@@ -39,7 +39,7 @@ def test_what_is_used_most_is_fetched_once(place: Place, mounting: Mounting) -> 
     fetched, read = [0], set[int]()
     with Directed() as directed:
         directed.open("job", request(mount.path, None, epochs=EPOCHS))
-        with pytest.raises(JobRefused, match="1199 scores, but"):
+        with pytest.raises(JobRefused, match="599 scores, but"):
             directed.score("job", uses[1:])
         directed.score("job", uses)
         for epoch in range(EPOCHS):

@@ -122,10 +122,10 @@ def _fetched(mount: Mount, place: Place, order: list[Path]) -> int:
 def test_the_default_replaces_nothing_in_shuffles_and_a_dataset_that_is_read_no_more(
     place: Place, mounting: Mounting
 ) -> None:
-    size, count = 64 << 10, 1600
+    size, count = 64 << 10, 800
     files = make_files(place.source / "a", count, lambda _: size)
     others = make_files(place.source / "b", count // 4, lambda _: size, seed=1)
-    mount = mounting("--ssd", "64M", "--ram", "64M")
+    mount = mounting("--ssd", "32M", "--ram", "32M")
     shuffled = random.Random(0)
     assert _fetched(mount, place, shuffled.sample(files, count)) == count * size
     segments = _sizes_of_segments(place)
