@@ -30,6 +30,8 @@ CHECKED_MOST = 2000  # files whose invariants are checked at each turn, before o
 class Scene:
     """One mount, its planner, jobs with their orders, and a clock."""
 
+    turn_every = 32  # reads
+
     def __init__(
         self,
         sizes: Inos,
@@ -138,7 +140,7 @@ class Scene:
         self,
         inos: list[int],
         *,
-        turn_every: int = 32,
+        turn_every: int = 0,
         work: int = 1 << 20,
         step_s: float | None = None,
         reader: str = "",
@@ -147,6 +149,7 @@ class Scene:
         several.
         """
         before = self.mount.reads
+        turn_every = turn_every or self.turn_every
         for at in range(0, len(inos), turn_every):
             part = inos[at : at + turn_every]
             for ino in part:
