@@ -318,10 +318,12 @@ def batches_of(trace: Trace) -> list[Any]:
 
 @pytest.mark.parametrize("sampler", ["loss", "icache", "coarse", "shade"])
 def test_importance_lands_on_the_sample_that_earned_it(sampler: str) -> None:
-    """Every batch of the trace is trained again, and scored by the papers' formulas, naively."""
+    """The batches of its first epochs are trained again, and scored by the papers' formulas,
+    naively.
+    """
     trace = recorded(sampler).trace
     batches = batches_of(trace)
-    again = written_again(batches, seed=0)
+    again = written_again(batches[: len(batches) // 2], seed=0)
     scores: dict[str, Callable[[Any], list[float]]] = {
         "loss": lambda losses: losses.tolist(),
         "icache": lambda losses: losses.tolist(),

@@ -166,7 +166,11 @@ def test_a_trace_that_knows_no_epochs_is_told_them(run: Run) -> None:
 # ---- paper, all ----------------------------------------------------------------------------------
 
 
-def test_all_makes_every_table_and_the_papers_relations_hold(run: Run) -> None:
+def test_all_makes_every_table_and_the_papers_relations_hold(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command.SHARES.count("%") == 10
+    monkeypatch.setattr(command, "SHARES", "10%,50%")
     code, out, err = run("all", "-o", "made", "--quick")
     assert (code, err) == (0, "")
     files = set(os.listdir("made"))
@@ -174,7 +178,7 @@ def test_all_makes_every_table_and_the_papers_relations_hold(run: Run) -> None:
     assert all(name in out for name in files)
     replays = json.loads(Path("made/replay.json").read_text())["traces"]
     assert {trace["name"] for trace in replays} == {name for name in files if "trace" in name}
-    assert all(len(trace["outcomes"]) == 10 * len(CATALOGUE) for trace in replays)
+    assert all(len(trace["outcomes"]) == 2 * len(CATALOGUE) for trace in replays)
     text = Path("made/papers.txt").read_text()
     assert all(setting.title in text for setting in SETTINGS.values())
     figures = json.loads(Path("made/papers.json").read_text())["figures"]

@@ -30,6 +30,8 @@ CHECKED_MOST = 2000  # files whose invariants are checked at each turn, before o
 class Scene:
     """One mount, its planner, jobs with their orders, and a clock."""
 
+    turn_every = 32  # reads
+
     def __init__(
         self,
         sizes: Inos,
@@ -138,19 +140,21 @@ class Scene:
         self,
         inos: list[int],
         *,
-        turn_every: int = 16,
+        turn_every: int = 0,
         work: int = 1 << 20,
-        step_s: float = 0.01,
+        step_s: float | None = None,
         reader: str = "",
     ) -> int:
-        """READs that it took."""
+        """READs that it took. `step_s`: None: of a turn with more than 16 files as if it were
+        several.
+        """
         before = self.mount.reads
-        for count, ino in enumerate(inos, 1):
-            self.mount.read(ino, reader)
-            if count % turn_every == 0:
-                self.turn(work, step_s)
-        if len(inos) % turn_every:
-            self.turn(work, step_s)
+        turn_every = turn_every or self.turn_every
+        for at in range(0, len(inos), turn_every):
+            part = inos[at : at + turn_every]
+            for ino in part:
+                self.mount.read(ino, reader)
+            self.turn(work, 0.01 * max(1, len(part) / 16) if step_s is None else step_s)
         return self.mount.reads - before
 
 
@@ -525,8 +529,8 @@ def test_a_reader_that_jumps_is_followed(place: int) -> None:
     orders = scene.shuffled()
     scene.open("job", orders, samples=3000, workers=1, batch_size=8)
     scene.settle()
-    scene.read(orders[0][:1500].tolist())
-    assert scene.read(orders[0][place:].tolist()) < 60
+    scene.read(orders[0][:1500].tolist(), turn_every=16)
+    assert scene.read(orders[0][place:].tolist(), turn_every=16) < 60
     assert scene.planner.status("job")["state"] == "running"
 
 
@@ -1038,11 +1042,11 @@ def test_another_jobs_reader_takes_no_wire_away() -> None:
         scene.open(name, orders[name], samples=1000, epochs=4, workers=2)
     scene.settle()
     for epoch in range(4):
-        for at in range(0, 1000, 8):
+        for at in range(0, 1000, 16):
             for name in orders:
-                for ino in orders[name][epoch][at : at + 8].tolist():
+                for ino in orders[name][epoch][at : at + 16].tolist():
                     scene.mount.read(ino, name)
-            scene.turn()
+            scene.turn(step_s=0.02)
             for name in orders:
                 status = scene.planner.status(name)
                 assert status["state"] in ("running", "done")
@@ -1097,7 +1101,7 @@ def test_readers_that_the_jobs_process_has_not_started_are_believed() -> None:
     scene.read(orders[0][:1000].tolist(), reader="worker")
     assert scene.planner.status("job")["index"] == 0
     scene.turn(step_s=AWAITED_S)
-    assert scene.read(orders[0][1000:1900].tolist(), reader="worker") < 50
+    assert scene.read(orders[0][1000:1900].tolist(), turn_every=16, reader="worker") < 50
     assert 1800 < scene.planner.status("job")["index"] <= 1900
 
 

@@ -160,9 +160,9 @@ def fetched_by_both(ram: int, ssd: int, *, are_ranks: bool) -> tuple[int, Scene]
     fetched = 0
     for number in range(2):
         before = sum(scene.mount.origin_reads.values())
-        for at in range(0, len(orders["a"][0]), 8):
+        for at in range(0, len(orders["a"][0]), 16):
             for name, of_job in orders.items():
-                scene.read(of_job[number][at : at + 8].tolist(), reader=name, turn_every=8)
+                scene.read(of_job[number][at : at + 16].tolist(), reader=name, step_s=0.02)
         fetched = sum(scene.mount.origin_reads.values()) - before
     scene.settle()
     return fetched, scene

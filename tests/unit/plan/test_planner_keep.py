@@ -34,7 +34,7 @@ def fetched(keep: str) -> int:
         keep=keep,
     )
     scene.planner.set_pins(False, 0, others_may_go=True, evicts=True)
-    return read(scene, list(orders()), OFTEN, turn_every=8)
+    return read(scene, list(orders()), OFTEN, turn_every=16)
 
 
 def missed(name: str) -> int:

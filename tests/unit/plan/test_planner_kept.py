@@ -128,16 +128,16 @@ def test_cached_is_what_ssd_has_and_ram_keeps() -> None:
 )
 def test_a_little_is_fetched_ahead_for_each_worker(count: int, workers: int, ssd: int) -> None:
     """RAM takes less than half of what is read at once, twice."""
-    ram, batch_size = 48 * (workers + 1), 32
+    ram, batch_size, each = 48 * (workers + 1), 32, 4 if workers == 1 else 8
     scene = make_scene(count, ram, ssd)
     orders = scene.shuffled()
     scene.open("job", orders, samples=count, batch_size=batch_size, workers=workers)
     scene.turn()
     traffic = Traffic(scene)
-    traffic.read(orders[0], batch_size, workers, each=4, work=1 << 20)
+    traffic.read(orders[0], batch_size, workers, each=each, work=1 << 20)
     assert scene.planner._windows.has_lanes
     before = scene.mount.reads
-    share = traffic.read(orders[1], batch_size, workers, each=4, work=1 << 20)
+    share = traffic.read(orders[1], batch_size, workers, each=each, work=1 << 20)
     assert scene.mount.reads - before <= ssd + count // 4, (
         "most of what is missing on SSD is staged"
     )
@@ -161,8 +161,8 @@ def test_lanes_of_ranks_share_ram_and_fetch_nothing_twice() -> None:
         for number, reads in enumerate(zip(*readers, strict=True), 1):
             for rank, (_, ino) in enumerate(reads):
                 scene.mount.read(ino, f"rank{rank}")
-            if number % 2 == 0:
-                scene.turn(step_s=0.02)
+            if number % 4 == 0:
+                scene.turn(step_s=0.04)
         fetched = sum(scene.mount.origin_reads.values()) - before
         most = ranks * each if epoch == 0 else ranks * each - ssd - ram + ram // 4
         assert fetched <= 1.02 * most, epoch
@@ -180,7 +180,7 @@ def test_lanes_where_no_epoch_is_known_beyond_the_one_that_is_read() -> None:
     for epoch in range(2):
         known[:] = [epoch]
         scene.planner.announce("job", epoch, orders[epoch], scene.now)
-        share = traffic.read(orders[epoch], 16, 4, each=8, work=1 << 20)
+        share = traffic.read(orders[epoch], 16, 4, each=16, work=1 << 20)
         scene.planner.followers.step("job", epoch, 3000 // 16 + 1, scene.now)
         scene.settle()
     assert scene.planner._windows.has_lanes
@@ -199,8 +199,8 @@ def test_lanes_that_stand_still_give_their_room_to_a_validation() -> None:
             if count == stops_at:
                 break
             scene.mount.read(ino, "training")
-            if count % 8 == 0:
-                scene.turn()
+            if count % 16 == 0:
+                scene.turn(step_s=0.02)
         scene.open("validation", [validation] * 8, samples=1000, workers=4, dataset=validation)
         scene.settle()
         shares = []
@@ -208,11 +208,11 @@ def test_lanes_that_stand_still_give_their_room_to_a_validation() -> None:
             before = scene.mount.reads
             for count, (_, ino) in enumerate(loader_reads(validation, 16, 4, 2, scene.rng)):
                 scene.mount.read(ino, "validation")
-                if count % 4 == 0:
-                    scene.turn()
+                if count % 8 == 0:
+                    scene.turn(step_s=0.02)
             shares.append((scene.mount.reads - before) / 1000)
-            for _ in range(70):
-                scene.turn(step_s=1)  # the training's share is not used any more
+            for _ in range(14):
+                scene.turn(step_s=5)  # the training's share is not used any more
         assert scene.planner._windows.has_lanes
         assert shares[0] < 0.5, "with half of the room"
         assert shares[1] < 0.25, "with all of it"
@@ -223,13 +223,13 @@ def test_with_more_ram_lanes_are_windows_again() -> None:
     orders = scene.shuffled()
     scene.open("job", orders, samples=3000, workers=4)
     traffic = Traffic(scene)
-    traffic.read(orders[0], 16, 4, each=8, work=1 << 20)
+    traffic.read(orders[0], 16, 4, each=16, work=1 << 20)
     assert scene.planner._windows.has_lanes
     stays = kept(scene)
     scene.budget_bytes = 2000 * FILE_BYTES
     scene.planner.set_budgets(2000 * FILE_BYTES, 0)
     wasted = traffic.wasted
-    traffic.read(orders[1], 16, 4, each=8, work=1 << 20)
+    traffic.read(orders[1], 16, 4, each=16, work=1 << 20)
     assert not scene.planner._windows.has_lanes
     assert stays <= kept(scene)
     assert traffic.wasted - wasted <= 20
@@ -245,7 +245,7 @@ def test_lanes_of_orders_with_repeats() -> None:
     orders = [(scene.rng.zipf(1.3, 3000) % 3000 + 1).astype(np.uint32) for _ in range(3)]
     scene.open("job", orders, samples=3000, epochs=3, workers=4)
     for order in orders:
-        Traffic(scene).read(order, 16, 4, each=8, work=50)  # at each turn invariants are checked
+        Traffic(scene).read(order, 16, 4, each=16, work=100)  # at each turn invariants are checked
     assert scene.planner._windows.has_lanes
     assert kept(scene)
 
@@ -286,12 +286,12 @@ def test_what_the_reader_has_passed_is_kept_and_found_by_the_next_epoch() -> Non
     orders = scene.shuffled()
     scene.open("job", orders, samples=2000, workers=2)
     traffic = Traffic(scene)
-    traffic.read(orders[0], 16, 2, each=8, work=1 << 20)
+    traffic.read(orders[0], 16, 2, each=16, work=1 << 20)
     stays = kept(scene)
     assert 200 <= len(stays) <= 400 - 400 // AHEAD_SHARE
     assert stays <= scene.mount.ram
     fetched = Counter(scene.mount.origin_reads)
-    traffic.read(orders[1], 16, 2, each=8, work=1 << 20)
+    traffic.read(orders[1], 16, 2, each=16, work=1 << 20)
     assert kept(scene) == stays
     assert all(scene.mount.origin_reads[ino] == fetched[ino] == 1 for ino in stays)
 
@@ -342,16 +342,16 @@ def test_windows_that_need_more_get_it_and_hold_it_for_an_epoch() -> None:
     scene = make_scene(count, ram, 0)
     orders = scene.shuffled()
     scene.open("job", orders, samples=count)
-    read = functools.partial(scene.read, turn_every=8)
-    read(orders[0].tolist(), step_s=0.08)  # a hundred a second
+    read = functools.partial(scene.read, turn_every=16)
+    read(orders[0].tolist(), step_s=0.16)  # a hundred a second
     slow = len(kept(scene))
-    read(orders[1].tolist(), step_s=0.01)
+    read(orders[1].tolist(), step_s=0.02)
     fast = len(kept(scene))
     assert ram - ram // AHEAD_SHARE <= fast < slow
-    read(orders[2].tolist(), step_s=0.08)
+    read(orders[2].tolist(), step_s=0.16)
     assert len(kept(scene)) == fast
-    read(orders[3].tolist(), step_s=0.08)
-    read(orders[4][:1500].tolist(), step_s=0.08)
+    read(orders[3].tolist(), step_s=0.16)
+    read(orders[4][:1500].tolist(), step_s=0.16)
     assert len(kept(scene)) > fast
 
 
@@ -455,7 +455,7 @@ def test_what_ram_would_do_is_said_and_does() -> None:
     orders = scene.shuffled()
     scene.open("job", orders, samples=3000, batch_size=16, workers=8)
     traffic = Traffic(scene)
-    traffic.read(orders[0], 16, 8, each=8, work=1 << 20)
+    traffic.read(orders[0], 16, 8, each=16, work=1 << 20)
     needed = scene.planner.status("job")["ram_needed_bytes"]
     assert 512 * FILE_BYTES < needed < 1024 * FILE_BYTES
     scene.budget_bytes = needed
@@ -463,10 +463,10 @@ def test_what_ram_would_do_is_said_and_does() -> None:
     scene.turn()
     assert scene.planner.status("job")["ram_needed_bytes"] == needed
     scene.planner.set_budgets(needed, 0)
-    traffic.read(orders[1], 16, 8, each=8, work=1 << 20)
+    traffic.read(orders[1], 16, 8, each=16, work=1 << 20)
     assert scene.planner.status("job")["ram_needed_bytes"] is None
     wasted = traffic.wasted
-    traffic.read(orders[2], 16, 8, each=8, work=1 << 20)
+    traffic.read(orders[2], 16, 8, each=16, work=1 << 20)
     assert traffic.wasted - wasted <= 0.005 * 3000
     scene.close("job")
 

@@ -14,10 +14,15 @@ from hintsd.follow.sequence import Inos
 from hintsd.plan import layout, placement
 from hintsd.reorder import packing
 from tests.support.planner_model import KEEP_ORDER, MOVE, SORT, ModelMount
-from tests.unit.plan.test_planner import FILE_BYTES, Scene, same_sizes
+from tests.unit.plan.test_planner import FILE_BYTES, same_sizes
+from tests.unit.plan.test_planner import Scene as AnyScene
 from tests.unit.reorder.test_packing import FakeProbe
 
 COUNT = 600
+
+
+class Scene(AnyScene):
+    turn_every = 16
 
 
 @pytest.fixture(autouse=True)

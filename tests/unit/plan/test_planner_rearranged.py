@@ -45,6 +45,7 @@ def test_no_file_is_fetched_again_for_it(count: int, ram: int, work: int, worker
     told = []
     for is_rearranged in (False, True):
         scene = make_scene(count, ram, count // 4)
+        scene.turn_every = 16
         orders = [scene.rng.permutation(np.arange(1, count + 1)).astype(np.uint32) for _ in "012"]
         scene.open("job", orders, samples=count, epochs=EPOCHS, batch_size=BATCH, workers=workers)
         told.append(train(scene, orders, is_rearranged=is_rearranged, work=work))
@@ -58,6 +59,7 @@ def test_what_is_staged_or_asked_for_stays_so() -> None:
     """Also where a file comes twice an epoch. No command takes back anything."""
     count = 300
     scene = make_scene(count, 120, 0)
+    scene.turn_every = 16
     order = np.concatenate([np.arange(1, count - 19), np.arange(1, 21)]).astype(np.uint32)
     scene.open("job", [order] * 8, samples=count, batch_size=BATCH)
     scene.turn(work=40)
@@ -85,6 +87,7 @@ def test_what_is_staged_or_asked_for_stays_so() -> None:
 def test_an_order_of_other_files_begins_a_window_anew() -> None:
     """As before: what was predicted was wrong."""
     scene = make_scene(400, 60, 0)
+    scene.turn_every = 16
     first, second = (np.arange(start, start + 200, dtype=np.uint32) for start in (1, 201))
     scene.open("job", [first] * 8, samples=200, batch_size=BATCH)
     scene.settle()

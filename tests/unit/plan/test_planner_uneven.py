@@ -57,7 +57,7 @@ def fetched_at_best(orders: list[Inos], places: int, uses: Expected | None) -> i
 
 
 def read(
-    scene: Scene, orders: list[Inos], uses: Expected | None = None, turn_every: int = 16
+    scene: Scene, orders: list[Inos], uses: Expected | None = None, turn_every: int = 32
 ) -> int:
     """Fetches of a job that announces each epoch when it begins, and how often files are used."""
     turns: Any = {"turn_every": turn_every, "step_s": 0.01 * turn_every / 8}
@@ -76,9 +76,11 @@ def read(
         known[0] = epoch
         scene.planner.announce("job", epoch, order, scene.now)
         scene.settle()
-        for batch, begin in enumerate(range(0, len(order), 16), 1):
-            scene.read(order[begin : begin + 16].tolist(), **turns)
-            scene.planner.followers.step("job", epoch, batch, scene.now)
+        for begin in range(0, len(order), 32):
+            part = order[begin : begin + 32].tolist()
+            scene.read(part, **turns)
+            batches = -(-(begin + len(part)) // 16)
+            scene.planner.followers.step("job", epoch, batches, scene.now)
     return sum(scene.mount.origin_reads.values())
 
 
