@@ -160,7 +160,8 @@ class HeldMount:
     def _unmount_unless_used(self, lazy: bool, own: frozenset[int]) -> list[int] | None:
         """None: unmounted. Else the processes that use it (of those we may see). OSError.
 
-        The server opens files of its own mount for an instant, to drop their pages: tried again.
+        Tried again for a while: whoever looks at all mounts of a host has this one open for an
+        instant, and so has the server, to drop pages.
         """
         deadline = time.monotonic() + BUSY_RETRY_S
         while True:
@@ -171,8 +172,7 @@ class HeldMount:
                     raise
             else:
                 return None
-            # what lies below a mount over itself, `own` have open all the time
-            users = mounting.users_of(self.mountpoint, own)
-            if users or time.monotonic() > deadline:
-                return users
+            if time.monotonic() > deadline:
+                # what lies below a mount over itself, `own` have open all the time
+                return mounting.users_of(self.mountpoint, own)
             time.sleep(BUSY_RETRY_PAUSE_S)

@@ -438,7 +438,9 @@ def test_umount_with_a_hintsd_that_does_not_answer(place: Place, mounting: Mount
     with listen(str(place.base), path.name, 1) as listener:
         mount = mounting("--hintsd", str(path))
         done = mount.run("umount", mount.path)
-        assert (done.returncode, done.stderr) == (OK, "")
+        # a mount namespace of another test may hold a copy of the mount
+        held = "fusecache: detached; open files are served until they are closed\n"
+        assert (done.returncode, done.stderr.replace(held, "")) == (OK, "")
         mount.wait_gone()
         mount.start()
         listener.shutdown(socket.SHUT_RDWR)

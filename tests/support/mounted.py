@@ -260,8 +260,24 @@ class Mount:
 
     def umount(self, *flags: str) -> None:
         done = self.run("umount", *flags, self.path)
-        assert done.returncode == 0, f"umount: {done.stderr}"
+        assert done.returncode == 0, f"umount: {done.stderr}{self._uses(done.stderr)}"
         self.wait_gone()
+
+    def _uses(self, said: str) -> list[str]:
+        """What the processes that are named (by their numbers in brackets) have open of it."""
+        links = [
+            link
+            for pid in re.findall(r"\((\d+)\)", said)
+            for pattern in ("cwd", "root", "fd/*", "task/*/comm")
+            for link in Path("/proc", pid).glob(pattern)
+        ]
+        found = []
+        for link in links:
+            with contextlib.suppress(OSError):
+                what = link.read_text() if link.name == "comm" else os.readlink(link)
+                if link.name == "comm" or what.startswith(str(self.path)):
+                    found.append(f"{link}: {what.strip()}")
+        return found
 
     def wait_gone(self) -> None:
         eventually(lambda: not is_mounted(self.path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 
 from fusecache.base import mounts, processes
-from fusecache.keeper import keeper, mounting, server_process, servers
+from fusecache.keeper import held_mount, keeper, mounting, server_process, servers
+from fusecache.keeper.held_mount import HeldMount
 from fusecache.keeper.keeper import Keeper
 from fusecache.keeper.log_file import LogFile
 from fusecache.keeper.server_process import Server
@@ -72,6 +74,28 @@ def delays(made: Servers, deaths: list[Dead]) -> list[float]:
 def test_a_server_that_dies_again_and_again_is_restarted_with_back_off(lone: Keeper) -> None:
     crash = [Dead(1, None) for _ in range(9)]
     assert delays(lone.servers, crash) == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0]
+
+
+@pytest.mark.parametrize("times", [0, 3, 1 << 30])
+def test_who_has_the_mount_open_for_an_instant_does_not_hold_it(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """`times`: so often it is busy."""
+    tried = []
+
+    def unmount(mountpoint: str, lazy: bool) -> None:
+        tried.append((mountpoint, lazy))
+        if len(tried) <= times:
+            raise OSError(errno.EBUSY, "busy")
+
+    monkeypatch.setattr(mounting, "unmount", unmount)
+    monkeypatch.setattr(mounting, "users_of", lambda *_: [17])
+    monkeypatch.setattr(held_mount, "BUSY_RETRY_S", 0.1 if times > 3 else 60.0)
+    held = HeldMount(dict(CONFIG), LogFile(foreground=True, config=CONFIG))
+    users = held._unmount_unless_used(False, frozenset())
+    assert users == ([17] if times > 3 else None)
+    assert set(tried) == {("/m", False)}
+    assert len(tried) == times + 1 if times <= 3 else len(tried) > 1
 
 
 def test_back_off_ends_with_stability(lone: Keeper) -> None:
