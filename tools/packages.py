@@ -204,8 +204,8 @@ def check(made: list[Path], *, manylinux: bool) -> list[str]:
         with tarfile.open(path) as archive:
             members = {member.name.partition("/")[2]: member for member in archive}
         _require(not any(m.issym() or m.islnk() for m in members.values()), f"{path.name}: a link")
-        wanted = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO", "setup.py"}
-        wanted.add("hintsd/hintsd.pth")
+        wanted = {"LICENSE", "README.md", "PKG-INFO"}
+        wanted |= {"pyproject.toml", "setup.py", "hintsd/hintsd.pth"}
         if name == "fusecache":
             tree = ("*.md", "docs/*.md", "deploy/*/*", "fusecache/native/*/*.[ch]")
             wanted |= {str(p.relative_to(ROOT)) for pattern in tree for p in ROOT.glob(pattern)}

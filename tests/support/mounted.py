@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fusecache.base import processes
+from fusecache.base import mounts, processes
 from fusecache.base.errors import UserError
 from fusecache.control import control_client
 from tests.support import PATIENCE_S, forking
@@ -265,18 +265,12 @@ class Mount:
 
     def _uses(self, said: str) -> list[str]:
         """What the processes that are named (by their numbers in brackets) have open of it."""
-        links = [
-            link
-            for pid in re.findall(r"\((\d+)\)", said)
-            for pattern in ("cwd", "root", "fd/*", "task/*/comm")
-            for link in Path("/proc", pid).glob(pattern)
-        ]
         found = []
-        for link in links:
-            with contextlib.suppress(OSError):
-                what = link.read_text() if link.name == "comm" else os.readlink(link)
-                if link.name == "comm" or what.startswith(str(self.path)):
-                    found.append(f"{link}: {what.strip()}")
+        for pid in re.findall(r"\((\d+)\)", said):
+            for link in (Path("/proc", pid, "cwd"), *Path("/proc", pid).glob("fd/*")):
+                with contextlib.suppress(OSError):
+                    if mounts.is_below(what := os.readlink(link), str(self.path)):
+                        found.append(f"{link}: {what}")
         return found
 
     def wait_gone(self) -> None:

@@ -202,15 +202,18 @@ static int note_segments(struct map64 *known, struct number_list *segnos, struct
 		return 0;
 	if (blocks <= 1)
 		return note_segment(known, segnos, table_location(ino, 0));
-	for (uint64_t block = 0; !err && blocks <= all->slots && block < blocks; block++) {
+	if (blocks > all->slots) {
+		for (size_t slot = 0; !err && slot < all->slots; slot++)
+			if (all->pairs[2 * slot] >> 32 == ino)
+				err = note_segment(known, segnos, all->pairs[2 * slot + 1]);
+		return err ? err : number_put(unknown, ino);
+	}
+	for (uint64_t block = 0; !err && block < blocks; block++) {
 		const uint64_t packed = table_location(ino, block);
 
 		found += packed != 0;
 		err = note_segment(known, segnos, packed);
 	}
-	for (size_t slot = 0; !err && blocks > all->slots && slot < all->slots; slot++)
-		if (all->pairs[2 * slot] >> 32 == ino)
-			err = note_segment(known, segnos, all->pairs[2 * slot + 1]);
 	return err || found == blocks ? err : number_put(unknown, ino);
 }
 

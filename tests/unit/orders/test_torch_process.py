@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_several_ask_one_process_at_once(shared: TorchProcess) -> None:
     assert process_of(shared) is process
 
 
-class Faults:
+class Faults(ABC):
     """Something happens to the process in each of the first `times` waits for an answer."""
 
     said: str
@@ -154,8 +155,9 @@ class Faults:
         self.left -= 1
         self.happen(connection, process)
 
+    @abstractmethod
     def happen(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        raise NotImplementedError
+        """To the process, or to the connection."""
 
 
 class Killed(Faults):
