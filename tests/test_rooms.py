@@ -19,7 +19,7 @@ HANDLERS = "Operations"  # one for each request of the kernel
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # What a module may write, or use of the private part, though it is another's: libraries mean it so.
 EXCEPTIONS = (
-    "fusecache.base.command target.width",
+    "fusecache.base.terminal target.width",
     "fusecache.base.trust error.filename",
     "fusecache.pool.engine context.minimum_version",
     "fusecache.read.operations entry.*",

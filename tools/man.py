@@ -59,7 +59,7 @@ def page(context: click.Context) -> str:
         lines += [".TP", f".B {_escaped(names)}", _escaped(help_) or r"\&"]
     if isinstance(command, click.Group):
         lines.append(".SH COMMANDS")
-        for each, child in command.commands.items():
+        for each, child in _children(context):
             what = _first_sentence(inspect.cleandoc(child.help or ""))
             lines += [".TP", f".BR {_escaped(f'{name}-{each}')} (1)", _escaped(what)]
     if command.epilog:
@@ -74,9 +74,16 @@ def _walk(
 ) -> Iterator[click.Context]:
     context = click.Context(command, parent, name, **command.context_settings)
     yield context
-    if isinstance(command, click.Group):
-        for each, child in command.commands.items():
-            yield from _walk(child, each, context)
+    for each, child in _children(context):
+        yield from _walk(child, each, context)
+
+
+def _children(context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            child = context.command.get_command(context, name)
+            assert child is not None, name
+            yield name, child
 
 
 def _name(context: click.Context) -> str:

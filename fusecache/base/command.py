@@ -1,31 +1,28 @@
-"""What the commands `fusecache` and `hintsd` share: how one begins and ends, and what it prints on.
+"""What the commands `fusecache` and `hintsd` share: how one is found, begins and ends.
 
 A mistake is one line on stderr ("fusecache: …") and an exit code of errors.EXIT_*, never a
 traceback. What a command does is its own module's. None runs where files of another version's
 hintsd were installed over fusecache's (docs/PACKAGES.md).
+INVARIANT: importing it is quick. Tables and what changes on a terminal are base.terminal's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Console, RenderableType
-from rich.measure import Measurement
 
 from fusecache import __version__
 from fusecache.base import logs, processes
 from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 
-WIDTH_MOST: Final = 10_000
-"""Columns of what no terminal limits."""
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and newline
 
 
@@ -50,10 +47,22 @@ json_flag: Final = click.option("--json", "as_json", is_flag=True, help="For mac
 
 
 class Commands(click.Group):
-    """Commands in the order of use. Without arguments it shows its help, as a mistake."""
+    """Commands in the order of use. Without arguments it shows its help, as a mistake.
+
+    `places`: where those are that are imported when they are called: by name, "module:attribute".
+    """
+
+    def __init__(self, *given: Any, places: Mapping[str, str] | None = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._places = places or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [*(name for name in self.commands if name not in self._places), *self._places]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self._places:
+            self.add_command(pkgutil.resolve_name(self._places[cmd_name]), cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # what a shell completes has no words yet
@@ -122,48 +131,6 @@ def printable(value: object) -> str:
     """
     text = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
-
-
-class _Plain(Console):
-    """Of what is no terminal: lines are neither cut nor folded, and end without blanks."""
-
-    def print(self, *objects: Any, **how: Any) -> None:
-        with self.capture() as captured:
-            super().print(*objects, **how)
-        self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
-        self.file.flush()
-
-
-def console() -> Console:
-    """Of stdout."""
-    if sys.stdout.isatty():
-        return Console(highlight=False, markup=False)
-    return _Plain(highlight=False, markup=False, width=WIDTH_MOST)
-
-
-def show(*parts: RenderableType) -> None:
-    """Prints tables on stdout, one below the other. On a terminal that is too narrow for them lines
-    are longer than it: figures are not folded.
-    """
-    target = console()
-    options = target.options.update_width(WIDTH_MOST)
-    needed = max(Measurement.get(target, options, part).minimum for part in parts)
-    target.width = max(target.width, needed)
-    target.print(*parts, sep="\n")
-
-
-@contextlib.contextmanager
-def display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
-    """On a terminal: shows what it is given in the place of what it was given before. In a script:
-    `elsewhere`.
-    """
-    if not sys.stdout.isatty():
-        yield elsewhere
-        return
-    from rich.live import Live
-
-    with Live(console=console(), auto_refresh=False) as live:
-        yield lambda shown: live.update(shown, refresh=True)
 
 
 def mixture(directory: str | None = None) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from fusecache.base import command
+from fusecache.base import command, terminal
 from fusecache.base.command import PATH
 from fusecache.base.disk import cache_names
 from fusecache.base.errors import EXIT_BUSY, EXIT_NOT_A_MOUNT, CacheFault, UserError
@@ -92,9 +92,9 @@ def gc(paths: tuple[str, ...], compact: bool, as_json: bool) -> None:
         format_bytes(alive + sum(use.bytes for use in uses if use.kind == "open")),
         format_bytes(sum(use.bytes for use in closed) - alive),
     )
-    command.console().print(table)
+    terminal.console().print(table)
     if compact:
-        command.console().print(f"{format_bytes(freed_bytes)} given back")
+        terminal.console().print(f"{format_bytes(freed_bytes)} given back")
 
 
 def _distinct(paths: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.table import Table
 
-from fusecache.base import command, mounts
+from fusecache.base import command, mounts, terminal
 from fusecache.base.command import PATH, Commands
 from fusecache.base.errors import EXIT_FAILED, EXIT_NOT_A_MOUNT, ConfigError, UserError
 from fusecache.base.units import format_bytes
@@ -63,9 +63,9 @@ def top(once: bool, interval: float, as_json: bool) -> None:
     if once or as_json or not sys.stdout.isatty():
         time.sleep(interval)
         found = rates.figures(before, rates.look())
-        command.say_json(found) if as_json else command.show(rates.screen(found))
+        command.say_json(found) if as_json else terminal.show(rates.screen(found))
         return
-    with contextlib.suppress(KeyboardInterrupt), command.display(command.show) as show:
+    with contextlib.suppress(KeyboardInterrupt), terminal.display(terminal.show) as show:
         show(rates.screen(rates.figures(None, before)))
         while True:
             time.sleep(interval)
@@ -103,7 +103,7 @@ def doctor(path: str | None, as_json: bool) -> None:
     if as_json:
         command.say_json(findings.as_json(found))
     else:
-        command.console().print(findings.report(found))
+        terminal.console().print(findings.report(found))
     if any(one.level == "problem" for one in found):
         sys.exit(EXIT_FAILED)
 
@@ -336,4 +336,4 @@ def _show(found: dict[str, Any]) -> None:
             format_bytes(member.get("bytes_written", 0)),
             f"{member.get('failures', 0):,}",
         )
-    command.show(table, "", members)
+    terminal.show(table, "", members)

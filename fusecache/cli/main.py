@@ -3,7 +3,7 @@
 A mistake is one line on stderr and an exit code: `command.run`.
 `mount.fusecache` is the same package as a helper of mount(8): see `mount_helper`.
 It imports nothing that mounts or serves; keeper and server import nothing from here.
-Larger commands are modules of their own: *_command.py.
+Most commands are modules of their own, *_command.py, which are imported when they are called.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -29,23 +29,32 @@ from fusecache.base.errors import (
     UserError,
 )
 from fusecache.base.units import format_bytes
-from fusecache.cli import (
-    digest_command,
-    evict_command,
-    gc_command,
-    host_commands,
-    mount_command,
-    probe_command,
-    service_command,
-    status_command,
-    trace_command,
-    warm_command,
-)
-from fusecache.cli.files import progress
 from fusecache.config.building import build
 from fusecache.config.options import parse_setting, read_options
 from fusecache.config.places import check_places
 from fusecache.control import control_client
+
+_COMMANDS: Final = {
+    "mount": "mount_command:mount",
+    "status": "status_command:status",
+    "list": "status_command:list_mounts",
+    "top": "host_commands:top",
+    "doctor": "host_commands:doctor",
+    "metrics": "host_commands:metrics",
+    "pool": "host_commands:pool",
+    "probe": "probe_command:probe_device",
+    "warm": "warm_command:warm",
+    "evict": "evict_command:evict",
+    "pin": "evict_command:pin",
+    "verify": "main:verify",
+    "digest": "digest_command:digest",
+    "gc": "gc_command:gc",
+    "trace": "trace_command:trace",
+    "restart": "mount_command:restart",
+    "umount": "mount_command:umount",
+    "install-helpers": "main:install_helpers",
+    "service": "service_command:service",
+}
 
 HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")
 HELPER_DIRECTORY = "/sbin"
@@ -62,7 +71,10 @@ Exit codes:
 
 
 @click.group(
-    cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Commands,
+    places={name: f"fusecache.cli.{place}" for name, place in _COMMANDS.items()},
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="fusecache")
 def cli() -> None:
@@ -93,6 +105,8 @@ def verify(path: str, as_json: bool) -> None:
     \b
     fusecache verify /data/imagenet && echo all good
     """
+    from fusecache.cli.files import progress
+
     target = control_client.find(path)
     result: dict[str, Any] = {}
     with progress("verifying") as show:
@@ -188,34 +202,14 @@ def _help_mount(arguments: list[str]) -> None:
     given = build(settings)
     if fake:
         check_places(given)
-    elif not mount_command.is_mounted(given):  # mount -a compares the source's name only
+        return
+    from fusecache.cli import mount_command
+
+    if not mount_command.is_mounted(given):  # mount -a compares the source's name only
         mount_command.start(given)
 
 
 # ---- entry ---------------------------------------------------------------------------------------
-
-for _one in (
-    mount_command.mount,
-    status_command.status,
-    status_command.list_mounts,
-    host_commands.top,
-    host_commands.doctor,
-    host_commands.metrics,
-    host_commands.pool,
-    probe_command.probe_device,
-    warm_command.warm,
-    evict_command.evict,
-    evict_command.pin,
-    verify,
-    digest_command.digest,
-    gc_command.gc,
-    trace_command.trace,
-    mount_command.restart,
-    mount_command.umount,
-    install_helpers,
-    service_command.service,
-):
-    cli.add_command(_one)
 
 
 def main() -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Final
 import click
 from rich.table import Table
 
-from fusecache.base import command, mounts
+from fusecache.base import command, mounts, terminal
 from fusecache.base.command import PATH
 from fusecache.base.disk import cache_names, probe
 from fusecache.base.errors import EXIT_NOT_A_MOUNT, UserError
@@ -55,11 +55,11 @@ def probe_device(path: str, show: bool, as_json: bool) -> None:
         maps.append(found.as_map())
         if not as_json:
             heading = [f"{directory}:"] if len(directories) > 1 else []
-            command.show(
+            terminal.show(
                 *heading, _device_table(found), "", _samples_table(found), "", _trust(found)
             )
             if directory is not directories[-1]:
-                command.show("")
+                terminal.show("")
     if as_json:
         by_path = {str(path): one for path, one in zip(directories, maps, strict=True)}
         command.say_json(maps[0] if len(maps) == 1 else by_path)

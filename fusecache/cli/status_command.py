@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 from rich.table import Table
 
-from fusecache.base import command, mounts
-from fusecache.base.command import PATH, console, printable
+from fusecache.base import command, mounts, terminal
+from fusecache.base.command import PATH, printable
 from fusecache.base.units import format_bytes, format_count, format_duration
 from fusecache.base.wire import Packing
 from fusecache.control import control_client, hintsd_client
@@ -88,7 +88,7 @@ def status(path: str | None, as_json: bool) -> None:
     if as_json:
         command.say_json(answer)
     else:
-        console().print(_status_table(answer, log_of(target)))
+        terminal.console().print(_status_table(answer, log_of(target)))
 
 
 def _show_all(as_json: bool) -> None:
@@ -96,7 +96,7 @@ def _show_all(as_json: bool) -> None:
     if as_json:
         command.say_json(summary.as_json(host))
     elif host.mounts:
-        console().print(summary.table(host))
+        terminal.console().print(summary.table(host))
     else:
         command.say("no mounts")
 
@@ -345,6 +345,6 @@ def list_mounts(as_json: bool) -> None:
         shown = (row | {"keeper_pid": pid}).values()
         table.add_row(*(printable("-" if value is None else value) for value in shown))
     if found:
-        console().print(table)
+        terminal.console().print(table)
     else:
         command.say("no mounts")

@@ -16,8 +16,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fusecache.base import command
-from fusecache.base.command import PATH, console, printable
+from fusecache.base.command import PATH, printable
 from fusecache.base.errors import ConfigError
+from fusecache.base.terminal import console
 from fusecache.base.units import format_bytes, format_count, format_duration, parse_bytes
 from fusecache.control import control_client
 

@@ -20,7 +20,7 @@ import click
 
 from fusecache import __version__
 from fusecache.base import command, logs, mounts, processes, trust, units
-from fusecache.base.command import PATH, Commands, console
+from fusecache.base.command import PATH, Commands
 from fusecache.base.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -29,7 +29,6 @@ from fusecache.base.errors import (
     EXIT_USAGE,
     UserError,
 )
-from hintsd.cli import report
 from hintsd.cli.channel import Channel, channel_again, complain, open_channel
 from hintsd.cli.running import (
     EXIT_NOT_EXECUTABLE,
@@ -40,8 +39,6 @@ from hintsd.cli.running import (
 from hintsd.cli.scores import read_scores, tell_scores
 from hintsd.client.finding import SOCKET_VARIABLE
 from hintsd.keeping import AUTO, NAMES
-from hintsd.lab.command import lab
-from hintsd.simulator.command import simulate
 
 if TYPE_CHECKING:
     from hintsd.orders.spec import OrderSpec
@@ -92,7 +89,10 @@ _client_socket_flag = _socket_flag(f"{SOCKET_VARIABLE}, or in the runtime direct
 
 
 @click.group(
-    cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Commands,
+    places={"lab": "hintsd.lab.command:lab", "simulate": "hintsd.simulator.command:simulate"},
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="hintsd")
 def cli() -> None:
@@ -412,9 +412,12 @@ def _place(path: str, socket_path: str | None) -> tuple[str, str]:
 
 def _follow(channel: Channel, name: str) -> None:
     """Show the job until it has ended; Ctrl-C ends it. ConnectionError: the daemon is gone."""
+    from fusecache.base import terminal
+    from hintsd.cli import report
+
     line = f"{name}: has ended"
     try:
-        with command.display(lambda _: None) as show:
+        with terminal.display(lambda _: None) as show:
             while True:
                 status = channel.ask("status", {})
                 known = (job for job in (*status["jobs"], *status["ended"]) if job["name"] == name)
@@ -486,16 +489,19 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
     mount     RAM tier, SSD tier: used, of the limit; origin: bytes read from it now; depth:
               fetches at a time; queued: files to be put into RAM + files to be put on SSD
     """
+    from fusecache.base import terminal
+    from hintsd.cli import report
+
     with open_channel(socket_path or _default_socket()) as channel:
         answer = channel.ask("status", {})
         if not watch:
             if as_json:
                 click.echo(json.dumps(answer, indent=2))
             else:
-                command.show(report.tables(answer))
+                terminal.show(report.tables(answer))
             return
         display = (
-            contextlib.nullcontext(_print_line) if as_json else command.display(_print_and_part)
+            contextlib.nullcontext(_print_line) if as_json else terminal.display(_print_and_part)
         )
         with contextlib.suppress(KeyboardInterrupt), display as show:
             while True:
@@ -509,7 +515,9 @@ def _print_line(line: Any) -> None:
 
 
 def _print_and_part(shown: Any) -> None:
-    console().print(shown, "")
+    from fusecache.base import terminal
+
+    terminal.console().print(shown, "")
     sys.stdout.flush()
 
 
@@ -571,10 +579,6 @@ def explain(words: tuple[str, ...], copy_samplers: bool) -> NoReturn:
     training. What reads no DataLoader runs to its end.
     """
     sys.exit(explain_command(words, copy_samplers=copy_samplers))
-
-
-cli.add_command(lab)
-cli.add_command(simulate)
 
 
 # ---- entry ---------------------------------------------------------------------------------------

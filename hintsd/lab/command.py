@@ -18,8 +18,9 @@ import click
 from rich.console import Console, RenderableType
 
 from fusecache.base import command, units
-from fusecache.base.command import PATH, Commands, show
+from fusecache.base.command import PATH, Commands
 from fusecache.base.errors import ConfigError, UserError
+from fusecache.base.terminal import show
 
 if TYPE_CHECKING:
     from fusecache.traces.traces import Trace

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fusecache.base import units
-from fusecache.base.command import PATH, show
+from fusecache.base.command import PATH
 from fusecache.base.errors import ConfigError, UserError
+from fusecache.base.terminal import show
 
 if TYPE_CHECKING:
     from hintsd.simulator.system import Scenario

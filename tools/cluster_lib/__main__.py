@@ -16,7 +16,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from fusecache.base import command
+from fusecache.base import command, terminal
 from fusecache.base.errors import UserError
 from tools.cluster_lib import dataset, remains
 from tools.cluster_lib.cluster import Cluster
@@ -177,7 +177,7 @@ def run(
         told = {"files": len(made.names), "bytes": made.bytes, "order": order, "pools": pools}
         command.say_json(told | {"epochs": [asdict(epoch) for epoch in done]})
         return
-    command.show(_table(done, made))
+    terminal.show(_table(done, made))
     if pools:
         counted = ("leases", "waits", "written", "failures", "damaged", "skipped")
         sums = ", ".join(f"{sum(pool[name] for pool in pools):,} {name}" for name in counted)

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from fusecache.base import command
+from fusecache.base import command, terminal
 from fusecache.base.errors import EXIT_FAILED, EXIT_USAGE, UserError
 from fusecache.base.processes import usable_memory_bytes
 from hintsd.simulator import catalogue, scenario
@@ -120,7 +120,7 @@ def _simulate(folder: Path, laboratory: subprocess.Popen[bytes]) -> dict[str, An
     shown.append(report.accesses([accesses]))
     plots.accesses(str(folder / "accesses.png"), [accesses])
     _save(folder / "accesses.json", {"seed": SEED, "accesses": report.accesses_json([accesses])})
-    console = command.console()
+    console = terminal.console()
     with console.capture() as captured:
         console.print(*shown, "", sep="\n")
     (folder / "tables.txt").write_text(captured.get())

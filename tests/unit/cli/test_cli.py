@@ -117,7 +117,8 @@ def test_help_teaches() -> None:
     assert done.returncode == 0
     for part in ("fusecache mount /data/imagenet", "Exit codes:", "umount", "500G"):
         assert part in done.stdout
-    for name in cli.cli.commands:
+    for name in cli.cli.list_commands(click.Context(cli.cli)):
+        assert f"\n  {name} " in done.stdout
         assert run(name, "--help") == 0
 
 
@@ -171,11 +172,34 @@ def test_keeper_and_server_load_neither_click_nor_rich() -> None:
 
 def test_commands_load_neither_numpy_nor_trio() -> None:
     code = (
-        "import sys, fusecache.cli.main, fusecache.base.wire;"
+        "import sys, pkgutil, fusecache.cli.main as main, fusecache.base.wire;"
         "fusecache.base.wire.Decoder().feed(fusecache.base.wire.encode('hello', {'version': 1}));"
+        "assert 'rich' not in sys.modules;"
+        "[main.cli.get_command(None, name) for name in main.cli.list_commands(None)];"
+        "assert 'rich' in sys.modules;"
         "assert not {'numpy', 'trio', 'pyfuse3'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["mount", "--help"], ["umount", "/"], ["--version"]])
+def test_a_command_is_imported_when_it_is_called(words: list[str]) -> None:
+    """Importing rich, and the other commands, takes longer than what these do."""
+    code = (
+        "import sys, atexit; sys.argv[0] = 'fusecache';"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr));"
+        "from fusecache.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    loaded = done.stderr.splitlines()[-1].split()
+    assert not {"rich.console", "fusecache.cli.status_command"} & set(loaded)
+    assert "click" in loaded
 
 
 # ---- status -----------------------------------------------------------------
@@ -926,10 +950,13 @@ def test_as_json_a_command_says_its_result_and_ends_as_ever(
 
 
 def test_a_command_with_a_result_has_it_for_machines() -> None:
-    def is_without(command: click.Command) -> bool:
+    def is_without(command: click.Command | None) -> bool:
+        assert command is not None
         return not any("--json" in option.opts for option in command.params)
 
-    assert {name for name, each in cli.cli.commands.items() if is_without(each)} == {
+    context = click.Context(cli.cli)
+    commands = {name: cli.cli.get_command(context, name) for name in cli.cli.list_commands(context)}
+    assert {name for name, each in commands.items() if is_without(each)} == {
         "mount", "restart", "install-helpers", "service",  # what is so then, status and list say
         "metrics",  # has a format of its own
         "pool",  # a group

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from fusecache.cli import main as cli
@@ -61,7 +62,9 @@ def typing(tmp_path: Path) -> Iterator[Type]:
 
 def test_commands_and_paths_are_completed(typing: Type, tmp_path: Path) -> None:
     (tmp_path / "no-other-begins-so").touch()
-    assert "Traceback" not in typing("fusecache \t\t", *cli.cli.commands)
+    assert "Traceback" not in typing(
+        "fusecache \t\t", *cli.cli.list_commands(click.Context(cli.cli))
+    )
     shown = typing("stat\tno-oth\t\n", "fusecache mount;")
     assert "fusecache: no-other-begins-so is not on a fusecache mount" in shown
     typing("hintsd stat\t--jso\t--socket no-oth\t\n", "no hintsd answers at no-other-begins-so")

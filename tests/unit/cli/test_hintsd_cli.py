@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fusecache.base import command, mounts, processes, wire
+from fusecache.base import mounts, processes, terminal, wire
 from hintsd import autohint
 from hintsd.cli import main as cli
 from hintsd.cli import report
@@ -195,7 +195,7 @@ def test_what_the_kernel_took_away_is_explained(
     left_bytes = (1 << 30) - 1 if is_short else 1 << 30
     monkeypatch.setattr(processes, "available_memory_bytes", lambda: left_bytes)
     job = FULL["jobs"][0] | {"late": {"evicted": evicted}}
-    command.show(report.tables(FULL | {"jobs": [job]}))
+    terminal.show(report.tables(FULL | {"jobs": [job]}))
     said = " ".join(capfd.readouterr().out.split())
     assert ("train-1: late (evicted): the kernel let go of files" in said) == is_said
     assert ("for the 1 GiB of the RAM tier: give less --ram" in said) == (is_said and is_short)
@@ -207,7 +207,7 @@ def test_a_ram_tier_that_is_too_small_is_said(
     capfd: pytest.CaptureFixture[str], needed: int | None
 ) -> None:
     job = FULL["jobs"][0] | {"ram_needed_bytes": needed}
-    command.show(report.tables(FULL | {"jobs": [job]}))
+    terminal.show(report.tables(FULL | {"jobs": [job]}))
     said = " ".join(capfd.readouterr().out.split())
     assert ("train-1: the RAM tier takes less than" in said) == (needed is not None)
     assert ("--ram 62 MiB would do" in said) == (needed is not None)
@@ -218,7 +218,7 @@ def test_a_ram_tier_that_the_kernel_does_not_leave_is_said(
     capfd: pytest.CaptureFixture[str], withheld: int
 ) -> None:
     job = FULL["jobs"][0] | {"reclaimed": 1234, "withheld_bytes": withheld}
-    command.show(report.tables(FULL | {"jobs": [job]}))
+    terminal.show(report.tables(FULL | {"jobs": [job]}))
     said = " ".join(capfd.readouterr().out.split())
     assert ("RAM alone held (1,234 in all), so 3 MiB of the RAM tier" in said) == bool(withheld)
 
@@ -238,7 +238,7 @@ def test_what_spares_the_origin_is_said(
     capfd: pytest.CaptureFixture[str], told: dict[str, Any], scores: str
 ) -> None:
     job = FULL["jobs"][0] | {"hits": 0.456, "kept_bytes": 3 << 20, **told}
-    command.show(report.tables(FULL | {"jobs": [job]}))
+    terminal.show(report.tables(FULL | {"jobs": [job]}))
     lines = capfd.readouterr().out.splitlines()
     assert f"train-1: hits 46%, 3 MiB kept in RAM{scores}" in lines
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from fusecache.base import command
+from fusecache.base import terminal
 from fusecache.base.errors import EXIT_USAGE, UserError
 from hintsd.cli import main as cli
 from hintsd.simulator import catalogue, scenario
@@ -568,7 +568,7 @@ def test_no_line_of_the_tables_exceeds_80_columns(name: str) -> None:
 def test_a_narrow_terminal_folds_no_figure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "console", lambda: Console(width=20))
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=20))
     found = simulate(capsys, "fits-ram", "--policy", "naive", "--published")
     assert {"27.78", "20.26", "14.26"} <= set(found.split())
 
