@@ -25,7 +25,7 @@ AT_LEAST = {
     "planted": {"traps": 7, "traps refused": 7},
     "links": {"links swapped": 4, "reads": 160},
     "flips": {"bits flipped": 300, "damaged blocks noticed": 1, "reads": 80},
-    "fuzz": {"frames decoded": 1000, "frames to hintsd": 40, "frames to the mount": 40},
+    "fuzz": {"frames decoded": 1000, "frames to hintsd": 12, "frames to the mount": 12},
     "kills": {"kills": 2, "reads": 1, "mapped reads": 1, "listings": 1, "stats": 1},
 }
 

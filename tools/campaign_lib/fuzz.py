@@ -26,6 +26,7 @@ from tools.hintsd_command import HintsdCommand
 FRAMES_A_CONNECTION = 32
 DECODED_A_ROUND = 20_000
 CONNECTIONS_A_ROUND = 40
+PATIENCE_S = 60.0
 _FILES = 200
 
 Say = tuple[str, dict[str, Any]]
@@ -152,7 +153,7 @@ def _talk(connection: socket.socket, frames: list[bytes]) -> int:
 def _to_hintsd(address: Path, ground: Ground) -> int:
     rng = ground.rng
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
+        connection.settimeout(PATIENCE_S)
         connection.connect(str(address))
         frames = [wire.encode("hello", {"version": 1})]
         frames += [
@@ -171,7 +172,7 @@ def _runtime(ground: Ground) -> str:
 
 def _to_mount(ground: Ground) -> int:
     rng = ground.rng
-    with mounts.connect(_runtime(ground), mounts.CONTROL_SOCKET, 5) as connection:
+    with mounts.connect(_runtime(ground), mounts.CONTROL_SOCKET, PATIENCE_S) as connection:
         connection.sendall(b'{"op": "plan", "version": 1}\n')
         connection.recv(65536)
         frames = [_mutated(_plan(rng, ground.mountpoint), rng) for _ in range(FRAMES_A_CONNECTION)]
@@ -188,7 +189,7 @@ def _lines(ground: Ground) -> int:
         line[rng.randrange(len(line))] ^= 1 << rng.randrange(8)
     if b"umount" in line or b"restart" in line:
         return 0
-    with mounts.connect(_runtime(ground), name, 5) as connection:
+    with mounts.connect(_runtime(ground), name, PATIENCE_S) as connection:
         return _talk(connection, [bytes(line) + b"\n"])
 
 
