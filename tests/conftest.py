@@ -31,7 +31,11 @@ for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 from hintsd.client import link, warning  # noqa: E402
-from tests.support import mounted  # noqa: E402  (after its asserts were told to explain themselves)
+from hintsd.client.client import Job  # noqa: E402
+from tests.support import (  # noqa: E402  (after its asserts were told to explain themselves)
+    PATIENCE_S,
+    mounted,
+)
 from tests.support.fake_hintsd import FakeHintsd  # noqa: E402
 from tests.support.faulty_origin import FaultyOrigin  # noqa: E402
 from tests.support.mounted import Mount  # noqa: E402
@@ -197,6 +201,9 @@ def fake_hintsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fak
     monkeypatch.setattr(warning, "_warned", set())
     fake = FakeHintsd(tmp_path / "hintsd.sock")
     monkeypatch.setattr(link, "find_socket", lambda path: (str(fake.path), path))
+    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", PATIENCE_S)
+    for waiting in (Job.close, Job.cached, Job.next_chunk):
+        monkeypatch.setattr(waiting, "__defaults__", (PATIENCE_S,))
     fake.start()
     yield fake
     if link._links:

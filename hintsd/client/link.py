@@ -400,22 +400,25 @@ class Link:
         yield wire.encode("job", message)
 
     def _converse(self) -> None:
-        """Until `stop`, or OSError when the connection ends."""
+        """Until `stop`, before which all that is due is told; or OSError: the connection ends."""
         next_step_s = 0.0
         while True:
-            if self._connection.is_stopping:
-                raise Stopped
-            for told in _told_frames(self._agenda, "scores" in self._connection.known):
-                self._connection.send(told)
-            if question := self._asking.take():
-                self._connection.send(question)
-            timeout_s: float | None = None
+            is_stopping = self._connection.is_stopping  # what is said after that may be lost
+            step, timeout_s = b"", None
             if self._agenda.is_step_pending:
                 timeout_s = next_step_s - time.monotonic()
                 if timeout_s <= 0:
-                    self._connection.send(self._agenda.take_step())
-                    next_step_s = time.monotonic() + STEP_INTERVAL_S
-                    continue
+                    step = self._agenda.take_step()  # and then its epoch's order, told before it
+            for told in _told_frames(self._agenda, "scores" in self._connection.known):
+                self._connection.send(told, is_last=True)
+            if step:
+                self._connection.send(step, is_last=True)
+                next_step_s = time.monotonic() + STEP_INTERVAL_S
+                continue
+            if is_stopping:
+                raise Stopped
+            if question := self._asking.take():
+                self._connection.send(question)
             for frame in self._connection.hear(timeout_s):
                 self._take_in(frame)
 

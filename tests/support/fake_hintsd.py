@@ -86,6 +86,7 @@ class FakeHintsd:
         """As if killed: nothing is said, all connections end."""
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
+            self._threads[0].join(PATIENCE_S)  # what it has accepted is ended below
             self._listener.close()
             self._listener = None
         with self._changed:

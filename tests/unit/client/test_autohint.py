@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 _FIND = """
 import hintsd.client.link
 hintsd.client.link.find_socket = lambda path: ({socket!r}, path)
+hintsd.client.link.CONNECT_TIMEOUT_S = hintsd.client.link.LAST_ANSWER_TIMEOUT_S = 60.0
 """
 
 _TRAIN = """
@@ -135,7 +136,7 @@ def test_a_script_is_hinted_and_prints_the_same(
     script.write_text(_FIND.format(socket=str(daemon.path)) + train.read_text())
     hinted = _python(str(script))
     assert (hinted.returncode, hinted.stdout, hinted.stderr) == (0, printed, "")
-    daemon.wait(lambda: all(told.is_gone for told in daemon.jobs))
+    daemon.wait(lambda: len(daemon.jobs) == 2 and all(told.is_gone for told in daemon.jobs))
     assert [told.job["workers"] for told in daemon.jobs] == [2, 1]  # or the trainer itself
     assert len({told.pid for told in daemon.jobs}) == 1  # none comes from a worker
     assert all(told.job["path"] == root.encode() for told in daemon.jobs)

@@ -686,7 +686,8 @@ def test_the_weights_of_a_sampler_are_scores_told_once(
     with hintsd.attach(loader, paths=data.paths):
         for _ in range(2):
             list(loader)
-        daemon.wait(lambda: daemon.jobs and len(daemon.jobs[0].orders) >= 2)
+        daemon.wait(lambda: daemon.jobs and daemon.jobs[0].scores)
+        daemon.wait(lambda: len(daemon.jobs[0].orders) >= 2)
         (scores,) = daemon.jobs[0].scores
     uses = np.array([*weights, 0, 0]) * (25 if replacement else 4) / 10
     assert np.frombuffer(scores, "<f4").tolist() == np.minimum(uses, most).astype("f4").tolist()
