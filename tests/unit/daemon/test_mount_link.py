@@ -61,12 +61,18 @@ class Played:
         monkeypatch.setattr(mounts, "at", at)
 
     async def accept(self) -> FrameStream:
+        return await self.answer(await self.asked())
+
+    async def asked(self) -> trio.SocketStream:
         connection, _ = await trio.socket.from_stdlib_socket(self.listener.dup()).accept()
         stream = trio.SocketStream(connection)
         line = b""
         while not line.endswith(b"\n"):
             line += await stream.receive_some(1)
         assert json.loads(line) == {"op": "plan", "version": 1, "reclaimed": True}
+        return stream
+
+    async def answer(self, stream: trio.SocketStream) -> FrameStream:
         await stream.send_all(json.dumps(self.hello).encode() + b"\n")
         return FrameStream(stream)
 
@@ -207,10 +213,11 @@ def test_refused_and_gone(played: Played) -> None:
         played.hello = {"ok": False, "error": "busy"}
         async with linked() as (link, event, _):
             await played.accept()
-            await played.accept()  # it tries again
+            again = await played.asked()
             with pytest.raises(LinkDown, match="busy"):
                 await link.channel(0)
             played.is_mounted = False
+            await played.answer(again)
             assert isinstance(await event(), Gone)
             with pytest.raises(LinkDown, match="not mounted"):
                 await link.channel(0)
