@@ -47,13 +47,19 @@ class FrameStream:
         or we have closed.
         """
         data = memoryview(encode(type_, fields))
-        async with self._sending:
+        if self._sending.locked():
+            await self._sending.acquire()
+        else:  # no turn of others before the first try: none can use the caller's time up
+            self._sending.acquire_nowait()
+        try:
             for start in range(0, len(data), SEND_PIECE_BYTES):
                 with trio.move_on_after(FRAME_TIMEOUT_S) as scope:
                     await self._stream.send_all(data[start : start + SEND_PIECE_BYTES])
                 if scope.cancelled_caught:
                     await trio.aclose_forcefully(self._stream)  # it is in the middle of a frame
                     raise WireError("the peer does not read")
+        finally:
+            self._sending.release()
 
     async def receive(self) -> Frame | None:
         """The next frame; None: the connection has ended.

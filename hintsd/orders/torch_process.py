@@ -120,11 +120,21 @@ class TorchProcess(Drawing):
                     _wait(ours, process)
                     kind, value = pickle.load(stream)
             except TimeoutError:
+                self._forget(process)
                 _kill(process)
                 raise _Lost("torch's process hung") from None
             except (EOFError, OSError, pickle.UnpicklingError):
-                raise _Lost(f"torch's process {_end_of(process)}") from None
+                how = _end_of(process)
+                self._forget(process)
+                raise _Lost(f"torch's process {how}") from None
             return kind, value
+
+    def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        """It gave no answer: nobody asks it again, however long it takes to end."""
+        with self._lock:
+            if self._process is process:
+                self._control.close()
+                self._process = None
 
     def _running(self) -> subprocess.Popen[bytes]:
         """`_lock` is held. _Lost: it cannot be started."""

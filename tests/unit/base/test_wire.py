@@ -310,6 +310,26 @@ def test_a_peer_that_does_not_read_is_cut_off() -> None:
     assert run(main) == pytest.approx(wire.FRAME_TIMEOUT_S)
 
 
+def test_what_can_be_sent_at_once_is_sent_however_long_the_loop_stands_still() -> None:
+    clock = trio.testing.MockClock()
+
+    class StandsStill(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            clock.jump(2)
+
+    async def main() -> Frame | None:
+        left, right = map(trio.SocketStream, trio.socket.socketpair())
+        async with right:
+            async with left:
+                with trio.move_on_after(1):
+                    await FrameStream(left).send("last")
+            return await FrameStream(right).receive()
+
+    frame = trio.run(main, clock=clock, instruments=[StandsStill()])
+    assert frame is not None
+    assert frame.type == "last"
+
+
 def test_a_slow_reader_is_not_cut_off() -> None:
     data = bytes(10 * wire_trio.SEND_PIECE_BYTES)
 

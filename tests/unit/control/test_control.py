@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from fusecache.control.control import ControlServer, Message, RequestError, Send
+from tests.support import PATIENCE_S
 
 
 async def _echo(request: Message, send: Send) -> Message:
@@ -44,7 +45,7 @@ async def _fail(request: Message, send: Send) -> Message:
 
 @contextlib.asynccontextmanager
 async def _serving(path: Path) -> AsyncIterator[ControlServer]:
-    """A server at `path`, for ten seconds at most."""
+    """A server at `path`, for PATIENCE_S at most."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
@@ -53,7 +54,7 @@ async def _serving(path: Path) -> AsyncIterator[ControlServer]:
             listener.detach(), {"echo": _echo, "refuse": _refuse, "tell": _tell, "fail": _fail}
         )
         nursery.start_soon(server.serve_forever)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             yield server
         nursery.cancel_scope.cancel()
 

@@ -17,6 +17,7 @@ from fusecache.base import mounts
 from fusecache.base.errors import UserError
 from fusecache.control import control_client
 from fusecache.control.public_status import PublicStatus
+from tests.support import PATIENCE_S
 
 
 async def _status() -> dict[str, Any]:
@@ -42,7 +43,7 @@ def test_a_newer_mount_s_socket_stays(tmp_path: Path, monkeypatch: pytest.Monkey
             for one in (older, newer):
                 nursery.start_soon(one.serve_forever)
                 await trio.testing.wait_all_tasks_blocked()
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 older.remove()
                 assert await _asked(path) == {"ok": True, "status": {"uptime_s": 1}}
             newer.remove()

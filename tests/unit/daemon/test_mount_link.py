@@ -60,8 +60,10 @@ class Played:
         monkeypatch.setattr(mount_link, "_connected", connected)
         monkeypatch.setattr(mounts, "at", at)
 
+    async def accept(self) -> FrameStream:
+        return await self.answer(await self.asked())
+
     async def asked(self) -> trio.SocketStream:
-        """The next connection, its hello not answered."""
         connection, _ = await trio.socket.from_stdlib_socket(self.listener.dup()).accept()
         stream = trio.SocketStream(connection)
         line = b""
@@ -70,8 +72,7 @@ class Played:
         assert json.loads(line) == {"op": "plan", "version": 1, "reclaimed": True}
         return stream
 
-    async def accept(self) -> FrameStream:
-        stream = await self.asked()
+    async def answer(self, stream: trio.SocketStream) -> FrameStream:
         await stream.send_all(json.dumps(self.hello).encode() + b"\n")
         return FrameStream(stream)
 
@@ -216,7 +217,7 @@ def test_refused_and_gone(played: Played) -> None:
             with pytest.raises(LinkDown, match="busy"):
                 await link.channel(0)
             played.is_mounted = False
-            await again.aclose()
+            await played.answer(again)
             assert isinstance(await event(), Gone)
             with pytest.raises(LinkDown, match="not mounted"):
                 await link.channel(0)

@@ -56,6 +56,7 @@ class Dead:
 
 @pytest.fixture
 def lone(monkeypatch: pytest.MonkeyPatch) -> Keeper:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     made = Keeper(dict(CONFIG), report_fd=-1)
     monkeypatch.setattr(made.mount, "_directory", "/nonexistent")
     return made

@@ -26,6 +26,7 @@ from hintsd.orders import torch_process
 from hintsd.orders.drawing import NoTorch, Order, OrderLost
 from hintsd.orders.spec import OrderSpec
 from hintsd.orders.torch_process import TorchProcess
+from tests.support import PATIENCE_S
 from tests.support.commands import SUBPROCESS_WITH_TORCH
 
 ENDS_WITHIN_S = 60
@@ -33,6 +34,11 @@ SMALL = OrderSpec("random", 1000, seed=3)
 LARGE = OrderSpec("random", 1_000_000, seed=3)  # more than a socket holds
 
 Wait = Callable[[socket.socket, "subprocess.Popen[bytes]"], None]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_process, "REAP_TIMEOUT_S", PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -209,6 +215,35 @@ def test_an_order_whose_process_is_lost_is_drawn_by_the_next(
     assert process_of(drawing) is not first
 
 
+class Hangs(Faults):
+    said = Stopped.said
+
+    def happen(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        raise TimeoutError
+
+
+class Closes(Faults):
+    said = "torch's process gave no answer"
+
+    def happen(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("fault", [Hangs, Closes])
+def test_a_lost_process_that_is_long_in_ending_is_not_asked_again(
+    drawing: TorchProcess, monkeypatch: pytest.MonkeyPatch, fault: type[Faults]
+) -> None:
+    drawing.begin()
+    first = process_of(drawing)
+    monkeypatch.setattr(first, "kill", lambda: None)
+    monkeypatch.setattr(torch_process, "REAP_TIMEOUT_S", 0.0)
+    fault(monkeypatch, 1)
+    assert_drawn(drawing, SMALL)
+    assert process_of(drawing) is not first
+    assert first.wait(ENDS_WITHIN_S) == 0  # its control has ended
+
+
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_process_that_is_lost_each_time_is_one_line(
@@ -320,7 +355,7 @@ def test_at_the_end_nothing_is_left_and_nothing_is_drawn() -> None:
     assert process.returncode == -signal.SIGKILL
     with pytest.raises(OrderLost, match="hintsd ends"):
         Order(SMALL, drawing).sequence(1)
-    assert process_of(drawing) is process
+    assert drawing._process in (None, process)
 
 
 DRAWS_FOR_EVER = """

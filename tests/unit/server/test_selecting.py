@@ -13,6 +13,7 @@ from fusecache import _native
 from fusecache.base.errors import OriginError
 from fusecache.control.control import Message, RequestError
 from fusecache.server.selecting import Asked, Failures, find, select, telling
+from tests.support import PATIENCE_S
 from tests.unit.server.test_maintenance import LongestStep
 
 TREE: dict[bytes, tuple[int, int]] = {  # path -> inode, mode
@@ -119,13 +120,15 @@ def test_a_malformed_request_is_refused(request_: Message) -> None:
 
 
 def test_a_refusal_is_told_as_one() -> None:
-    sent: list[Message] = []
+    sent, told = list[Message](), trio.Event()
 
     async def send(message: Message) -> None:
         sent.append(message)
+        told.set()
 
     async def refuse() -> Message:
-        await trio.sleep(0.5)
+        with trio.fail_after(PATIENCE_S):
+            await told.wait()
         raise RequestError("no")
 
     with pytest.raises(RequestError, match="no"):

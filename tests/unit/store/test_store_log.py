@@ -133,18 +133,30 @@ def test_credit_is_reserved_and_drawn_within_the_limit_and_never_by_eviction(
         log.end()
 
 
-def test_the_log_of_a_server_that_takes_time_to_die_is_adopted(tmp_path: Path) -> None:
-    """Its locks are let go of when its threads have left the kernel."""
+def test_the_log_of_a_server_that_takes_time_to_die_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks are let go of when its threads have left the kernel: after the first look."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
         mover = filled(store, range(100), slack_bytes=40 * MIB)
         with opened(tmp_path / "cache", limit_bytes=64 * MIB) as other:
             assert other.store.begin_log(4, 40 * MIB) is not None
             assert next(iter(other.store.logs)).credit_bytes < 30 * MIB
             next(iter(other.store.logs)).finish([])
-            death = threading.Timer(0.2, mover.log.end)
-            death.start()
+            run = other.store._reconciler.run
+
+            def look() -> bool:
+                nonlocal now
+                now += 0.4
+                others_write = run()
+                if not mover.log.is_finished:
+                    mover.log.end()
+                return others_write
+
+            monkeypatch.setattr(other.store._reconciler, "run", look)
             other.store.adopt_orphans()
-            death.join()
             assert other.store.adopted == 3
             assert all(rows(other)[segno][0] for segno in mover.log.segnos)
             log = begin(other, 4, 40 * MIB)

@@ -24,6 +24,7 @@ from fusecache.base import mounts
 from hintsd.users import looking, public, quota, rights
 from hintsd.users.identity import Identity, identity_of
 from hintsd.users.rights import LIST, SEARCH, CannotLook, Eyes, Rights
+from tests.support.mounted import eventually
 
 STRANGER = 4711
 FRIENDS = 4712  # a group
@@ -79,9 +80,7 @@ def test_who_looks_keeps_nothing_of_root_s(base: Path) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         status = Path(f"/proc/{process.pid}/status")
-        deadline = 20_000
-        while f"Uid:\t{STRANGER}" not in status.read_text() and (deadline := deadline - 1):
-            pass
+        eventually(lambda: f"Uid:\t{STRANGER}" in status.read_text(), every_s=0.001)
         lines = dict(
             line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line
         )
