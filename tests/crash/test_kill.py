@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -41,10 +42,11 @@ from tests.support.trees import assert_same, make_files, random_bytes
 
 MIB = 1 << 20
 KILLS = 4
-LIVES_S = 0.2  # of a server; Python and its imports take longer
+LIVES_S = 0.2  # of a server, at least; Python and its imports take longer
 _KILLED = r"killed by SIGKILL|died, with threads"
 
-# Reads, maps, lists and stats until the stop file appears; the first surprise ends it with a line.
+# Reads, maps, lists and stats until the stop file appears, once at least; the first surprise ends
+# it with a line.
 READER = """
 import hashlib, json, mmap, os, random, sys
 root, plan, stop, seed = sys.argv[1:5]
@@ -53,7 +55,7 @@ directories = {}
 for path in expected:
     directories.setdefault(os.path.dirname(path), set()).add(os.path.basename(path))
 rng, paths, rounds = random.Random(seed), sorted(expected), 0
-while not os.path.exists(stop):
+while not rounds or not os.path.exists(stop):
     rounds += 1
     path = rng.choice(paths)
     size, sha = expected[path]
@@ -215,6 +217,10 @@ def test_servers_that_live_shorter_than_a_start_takes(place: Place, mounting: Mo
     """Readers get on all the same: what was done for the next server is not lost with one."""
     files = make_files(place.source, 40, lambda index: 10_000 + index)
     mount = mounting(env=started())
+    mount.restart()
+    took = re.search(r"is ready after (.*) s", mount.log())
+    assert took is not None
+    lives_s = max(LIVES_S, 0.4 * float(took[1]))
     target = control_client.find(str(mount.path))
     mount.allow_log.append(_KILLED)
 
@@ -230,12 +236,12 @@ def test_servers_that_live_shorter_than_a_start_takes(place: Place, mounting: Mo
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         kills, killed = 0, 0
         reading: concurrent.futures.Future[None] | None = None
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while reading is None or not reading.done():
             assert time.monotonic() < deadline, f"no read in {kills} kills"
             pid = server()
             if pid not in (0, killed):
-                time.sleep(LIVES_S)
+                time.sleep(lives_s)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 kills, killed = kills + 1, pid

@@ -170,11 +170,16 @@ def test_what_the_kernel_does_not_keep_costs_no_slow_request(mount: Mount) -> No
     def count() -> int:
         return int(reads.read_text().split("syscr: ")[1].split()[0])
 
+    def is_cheap() -> bool:
+        """One to receive each question about the root; another for each that pyfuse3 is handed. The
+        server has some of its own, all the time.
+        """
+        before = count()
+        assert all(may("other", *[shown] * 300))
+        return count() - before < 450
+
     assert all(may("other", shown, shown))
-    before = count()
-    assert all(may("other", *[shown] * 300))
-    # One to receive each question about the root; another for each that pyfuse3 is handed.
-    assert count() - before < 450
+    eventually(is_cheap)
 
 
 @pytest.mark.claim("U1", "X7")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ HEADER_REGIONS = {
 
 
 def segments(cache_dir: Path) -> list[Path]:
+    """One that the mount is about to delete may be gone by now."""
     return sorted((cache_dir / "segments").glob("*.seg"))
 
 
@@ -65,15 +67,17 @@ def flip_everywhere(cache_dir: Path, payload_bytes: int) -> int:
     """One bit in every record, each in another region; returns how many records there were."""
     count = 0
     regions = [*HEADER_REGIONS.values(), -1, -2, -3]
+    middle = payload_bytes // 2
     for segment in segments(cache_dir):
-        for at in records(segment):
-            with open(segment, "rb") as file:
-                file.seek(at + 4)
-                header = int.from_bytes(file.read(4), "little")
-            region = regions[count % len(regions)]
-            payload = {-1: header, -2: header + payload_bytes // 2, -3: header + payload_bytes - 1}
-            flip(segment, at + payload.get(region, region), count % 8)
-            count += 1
+        with contextlib.suppress(FileNotFoundError):
+            for at in records(segment):
+                with open(segment, "rb") as file:
+                    file.seek(at + 4)
+                    header = int.from_bytes(file.read(4), "little")
+                region = regions[count % len(regions)]
+                payload = {-1: header, -2: header + middle, -3: header + payload_bytes - 1}
+                flip(segment, at + payload.get(region, region), count % 8)
+                count += 1
     return count
 
 
@@ -130,36 +134,38 @@ def test_what_verify_finds_is_remembered(place: Place, mounting: Mounting) -> No
 
 def _cut_in_half(cache_dir: Path) -> None:
     for segment in segments(cache_dir):
-        os.truncate(segment, segment.stat().st_size // 2 + 1234)
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(segment, segment.stat().st_size // 2 + 1234)
 
 
 def _tear_tails(cache_dir: Path) -> None:
     """As after a power cut: the last records are there in part."""
     for segment in segments(cache_dir):
-        found = records(segment)
-        if found:
-            os.truncate(segment, found[-1] + 70_000)
+        with contextlib.suppress(FileNotFoundError):
+            found = records(segment)
+            if found:
+                os.truncate(segment, found[-1] + 70_000)
 
 
 def _empty(cache_dir: Path) -> None:
     for segment in segments(cache_dir):
-        os.truncate(segment, 0)
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(segment, 0)
 
 
 def _overwrite(cache_dir: Path) -> None:
     for segment in segments(cache_dir):
-        segment.write_bytes(random_bytes(segment.name, segment.stat().st_size))
+        with contextlib.suppress(FileNotFoundError):
+            segment.write_bytes(random_bytes(segment.name, segment.stat().st_size))
 
 
 def _remove_segments(cache_dir: Path) -> None:
     for segment in segments(cache_dir):
-        segment.unlink()
+        segment.unlink(missing_ok=True)
 
 
 def _swap_segments(cache_dir: Path) -> None:
-    """Each segment under another's name: every location leads to another file's record. One that
-    the mount is about to delete may be gone by now.
-    """
+    """Each segment under another's name: every location leads to another file's record."""
     found: dict[Path, bytes] = {}
     for segment in segments(cache_dir):
         with contextlib.suppress(FileNotFoundError):
@@ -358,11 +364,14 @@ def test_a_deleted_cache_begins_again_where_restart_is_told_so(
     place: Place, mounting: Mounting, is_empty: bool
 ) -> None:
     make_files(place.source, 20, lambda index: 100_000 + index)
-    mount = mounting(log_file=place.base / "mount.log", allow_log=FAULT_LINES)
+    allowed = [*FAULT_LINES, r"is stopped \(SIGSTOP\)", "killed by SIGKILL|died, with threads"]
+    mount = mounting(log_file=place.base / "mount.log", allow_log=allowed)
+    server = mount.server_pid()
+    os.kill(server, signal.SIGSTOP)  # it would make the cache anew
     shutil.rmtree(place.cache_dir)
-    mount.kill_server()
     if is_empty:
         place.cache_dir.mkdir()
+    os.kill(server, signal.SIGKILL)
     eventually(lambda: mount.value("ssd", "directories")[0]["why_out"] != "")
     assert mount.run("restart", mount.path).returncode == 1
     done = mount.run("restart", mount.path, "--cache-dir", place.cache_dir)

@@ -269,7 +269,7 @@ def test_nothing_is_left_of_a_start_that_is_interrupted() -> None:
         finally:
             process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, said
+    assert process.returncode == (0 if "ready" in said[0] else 130), said  # 0: it came too late
     assert is_left(record) == []
 
 

@@ -80,9 +80,9 @@ def test_a_disk_dies_under_the_mount(
     log = place.base / "mount.log"
     mount = mounting(*flags, cache_dir=cache, log_file=log, allow_log=ALLOWED)
     assert_read(mount.path, files)
+    eventually(lambda: mount.value("ssd", "blocks") == FILES)
     parts = mount.value("ssd", "directories")
     assert all(part["segments"] > 0 and not part["why_out"] for part in parts)
-    eventually(lambda: mount.value("ssd", "blocks") == FILES)
     before = mount.value("reads", "from_origin")
     assert_read(mount.path, files)
     assert mount.value("reads", "from_origin") == before

@@ -39,6 +39,8 @@ def evict(client: PlanClient, inos: list[int]) -> list[int]:
     for ino in inos:
         client.results.pop(ino, None)
     client.command("evict", inos)
+    answers = {EVICTED, NOT_EVICTED}
+    client.until(lambda: all(answers.intersection(client.results.get(ino, ())) for ino in inos))
     client.settle()  # what the kernel let go of may be told of, too
     told = [[r for r in client.results[ino] if r in (EVICTED, NOT_EVICTED)] for ino in inos]
     assert all(len(results) == 1 for results in told)

@@ -99,8 +99,9 @@ def test_hints_fill_a_small_ssd(place: Place, mounting: Mounting, size: int, cou
                 assert len((mount.path / names[index]).read_bytes()) == size
                 if step % 10 == 0:
                     directed.step("job", epoch, step // 10)
-        # Of what is stored nothing; some of the rest twice, where readers and the plan cross.
+        # Of what is stored nothing; some of the rest twice, where readers and the plan cross, or
+        # where the host took it.
         fetched = (mount.value("origin", "bytes") - before) / size
-        assert fetched <= 1.15 * (count - stored)
+        assert fetched <= 1.15 * (count - stored) + directed.job("job")["reclaimed"]
         assert mount.value("ssd", "blocks") >= stored
     assert mount.value("integrity", "faults") == {}

@@ -151,6 +151,8 @@ def test_trainings_read_the_same_chunk_at_a_time(mount: Mount, daemon: DaemonPro
                     daemon.kill()
                     daemon.start()
                     eventually(lambda: len(daemon.jobs()) == 2)
+                    # both trainings are there again, and who asks
+                    eventually(lambda: daemon.status()["connections"] >= 3)
             for trainer in (first, second):
                 for start in range(0, len(trainer.order) - FILES + 1, FILES):
                     assert sorted(trainer.order[start : start + FILES]) == WHOLE

@@ -89,6 +89,7 @@ def test_a_training_in_a_container_is_hinted(
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["hinted", *[str(FILES * FILE_BYTES)] * 2]
+    eventually(lambda: len(jobs_of(daemon)) == 1)
     (job,) = jobs_of(daemon)
     assert (job["path"], job["mountpoint"]) == (f"{mount.path}/train", str(mount.path))
     assert job["not_late"] + sum(job["late"].values()) == 2 * FILES

@@ -59,7 +59,7 @@ def begun(reader: Reader, directed: Directed, spec: OrderSpec, epochs: int) -> I
     """Epochs are read, a part at a time, each when it is staged. Gives an epoch's number when its
     first part was read.
     """
-    with reader.asks_at_most(epochs * FILES // 8, directed):
+    with reader.asks_at_most(epochs * FILES // 4, directed):
         for epoch in range(epochs):
             sequence = order(spec, epoch)
             for start in range(0, FILES, STRIDE):

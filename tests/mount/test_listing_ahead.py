@@ -53,10 +53,15 @@ def test_siblings_are_listed_once_and_ahead(
     list_some(mount, names[1:2])
     eventually(lambda: len(listed(faulty, names)) >= 3)
     list_some(mount, names[2:4])
-    eventually(lambda: len(listed(faulty, names)) >= 6)
-    found = listed(faulty, names)
-    assert found == names[: len(found)]
-    assert len(found) < DIRECTORIES
+
+    def are_first() -> None:
+        """No name after one that was passed over: while some are listed, it may look so."""
+        found = listed(faulty, names)
+        assert len(found) >= 6
+        assert found == names[: len(found)]
+
+    eventually(are_first)
+    assert len(listed(faulty, names)) < DIRECTORIES
     list_some(mount, names[4:])
     for name in names:
         assert faulty.count("lookup", f"{name}/0") == 1
@@ -129,7 +134,8 @@ def test_siblings_that_hang_cost_one_timeout(
         readers = [pool.submit(fails, name) for name in (names[2], names[2], names[12])]
         list_some(mount, names[:2])
         assert all(reader.result(60) for reader in readers)
-    assert time.monotonic() - begun_s < 1.5 * TIMEOUT_S
+    assert time.monotonic() - begun_s < 2 * TIMEOUT_S
+    assert faulty.count("lookup", f"{names[2]}/0") == 1
     assert faulty.hanging() <= 2 + AT_ONCE
     faulty.clear()
     assert_same(place.source, mount.path)

@@ -29,6 +29,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 IMPORTABLE = {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 """In the environment: makes this checkout's packages importable from anywhere."""
 _MESSAGE_BYTES = 1 << 18
+_PID_BYTES = 8  # with a space: the exit code may be in the pipe, too, when it is read
 _NOTHING = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -138,7 +139,7 @@ class WithTorch(subprocess.Popen[Any]):
             self._close_pipe_fds(  # type: ignore[attr-defined]
                 p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
             )
-        self.pid = int(os.read(self._answer, 100))
+        self.pid = int(os.read(self._answer, _PID_BYTES))
         self._child_created = True
 
     def _ended(self, timeout_s: float | None) -> int | None:
@@ -214,7 +215,7 @@ def _serve() -> None:
             os.close(fd)
         os.read(begun, 1)  # its end: none of our descriptors is the program's any more
         os.close(begun)
-        os.write(answer, b"%d " % pid)
+        os.write(answer, (b"%d" % pid).ljust(_PID_BYTES))
         answers[pid] = answer
 
 

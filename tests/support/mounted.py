@@ -102,6 +102,11 @@ def command(
     )
 
 
+def without_patience(said: str) -> str:
+    """What `fusecache mount` said, but not that it takes more than 10 s."""
+    return re.sub("fusecache: still opening .*\n", "", said)
+
+
 def errno_of(action: Callable[..., object], *arguments: Any) -> str:
     """The name of the errno that the call fails with, as "EIO"; "" when it does not fail."""
     try:

@@ -40,7 +40,8 @@ class Record:
 
     def close(self) -> None:
         """It is gone."""
-        (RECORDS / self.name).unlink(missing_ok=True)
+        with _alone():
+            (RECORDS / self.name).unlink(missing_ok=True)
         os.close(self.lock)
 
 
@@ -82,7 +83,7 @@ def _work_prefix(name: str) -> str:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Nobody else makes a record meanwhile, or looks for some. A record appears locked."""
+    """Nobody else makes or removes a record meanwhile, or looks for some. One appears locked."""
     RECORDS.mkdir(mode=0o700, exist_ok=True)
     directory = os.open(RECORDS, os.O_RDONLY | os.O_DIRECTORY)
     try:
