@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 ATTRIBUTES_ONLY = -1  # offset of an invalidation that leaves the pages
 STALE_BATCH = 16  # small: what shares a batch with an inode that is held up, waits
+TOLD_POLL_S = 0.01
 QUIET_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTEMPTY, errno.ENOTDIR})
 
 Range = tuple[int, int, int]  # inode, offset, length; 0, 0: all pages
@@ -60,6 +61,12 @@ class Kernel:
             await trio.to_thread.run_sync(
                 self.drain, limiter=self._drainers, abandon_on_cancel=True
             )
+
+    async def drain_all(self) -> None:
+        """Returns when the kernel was told of all that is flagged now, whoever tells it."""
+        await trio.to_thread.run_sync(self.drain)
+        while self._drainers.borrowed_tokens:  # what another one took may not be told yet
+            await trio.sleep(TOLD_POLL_S)
 
     def forget_later(self, ino: int, delay_s: float) -> None:
         """Have the kernel forget the inode's pages when `delay_s` has passed."""

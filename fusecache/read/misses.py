@@ -30,7 +30,7 @@ from fusecache.read.fetch_threads import Fetched, Fetches, FetchThreads
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.origin import Origin
 from fusecache.read.publisher import ROOM_WAIT_S
-from fusecache.read.sources import Sources
+from fusecache.read.sources import STORE_TIMEOUT_S, Sources
 from fusecache.store.types import Version
 from fusecache.table import namespace
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 FLYING_MOST = 64
 ALL = 0  # for missed_pass()
 POLL_S = 0.02  # room with the publisher comes without a sign
-INDEX_TIMEOUT_S = 1.0
+INDEX_TIMEOUT_S = 1.0  # for one answer; STORE_TIMEOUT_S for all that were named together
 
 
 class _Miss(NamedTuple):
@@ -61,6 +61,7 @@ class Misses:
         self._sources = sources
         self._asking: list[int] = []  # what the thread looks for in the index now
         self._asked = 0  # how often it has begun
+        self._answered = 0  # how often it got on
         self._given_up = 0  # that is what has hung
         self._absent: deque[int] = deque()  # what it did not find
         self._is_watched = self._is_over = False
@@ -103,11 +104,13 @@ class Misses:
             self._asking = inos
             if not self._is_watched:  # _watch_forever looks after `_asking` once it has said so
                 self._call(self._some.unpark)
+            until_s = time.monotonic() + STORE_TIMEOUT_S
             for ino in inos:
-                if self._is_there(ino):
+                if time.monotonic() > until_s or self._is_there(ino):
                     _native.missed_pass(ino)
                 elif self._given_up != self._asked:  # else no READ waits for it any more
                     self._absent.append(ino)
+                self._answered += 1
             self._asking = []
             self._call(self._take)
 
@@ -135,7 +138,7 @@ class Misses:
 
     async def _watch_forever(self) -> None:
         """Looks after what takes long."""
-        looked_at, since = 0, 0.0
+        looked_at, since = (0, 0), 0.0
         while True:
             self._is_watched = False
             if not (self._asking or self._waiting or self._fetches.flying):
@@ -143,14 +146,15 @@ class Misses:
             self._is_watched = True
             await trio.sleep(POLL_S)
             now = trio.current_time()
-            if looked_at != self._asked or not self._asking:
-                looked_at, since = self._asked, now
+            asked, _ = stands = self._asked, self._answered
+            if looked_at != stands or not self._asking:
+                looked_at, since = stands, now
                 if self._given_up and not self._asking:
                     self._given_up = 0
                     _native.missed_enable(True, self._origin.tick_ns)
-            elif now > since + INDEX_TIMEOUT_S and self._given_up != looked_at:
+            elif now > since + INDEX_TIMEOUT_S and self._given_up != asked:
                 log.warning("the index did not answer within %g s", INDEX_TIMEOUT_S)
-                self._given_up = looked_at
+                self._given_up = asked
                 _native.missed_enable(False, 0)
                 self._waiting.clear()
                 _native.missed_pass(ALL)

@@ -379,7 +379,7 @@ class Server:
         """Look at the origin now instead of at the next sweep; returns when the kernel was told."""
         del request, send
         await self.revalidation.sweep()
-        await trio.to_thread.run_sync(self.kernel.drain)
+        await self.kernel.drain_all()
         return {}
 
     async def status(self, request: Message, send: Send) -> Message:

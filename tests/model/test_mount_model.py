@@ -8,6 +8,7 @@ read gives the one there is. A failure prints its seed and its steps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -276,11 +277,8 @@ class Machine:
         for path in self.rng.sample(paths, min(3, len(paths))):
             if path.name.endswith("-shm") or errno_of(os.stat, path) != "":
                 continue
-            with open(path, "r+b") as file:
-                for _ in range(5):
-                    offset = self.rng.randrange(max(1, os.fstat(file.fileno()).st_size))
-                    byte = os.pread(file.fileno(), 1, offset) or b"\0"
-                    os.pwrite(file.fileno(), bytes([byte[0] ^ 1 << self.rng.randrange(8)]), offset)
+            with contextlib.suppress(FileNotFoundError):  # it was evicted
+                self._flip(path)
 
     def _flip(self, path: Path) -> None:
         with open(path, "r+b") as file:

@@ -27,13 +27,17 @@ def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mou
     for name in (*names, "large"):
         assert len((place.mountpoint / name).read_bytes()) >= FILE_BYTES
     status = mount.status()
-    text = mount.run("metrics").stdout
-    found = {}
-    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
-        for sample in family.samples:
-            if sample.labels.get("mount") == str(mount.path):
-                found[sample.name, sample.labels.get("tier")] = sample.value
-    assert found["fusecache_up", None] == 1
+
+    def exported() -> dict[tuple[str, str | None], float]:
+        text, found = mount.run("metrics").stdout, {}
+        for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
+            for sample in family.samples:
+                if sample.labels.get("mount") == str(mount.path):
+                    found[sample.name, sample.labels.get("tier")] = sample.value
+        assert found["fusecache_up", None] == 1, "it did not answer in time"
+        return found
+
+    found = eventually(exported)
     assert found["fusecache_origin_files_total", None] == status["origin"]["files"] == 4
     # Small files by the fetch threads, blocks by Python; what is young may be read again.
     assert found["fusecache_origin_read_seconds_count", None] >= 3 + 2
@@ -74,8 +78,12 @@ def test_a_dead_mount_is_shown_with_the_command_that_heals_it(
     assert (doctor.returncode, "1 problem" in doctor.stdout) == (1, True)
     assert shlex.split(dead["heal"]) == ["fusecache", *mount.mount_arguments()[:3]]
     mount.start()  # so it is done, with the options of before
-    doctor = mount.run("doctor", "--json", mount.path)
-    levels = {one["about"]: one["level"] for one in json.loads(doctor.stdout) if one["mount"]}
-    assert doctor.returncode == 0
-    assert {"open mode", "memory", "hintsd", "cache disk", "origin", "clock"} < {*levels}
+
+    def is_well() -> bool:  # and answers in time
+        doctor = mount.run("doctor", "--json", mount.path)
+        about = {one["about"] for one in json.loads(doctor.stdout) if one["mount"]}
+        assert {"open mode", "memory", "hintsd", "cache disk", "origin", "clock"} < about
+        return doctor.returncode == 0
+
+    eventually(is_well)
     assert mount.run("status", mount.path).stdout.count(str(mount.log_file)) == 1

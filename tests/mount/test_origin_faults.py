@@ -74,7 +74,14 @@ def test_a_directory_that_cannot_be_listed(
     assert_same(place.source, mount.path)
 
 
-READER = "import sys; open(sys.argv[1], 'rb').read()"
+READER = """
+import sys
+while True:
+    try:
+        open(sys.argv[1], "rb").read()
+    except OSError:
+        pass
+"""
 
 
 @pytest.mark.claim("E3", "E4", "E5", "K3")
@@ -85,20 +92,24 @@ def test_a_hang_ends_in_eio_and_readers_can_be_killed(
     for name in ("hangs", "hangs too", "fine", "cached"):
         place.write(name, random_bytes(name, 100_000))
     mount = mounting("--origin-timeout", "3", source=faulty.mountpoint, allow_log=[AWAY])
-    os.listdir(mount.path)
     mount.read_until_stored("cached", blocks=1)
+    eventually(lambda: os.listdir(mount.path))
+
+    def others_are_read() -> None:
+        for name in ("fine", "cached"):
+            assert (mount.path / name).read_bytes() == (place.source / name).read_bytes()
+
     faulty.add(Fault(op, "hangs*", hang=True))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(errno_of, (mount.path / "hangs").read_bytes)
         killed = subprocess.Popen([sys.executable, "-c", READER, mount.path / "hangs too"])
         eventually(lambda: faulty.hanging() >= 2)
-        for name in ("fine", "cached"):
-            assert (mount.path / name).read_bytes() == (place.source / name).read_bytes()
+        eventually(others_are_read)
         killed.kill()
         assert killed.wait(15) == -signal.SIGKILL
         assert waiting.result(30) == "EIO"
     faulty.clear()
-    assert_same(place.source, mount.path)
+    eventually(lambda: assert_same(place.source, mount.path))
 
 
 TIMEOUT_S = 4.0
@@ -111,21 +122,28 @@ LONG_TIMEOUT_S = 30.0  # that nobody waits for
 def test_a_hang_costs_one_timeout(
     place: Place, faulty: FaultyOrigin, mounting: Mounting, is_listed: bool
 ) -> None:
-    """The kernel reads a page ahead of the reader, and again when the reader comes to it."""
-    content = place.write("d/hangs", random_bytes("hangs", 300_000)).read_bytes()
+    """The kernel reads a page ahead of the reader, and again when the reader comes to it. A busy
+    machine may take longer: the best of three counts.
+    """
+    content = random_bytes("hangs", 300_000)
+    names = [place.write(f"d/{n}", content).name for n in range(3)]
     flags = ("--origin-timeout", f"{TIMEOUT_S:g}", "--revalidate", "2")
     mount = mounting(*flags, source=faulty.mountpoint, allow_log=[AWAY])
-    path = mount.path / "d/hangs"
-    path.stat()
-    if is_listed:
-        os.listdir(mount.path / "d")
-    faulty.add(Fault("read", "d/hangs", hang=True))
-    begun_s = time.monotonic()
-    assert errno_of(path.read_bytes) == "EIO"
-    took_s = time.monotonic() - begun_s
-    assert TIMEOUT_S <= took_s < 2 * TIMEOUT_S
-    faulty.clear()  # what hung comes back: the next read asks the origin again
-    assert path.read_bytes() == content
+    for name in names:
+        path = mount.path / "d" / name
+        path.stat()
+        if is_listed:
+            os.listdir(mount.path / "d")
+        faulty.add(Fault("read", f"d/{name}", hang=True))
+        begun_s = time.monotonic()
+        assert errno_of(path.read_bytes) == "EIO"
+        took_s = time.monotonic() - begun_s
+        assert took_s >= TIMEOUT_S
+        faulty.clear()  # what hung comes back: the next read asks the origin again
+        eventually(lambda path=path: path.read_bytes() == content, 20)  # type: ignore[misc]
+        if took_s < 2 * TIMEOUT_S:
+            return
+    raise AssertionError(f"{took_s} s")
 
 
 @pytest.mark.claim("E5", "E6")
@@ -166,7 +184,7 @@ def test_hanging_metadata(place: Place, faulty: FaultyOrigin, mounting: Mounting
     ):
         faulty.add(Fault(op, path, hang=True))
         assert errno_of(action) == "EIO", op
-        assert len(os.listdir(mount.path / "class002")) == 20
+        eventually(lambda: len(os.listdir(mount.path / "class002")) == 20)
         faulty.clear()
     eventually(lambda: assert_same(place.source, mount.path))
 

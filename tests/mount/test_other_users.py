@@ -237,7 +237,12 @@ def test_another_user_sees_the_status(
         assert key not in json.dumps(told), key
     assert "reads" in status().stdout
     mount.kill_server()
-    assert json.loads(status("--json").stdout)["restarts"] == 1
+
+    def is_told() -> bool:
+        done = status("--json")
+        return done.returncode == 0 and json.loads(done.stdout)["restarts"] == 1
+
+    eventually(is_told)
     mounted = mounts.find(str(base / "shared"))
     assert mounted is not None
     there = Path(mounts.status_socket(mounted.device))

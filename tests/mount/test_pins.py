@@ -153,13 +153,13 @@ def test_live_jobs_never_take_each_others_files(place: Place, mounting: Mounting
     with Directed() as directed:
         open_job(directed, mount, "first", HALF)
         eventually(lambda: reading.fetched_files == before + HALF and idle(directed)())
+        fetched, before = [], reading.fetched_files  # by `second`, from its beginning
         spec = open_job(directed, mount, "second", FULL)
-        fetched = []
         for epoch in range(3):
-            before = reading.fetched_files
             read_epoch(reading, directed, "second", spec, epoch, second)
             eventually(idle(directed))
             fetched.append(reading.fetched_files - before)
+            before += fetched[-1]
         assert sum(fetched[1:]) < sum(fetched[:1]) * 2
     assert reading.read(first) == 0
 

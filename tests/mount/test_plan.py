@@ -298,12 +298,14 @@ def test_an_armed_file_reports_its_next_look_up_once(place: Place, begin: Begin)
     check(place, mount, names)
     del client.seen[:]
     client.command("arm", inos[1:2])
-    client.settle()
-    for _ in range(2):
+
+    def look_ups() -> list[tuple[int, int]]:
         check(place, mount, names)
         client.settle()
-    look_ups = [(ino, kind) for ino, kind in client.seen if kind & 7 == LOOKUP]
-    assert look_ups == [(inos[1], LOOKUP | WANTED | STAGED)]
+        return [(ino, kind) for ino, kind in client.seen if kind & 7 == LOOKUP]
+
+    eventually(lambda: bool(look_ups()))
+    assert look_ups() == [(inos[1], LOOKUP | WANTED | STAGED)]
 
 
 def test_reads_are_seen_with_how_the_file_stood(place: Place, begin: Begin) -> None:
@@ -314,11 +316,16 @@ def test_reads_are_seen_with_how_the_file_stood(place: Place, begin: Begin) -> N
     client.until(lambda: (inos[2], READ_ORIGIN) in client.seen)
     staged(client, inos[:2])
     del client.seen[:]
+
     # The kernel lets go of a page, the plan does not know.
-    mount.drop_pages()
-    check(place, mount, names[1:2])
-    client.until(lambda: (inos[1], READ_SSD | WANTED | STAGED) in client.seen)
-    assert eventually(lambda: mount.value("prefetch", "overtaking_reads") == 1)
+    def is_told() -> bool:  # unless it is staged again before it is read
+        mount.drop_pages()
+        check(place, mount, names[1:2])
+        client.listen(0.2)
+        return (inos[1], READ_SSD | WANTED | STAGED) in client.seen
+
+    eventually(is_told)
+    assert eventually(lambda: mount.value("prefetch", "overtaking_reads") >= 1)
     del client.seen[:]
     client.command("drop", inos[1:2])
     client.obeyed()
@@ -329,10 +336,10 @@ def test_reads_are_seen_with_how_the_file_stood(place: Place, begin: Begin) -> N
 def test_who_asks_is_seen(place: Place, begin: Begin) -> None:
     """Threads and processes that read at the same time, and have ended before it is told."""
     names = [f"d/{number:02}" for number in range(60)]
-    for name in names:
+    for name in (*names, "d/last"):
         place.write(name, random_bytes(name, 10_000))
     mount, client = begin()
-    inos = inodes(client)
+    *inos, last = inodes(client)
 
     def cat(number: int) -> tuple[int, int]:
         with subprocess.Popen(["cat", mount.path / names[number]], stdout=subprocess.PIPE) as child:
@@ -357,7 +364,14 @@ def test_who_asks_is_seen(place: Place, begin: Begin) -> None:
     read_all()  # from SSD
     staged(client, inos)
     client.command("arm", inos)
-    client.settle()
+    client.command("arm", [last])  # behind the others
+
+    def are_armed() -> bool:
+        os.stat(mount.path / "d/last")
+        client.listen(0.1)
+        return last in client.askers
+
+    eventually(are_armed)
     read_all()  # look-ups
 
 
@@ -455,7 +469,11 @@ def test_a_readers_flight_is_joined(place: Place, faulty: FaultyOrigin, begin: B
         client.settle()
         faulty.clear()
         assert read.result(20) == (place.source / names[1]).read_bytes()
-        client.until(lambda: client.results.get(inos[1]) == [STAGED_AND_STORED])
+        client.until(lambda: inos[1] in client.results)
+        assert client.results[inos[1]][0] in (
+            STAGED_AND_STORED,
+            STAGED_ONLY,
+        )  # the latter if it came late
         assert faulty.count("open", names[1]) == 1
 
 
@@ -524,7 +542,7 @@ def test_a_reader_that_joined_a_failing_flight_tries_itself(
 @in_one_mode
 def test_an_origin_that_hangs(place: Place, faulty: FaultyOrigin, begin: Begin) -> None:
     names = write_files(place, 12)
-    mount, client = begin("--origin-timeout", "4", source=faulty.mountpoint, allow_log=[AWAY])
+    mount, client = begin("--origin-timeout", "10", source=faulty.mountpoint, allow_log=[AWAY])
     inos = settled(place, mount, client, 12)
     faulty.add(Fault("open", "d/000[1-2]", hang=True))
     client.stage(inos[1:3])
@@ -638,7 +656,7 @@ def test_a_mount_says_where_its_hintsd_listens(place: Place, mounting: Mounting)
     try:
         assert finding.find_socket(str(bound)) == ("/run/some.sock", str(bound))
     finally:
-        subprocess.run(["umount", bound], check=True)
+        subprocess.run(["umount", "-l", bound], check=True)
     assert finding.find_socket(str(mount.path / "d")) == ("/run/some.sock", str(mount.path / "d"))
     mount.restart("--hintsd", "/run/other.sock")
     assert finding.find_socket(str(mount.path))[0] == "/run/other.sock"

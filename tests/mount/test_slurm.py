@@ -12,7 +12,7 @@ import pytest
 
 from fusecache.base import mounts
 from tests.conftest import Place
-from tests.support.mounted import ROOT, alive
+from tests.support.mounted import ROOT, alive, eventually
 
 JOB = "999999999"
 
@@ -83,7 +83,7 @@ def test_the_epilog_leaves_nothing(node: Node, number: int, victims: tuple[int, 
             os.kill(pids[victim], number)
         assert node.run("epilog") == ""
     assert mounts.at(str(node.mount)) is None
-    assert not any(map(alive, pids))
+    eventually(lambda: not any(map(alive, pids)))  # pkill does not see who is just ending
     assert sorted(os.listdir(node.caches)) == ["fusecache"]
     assert os.listdir(node.jobs) == []
     assert not os.path.exists(mounts.status_socket(os.path.basename(directory)))

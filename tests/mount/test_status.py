@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fusecache.base.disk import probe
 from fusecache.base.disk.probe import Probe
 from tests.conftest import Mounting, Place, in_one_mode
@@ -29,23 +31,29 @@ def test_status_follows_a_log(place: Place, mounting: Mounting) -> None:
             layout = mount.value("layout")
             return bool(layout["log_moved_samples"] == 30)
 
+        def check_bytes(**files: int) -> None:
+            """So many files, and once more what the kernel has let go of meanwhile."""
+            status = mount.status()
+            for name, count in files.items():
+                again = status["reads"][f"bytes_{name}"] / FILE_BYTES - count
+                assert 0 <= again <= status["prefetch"]["restored_files"], name
+
         eventually(are_written)
-        layout, reads = mount.value("layout"), mount.value("reads")
+        layout = mount.value("layout")
         assert layout["log_samples"] == FILES
         assert layout["log_files"] == layout["log_moved_samples"]  # each where `status` says
-        assert (reads["bytes_served"], reads["bytes_staged"]) == (30 * FILE_BYTES, 0)
+        check_bytes(served=30, staged=0)
         said = " ".join(mount.run("status", mount.path).stdout.split())
         assert f"{layout['log_files']} files in the log" in said
         share = layout["log_moved_samples"] / FILES
         assert f"the next epoch's log is being written, {share:.0%} is there" in said
-        assert "MiB written in 1 log, 1." in said
+        assert re.search(r"MiB written in 1 log, (1\.[0-9]|0\.[5-9])", said)
         client.command("drop", inos[:10])
         client.obeyed()
         client.stage_all(inos[:10], STORE)
-        assert mount.value("reads", "bytes_staged") == 10 * FILE_BYTES
-        assert mount.value("reads", "bytes_served") == 40 * FILE_BYTES
+        check_bytes(served=40, staged=10)
         (place.mountpoint / list(listed)[35].decode()).read_bytes()  # nobody staged it
-        assert mount.value("reads", "bytes_served") == 41 * FILE_BYTES
+        check_bytes(served=41, staged=10)
 
 
 @in_one_mode

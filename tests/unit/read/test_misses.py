@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from trio.abc import Clock
+from trio.testing import MockClock
 
 from fusecache import _native
 from fusecache.base.errors import OriginTimeout
@@ -128,7 +130,7 @@ class Scene:
         self.failed.append((ino, type(error)))
         self.begun.discard(ino)
 
-    def play(self, act: Callable[[], Awaitable[None]]) -> None:
+    def play(self, act: Callable[[], Awaitable[None]], clock: Clock | None = None) -> None:
         async def main() -> None:
             with trio.fail_after(30):
                 async with trio.open_nursery() as nursery:
@@ -137,7 +139,7 @@ class Scene:
                     nursery.cancel_scope.cancel()
 
         try:
-            trio.run(main)
+            trio.run(main, clock=clock)
         finally:
             self.may_answer.set()
 
@@ -332,6 +334,41 @@ def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.Monk
         assert [ino for _, ino in scene.submitted] == [2], "nobody waits for the first any more"
 
     scene.play(act)
+
+
+def test_an_index_that_is_slow_does_not_hang(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer takes more than half of the time that one may take."""
+    monkeypatch.setattr(misses, "INDEX_TIMEOUT_S", 10.0)
+    clock, answers = MockClock(rate=1.0), threading.Semaphore(0)
+    sources: Any = scene.misses._sources
+    sources.is_near = lambda ino, version, block: not answers.acquire(timeout=30)
+
+    async def act() -> None:
+        scene.read(1, 2, 3)
+        for answered in range(1, 4):
+            await trio.sleep(0.1)  # it is looked at
+            clock.jump(6.0)
+            await trio.sleep(0.1)
+            answers.release()
+            while scene.misses._answered < answered:
+                await trio.sleep(0.005)
+        await becomes(lambda: len(scene.submitted) == 3)
+        assert scene.passed == []
+
+    scene.play(act, clock)
+
+
+def test_those_behind_a_slow_index_are_passed_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(misses, "STORE_TIMEOUT_S", -1.0)
+
+    async def act() -> None:
+        scene.read(1, 2)
+        await becomes(lambda: scene.passed == [1, 2])
+
+    scene.play(act)
+    assert scene.submitted == []
 
 
 def test_after_a_failure_it_begins_anew(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
