@@ -58,6 +58,7 @@ class Origin:
         self.path = faulty.mountpoint
         self._directories = iter(range(DIRECTORIES))
         self._large = iter(range(4))
+        self._unread = iter(range(199, -1, -1))
         self.be_slow()
 
     def be_slow(self) -> None:
@@ -85,6 +86,10 @@ class Origin:
     def large(self) -> Contents:
         name, content = large(next(self._large))
         return {name: content}
+
+    def unread(self) -> str:
+        """A small file that no host has read."""
+        return f"spare/{next(self._unread):03}"
 
     def bytes_read(self, contents: Contents) -> int:
         return sum(self.faulty.count("bytes", name) for name in contents)
@@ -265,15 +270,30 @@ class Host:
         ]
         eventually(lambda: all(map(is_stored, keys)))
 
+    def measure(self) -> None:
+        """Read a file at the origin: by how long that takes a server is waited for."""
+        (self.mount.path / self.origin.unread()).read_bytes()
+
+    @property
+    def late(self) -> int:
+        """Blocks for which the server, or this machine, took too long: the origin has them."""
+        return self.count("failures") + self.count("skipped")
+
     def has_from_pool(self, contents: Contents, parts: int = 0) -> None:
-        """Read it: nothing of it comes from the origin, but parts of blocks."""
+        """Read it: nothing of it comes from the origin, but parts of blocks, and what was late."""
+        if not self.pool["origin_files"]:
+            self.measure()
         self.mark()
         before = self.origin.bytes_read(contents)
         self.read(contents)
-        assert self.origin.bytes_read(contents) - before <= parts * PART_BYTES, self.pool
-        assert self.count("files") == len(contents)
-        assert self.count("bytes") == size_of(contents)
-        assert self.count("origin_files") == self.count("misses") == 0
+        late = self.late
+        late_bytes = late * max(map(len, contents.values()))
+        assert late <= len(contents) / 2, self.pool
+        assert self.origin.bytes_read(contents) - before <= parts * PART_BYTES + late_bytes
+        assert self.count("origin_files") <= late, self.pool
+        assert self.count("files") + self.count("origin_files") == len(contents)
+        assert 0 <= size_of(contents) - self.count("bytes") <= late_bytes
+        assert self.count("misses") == 0
 
     def has_from_origin(self, contents: Contents, threads: int = 4) -> None:
         """Read it: each byte of it comes from the origin, once."""
@@ -331,7 +351,11 @@ def two(
     origin: Origin, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Host, Host]]:
     with mounts_of(origin, tmp_path_factory.mktemp("two")) as start:
-        yield start(*server.options("two")), start(*server.options("two"))
+        made = start(*server.options("two")), start(*server.options("two"))
+        for host in made:
+            host.measure()
+            eventually(lambda host=host: host.count("written") == 1)  # type: ignore[misc]
+        yield made
 
 
 @contextlib.contextmanager
@@ -377,7 +401,8 @@ def test_what_one_host_has_read_the_other_one_has_from_it(
     eventually(lambda: first.count("bytes_written") == size_of(contents))
     assert first.count("leases") == first.count("written") == len(contents)
     second.has_from_pool(contents)
-    assert second.count("written") == second.count("damaged") == 0
+    assert second.count("written") <= second.late
+    assert second.count("damaged") == 0
     assert all(server.client.ttl(key) == -1 for key in server.blocks("two")), "leases expire"
 
 
@@ -394,9 +419,11 @@ def test_both_at_the_same_time(hosts: tuple[Host, Host], origin: Origin) -> None
     with ThreadPoolExecutor() as threads:
         for reading in [threads.submit(host.read, contents) for host in hosts]:
             reading.result(PATIENCE_S)
-    assert origin.bytes_read(contents) == size_of(contents)
-    assert sum(host.count("origin_files") for host in hosts) == len(contents)
-    assert sum(host.count("files") for host in hosts) == len(contents)
+    # A host that stands still for as long as a lease loses it, and both read the file.
+    assert size_of(contents) <= origin.bytes_read(contents) <= 1.5 * size_of(contents)
+    from_origin = sum(host.count("origin_files") for host in hosts)
+    assert len(contents) <= from_origin <= 1.5 * len(contents)
+    assert sum(host.count("files") for host in hosts) == 2 * len(contents) - from_origin
 
 
 def test_what_was_warmed(hosts: tuple[Host, Host], origin: Origin) -> None:
@@ -421,8 +448,11 @@ def test_what_was_hinted(hosts: tuple[Host, Host], origin: Origin) -> None:
             assert plan.fetch_all(inos) == {Result.STORED: len(contents)}
         eventually(lambda: hosts[0].count("written") >= len(contents))
         host.read(contents)
-    assert origin.bytes_read(contents) == size_of(contents)
-    assert hosts[1].count("files") == len(contents)
+    late = hosts[1].late
+    assert late <= len(contents) / 2
+    late_bytes = late * max(map(len, contents.values()))
+    assert origin.bytes_read(contents) <= size_of(contents) + late_bytes
+    assert hosts[1].count("files") >= len(contents) - late
 
 
 def test_over_tls_with_a_user_in_both_open_modes(
@@ -438,7 +468,8 @@ def test_over_tls_with_a_user_in_both_open_modes(
     second.write(contents, LARGE_BLOCKS)
     first.has_from_pool(contents, 1)
     assert first.pool["is_tls"]
-    assert first.server["failures"] == second.server["failures"] == 0
+    assert not first.server["is_left_alone"]
+    assert not second.server["is_left_alone"]
     done = first.mount.run("pool", "status", "--json", first.mount.path)
     found = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
@@ -562,6 +593,9 @@ def test_a_link_that_is_cut() -> None:
     def counted() -> list[int]:
         return [count.files for count in cluster.origin_counts()]
 
+    def late(host: Any) -> int:
+        return int(pool_of(host)["failures"] + pool_of(host)["skipped"])
+
     with Cluster(hosts=2, link_mbit=0, origin_mbit=0, origin_latency_s=0.02) as cluster:
         for name, content in contents.items():
             (cluster.data / name).write_bytes(content)
@@ -570,11 +604,13 @@ def test_a_link_that_is_cut() -> None:
         read(here, before)
         eventually(lambda: pool_of(here)["written"] == 12)
         read(there, before)
-        assert counted() == [12, 0]
+        here_read, there_read = counted()
+        assert here_read == 12
+        assert there_read <= min(6, late(there))
         there.partition()
         read(here, amid)
         read(there, amid)
-        assert counted() == [36, 24], "all of it twice: neither could ask the other one's"
+        assert counted() == [36, there_read + 24], "neither could ask the other one's"
         assert [row["is_left_alone"] for row in pool_of(here)["servers"]] == [False, True]
         assert [row["is_left_alone"] for row in pool_of(there)["servers"]] == [True, False]
         there.heal()
@@ -595,8 +631,10 @@ def test_a_link_that_is_cut() -> None:
         written = pool_of(there)["written"] + 12
         read(there, after)
         eventually(lambda: pool_of(there)["written"] >= written)
+        late_before = late(here)
         read(here, after)
-        assert sum(counted()) == so_far + 12
+        more = sum(counted()) - so_far - 12
+        assert 0 <= more <= min(6, late(here) - late_before)
 
 
 # ---- who may not ---------------------------------------------------------------------------------
@@ -739,11 +777,14 @@ def test_a_lease_of_a_host_that_is_dead(
     first, second = hosts
     contents = dict(itertools.islice(origin.files().items(), 2))
     ends, stays = (block_key(origin, "two", name) for name in contents)
-    server.client.set(ends, LEASE, px=500)
+    server.client.set(ends, LEASE)
     server.client.set(stays, LEASE)
-    first.read(contents)
+    with ThreadPoolExecutor(1) as one:
+        reading = one.submit(first.read, contents)
+        eventually(lambda: first.count("waits") == 2)
+        server.client.pexpire(ends, 1)
+        reading.result(PATIENCE_S)
     assert origin.bytes_read(contents) == size_of(contents)
-    assert first.count("waits") == 2
     assert first.count("leases") == 1
     eventually(lambda: is_stored(ends))
     assert server.client.get(stays) == LEASE, "it is another host's"

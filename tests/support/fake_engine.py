@@ -63,11 +63,25 @@ def say_and_close(data: bytes) -> Reply:
     return reply
 
 
+_ports: set[int] = set()
+
+
+def listen(backlog: int) -> socket.socket:
+    """At a port that no server of this process had: the C client remembers how that one was."""
+    while True:
+        made = socket.create_server(("127.0.0.1", 0), backlog=backlog)
+        port = made.getsockname()[1]
+        if port not in _ports:
+            _ports.add(port)
+            return made
+        made.close()
+
+
 class FakeEngine:
     """A context. `replies` are for the next commands; when there are none, `otherwise`."""
 
     def __init__(self) -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listening = listen(64)
         self.port = str(self._listening.getsockname()[1])
         self.commands: list[Command] = []
         self.connections = 0

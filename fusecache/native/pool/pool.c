@@ -27,6 +27,7 @@
 #define POLL_NS_MOST 50000000ll
 #define SLOWER 2		 /* than the origin, and it is hardly asked */
 #define HARDLY 16
+#define SLOWEST 4 /* an answer counts for no more than so many slow ones: no single one makes a server slow */
 #define COPIES_MOST (64 << 20) /* bytes that wait to be written */
 #define NO_WRITES_NS 10000000000ll
 
@@ -40,7 +41,7 @@ struct server {
 	bool is_tried; /* by one request, after a rest */
 	int64_t rest_ns, rests_until_ns;
 	int64_t no_writes_until_ns; /* it is full, or we may not */
-	int64_t answer_ns[KINDS];   /* moving average of what an answer takes, with its turn; 0: none yet */
+	int64_t answer_ns[KINDS];   /* moving average of what an answer takes, with its turn; it begins at 0 */
 	unsigned writers;	    /* connections that write now */
 	unsigned considered;	    /* while it was slow */
 	uint64_t hits, failures;
@@ -146,7 +147,7 @@ bool pool_look(unsigned index, struct pool_state *out)
 /* ---- how long ---------------------------------------------------------------------------------- */
 static int64_t earlier(int64_t one, int64_t other) { return one < other ? one : other; }
 
-static int64_t average(int64_t before, int64_t ns) { return before ? before + (ns - before) / 16 : ns; }
+static int64_t average(int64_t before, int64_t ns) { return before + (ns - before) / 16; }
 
 static unsigned kind_of(uint32_t size) { return size > SMALL_BYTES; }
 
@@ -157,7 +158,7 @@ static const int64_t fast_ns[KINDS] = {10000000, 100000000}; /* an answer within
 void pool_note_origin(int64_t ns, uint32_t size)
 {
 	_Atomic int64_t *of = &pool.origin_ns[kind_of(size)];
-	int64_t after = average(atomic_load(of), ns);
+	int64_t before = atomic_load(of), after = before ? average(before, ns) : ns;
 
 	atomic_store(of, earlier(after, most_ns[kind_of(size)])); /* a lost update is no harm */
 }
@@ -167,6 +168,14 @@ static int64_t origin_ns(uint32_t size)
 	int64_t ns = atomic_load(&pool.origin_ns[kind_of(size)]);
 
 	return ns ? ns : first_ns[kind_of(size)];
+}
+
+/* An answer that takes longer is slow. */
+static int64_t slow_ns(uint32_t size)
+{
+	int64_t ns = SLOWER * origin_ns(size);
+
+	return ns > fast_ns[kind_of(size)] ? ns : fast_ns[kind_of(size)];
 }
 
 /* For the first byte of an answer. */
@@ -204,9 +213,7 @@ static bool rests(const struct server *server, int64_t now)
  * locked. */
 static bool is_passed_over(struct server *server, uint32_t size)
 {
-	const int64_t ns = server->answer_ns[kind_of(size)];
-
-	return ns > SLOWER * origin_ns(size) && ns > fast_ns[kind_of(size)] && ++server->considered % HARDLY;
+	return server->answer_ns[kind_of(size)] > slow_ns(size) && ++server->considered % HARDLY;
 }
 
 /* Without the lock. */
@@ -396,10 +403,11 @@ static int ask(const struct asked *asked)
 	result = send_to(server, &link, asked, why);
 	if (asked->into && (result == REPLY_BLOCK || result == REPLY_NOTHING)) {
 		int64_t *of = &server->answer_ns[kind_of(asked->size)];
+		int64_t ns = earlier(now_ns() - begun_ns, SLOWEST * slow_ns(asked->size));
 
 		pthread_mutex_lock(&pool.lock);
 		server->hits += result == REPLY_BLOCK;
-		*of = average(*of, now_ns() - begun_ns);
+		*of = average(*of, ns);
 		pthread_mutex_unlock(&pool.lock);
 	}
 	if (result < 0)

@@ -167,12 +167,19 @@ static int take_value(struct incoming *in, size_t length, const struct request *
 		   : REPLY_STRANGE;
 }
 
+/* Up to `end`: digits alone, none of them superfluous. False: it is none. */
+static bool is_length(const char *text, const char *end)
+{
+	size_t digits = strspn(text, "0123456789"); /* a 0 is where the line ends, or before that */
+
+	return digits && text + digits == end && (*text != '0' || digits == 1);
+}
+
 static int take_reply(struct link *link, const struct request *of, const struct lease *lease, unsigned char *into,
 		      uint32_t size, char why[POOL_WHY_BYTES])
 {
 	struct incoming in = {.link = link, .deadline_ns = of->deadline_ns};
 	char *line, *end;
-	long length;
 	int result = take_line(&in, &line);
 
 	if (result)
@@ -185,15 +192,15 @@ static int take_reply(struct link *link, const struct request *of, const struct 
 		snprintf(why, POOL_WHY_BYTES, "%s", line + 1);
 		return in.at == in.count ? REPLY_ERROR : -EBADMSG;
 	case '$':
-		length = strtol(line + 1, &end, 10);
-		if (end == line + 1 || *end || length < -1)
-			return -EBADMSG;
-		if (length == -1)
+		end = in.bytes + in.at - 2;
+		if (end - line == 3 && !memcmp(line, "$-1", 3))
 			return in.at == in.count ? REPLY_NOTHING : -EBADMSG;
+		if (!is_length(line + 1, end))
+			return -EBADMSG;
 		in.deadline_ns += (int64_t)size * NS_A_BYTE; /* it flows: what was paid for is not thrown away */
 		if (in.deadline_ns > of->until_ns)
 			in.deadline_ns = of->until_ns;
-		return take_value(&in, (size_t)length, of, lease, into, size);
+		return take_value(&in, strtoul(line + 1, NULL, 10), of, lease, into, size);
 	default:
 		return -EBADMSG;
 	}

@@ -26,7 +26,6 @@ from tests.conftest import Place
 from tests.support.faulty_origin import Fault, FaultyOrigin
 from tests.support.mounted import eventually, open_flags
 from tests.support.native_table import ROOT, attach
-from tools.latency_origin import LatencyOrigin
 
 BLOCK = _native.BLOCK_BYTES
 SEEN_MOST = 65_536
@@ -387,16 +386,18 @@ def test_direct_reads_are_direct(pool: None, tmp_path: Path, direct: bool) -> No
     behind = tmp_path / "behind"
     behind.mkdir()
     (behind / "file").write_bytes(content)
-    with LatencyOrigin(behind, tmp_path, 0.2) as origin:
-        attach(origin.directory)
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    with FaultyOrigin(behind, shown, tmp_path / "socket") as origin:
+        attach(shown)
         _native.fetch_start(4, direct=direct)
+        origin.add(Fault("read", "file", hang=True))
         submit("file")
-        file = origin.directory / "file"
-        seen = set[bool]()
-        while not readable(_native.fetch_fd()):
-            seen |= {flags & os.O_DIRECT != 0 for flags in open_flags(os.getpid(), file)}
+        eventually(lambda: origin.hanging() == 1)
+        (flags,) = open_flags(os.getpid(), shown / "file")
+        assert (flags & os.O_DIRECT != 0) is direct
+        origin.clear()
         assert take(1)[0][2:4] == (content, 0)
-        assert seen == {direct}
         attach(behind)  # lets go of the origin
 
 

@@ -91,7 +91,7 @@ def test_who_has_less_than_was_asked_for_has_nothing() -> None:
 
 
 def test_a_cache_that_hangs_is_a_miss_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources_module, "STORE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(sources_module, "STORE_TIMEOUT_S", 0.5)  # its thread has begun by then
     near = Hanging({1: b"0123456789"})
     sources, faults = sources_of([near], [Fake({1: b"abcdefghij"}, COUNTS)])
 
@@ -109,7 +109,7 @@ def test_while_all_threads_hang_in_the_cache_no_miss_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It hangs for longer than it is not asked again."""
-    monkeypatch.setattr(sources_module, "STORE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sources_module, "STORE_TIMEOUT_S", 1.0)  # all threads have begun by then
     monkeypatch.setattr(sources_module, "STORE_OFF_S", 0.1)
     near = Hanging({1: b"0123456789"})
     sources, _ = sources_of([near], [Fake({1: b"abcdefghij"}, COUNTS)])
@@ -123,7 +123,7 @@ def test_while_all_threads_hang_in_the_cache_no_miss_waits(
             begun_s = trio.current_time()
             for _ in range(3):
                 assert await ask(sources, 1) == (b"cdef", COUNTS)
-            assert trio.current_time() - begun_s < 0.2
+            assert trio.current_time() - begun_s < sources_module.STORE_TIMEOUT_S
         finally:
             near.may_end.set()
         while (await ask(sources, 1)).counts is not None:
