@@ -332,6 +332,9 @@ class Link:
                 self._converse()
             except OSError as error:
                 self._connection.hear_last_words()
+                if self._connection.is_stopping:
+                    self._connection.disconnect()
+                    raise Stopped from None
                 is_gone = error.filename == self._shown_path
                 self._disconnect(
                     f"{error.filename} {error.strerror}" if is_gone else "no hintsd answers"
@@ -400,25 +403,32 @@ class Link:
         yield wire.encode("job", message)
 
     def _converse(self) -> None:
-        """Until `stop`, before which all that is due is told; or OSError: the connection ends."""
+        """Until `stop`, before which all that is due is told; or OSError: the connection ends.
+
+        To send may use up a `wake`: a round that has sent something is followed by another look.
+        """
         next_step_s = 0.0
         while True:
             is_stopping = self._connection.is_stopping  # what is said after that may be lost
-            step, timeout_s = b"", None
+            step, timeout_s, has_sent = b"", None, False
             if self._agenda.is_step_pending:
                 timeout_s = next_step_s - time.monotonic()
                 if timeout_s <= 0:
                     step = self._agenda.take_step()  # and then its epoch's order, told before it
             for told in _told_frames(self._agenda, "scores" in self._connection.known):
                 self._connection.send(told, is_last=True)
+                has_sent = True
             if step:
                 self._connection.send(step, is_last=True)
                 next_step_s = time.monotonic() + STEP_INTERVAL_S
+                has_sent = True
+            if not is_stopping and (question := self._asking.take()):
+                self._connection.send(question)
+                has_sent = True
+            if has_sent:
                 continue
             if is_stopping:
                 raise Stopped
-            if question := self._asking.take():
-                self._connection.send(question)
             for frame in self._connection.hear(timeout_s):
                 self._take_in(frame)
 

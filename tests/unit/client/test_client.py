@@ -891,6 +891,37 @@ def test_a_step_comes_after_its_epochs_order(
     one.stop(PATIENCE_S)
 
 
+@pytest.mark.parametrize("fails", [False, True])  # whether hintsd has taken the order
+def test_an_end_while_something_is_sent(
+    daemon: FakeHintsd, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A send that has to wait uses up the wake of what is said meanwhile."""
+    send, warnings_ = Connection.send, list[object]()
+
+    def wait(connection: Connection, data: bytes, *, is_last: bool = False) -> None:
+        send(connection, data, is_last=is_last)
+        if wire.Decoder().feed(data)[0].type == "order":
+            one.step(0, 1)
+            one.stop()
+            connection._wait(0, 0)
+            if fails:
+                raise TimeoutError("hintsd takes nothing")
+
+    def hear_nothing(connection: Connection, timeout_s: float | None) -> list[wire.Frame]:
+        connection._wait(0, timeout_s)
+        return []
+
+    monkeypatch.setattr(Connection, "send", wait)
+    monkeypatch.setattr(Connection, "hear", hear_nothing)
+    one = link.Link(Hint(b"/d"), (Files,))
+    monkeypatch.setattr(one, "_warn", lambda *of: warnings_.append(of))
+    one.announce(0, explicit_order([0], 0, 1, False))
+    one.start()
+    one._thread.join(PATIENCE_S)
+    assert (one._thread.is_alive(), warnings_) == (False, [])
+    assert (daemon.jobs[0].steps[-1:] == [(0, 1)], daemon.jobs[0].is_closed) == (not fails,) * 2
+
+
 def test_a_script_that_ends_at_once_hears_why_it_has_no_hints(daemon: FakeHintsd) -> None:
     def refuse(job: dict[str, Any]) -> str:
         assert script.stdout is not None
