@@ -60,8 +60,10 @@ class Commands(click.Group):
         return [*(name for name in self.commands if name not in self._places), *self._places]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.commands and cmd_name in self._places:
-            self.add_command(pkgutil.resolve_name(self._places[cmd_name]), cmd_name)
+        known = cmd_name in self.commands or cmd_name in self._places
+        for name in (cmd_name,) if known else self._places:  # click suggests what it knows
+            if name not in self.commands and name in self._places:
+                self.add_command(pkgutil.resolve_name(self._places[name]), name)
         return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

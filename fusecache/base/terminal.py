@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.measure import Measurement
 
 WIDTH_MOST: Final = 10_000
@@ -55,5 +54,7 @@ def display(elsewhere: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]
     if not sys.stdout.isatty():
         yield elsewhere
         return
+    from rich.live import Live
+
     with Live(console=console(), auto_refresh=False) as live:
         yield lambda shown: live.update(shown, refresh=True)

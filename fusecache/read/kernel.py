@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 ATTRIBUTES_ONLY = -1  # offset of an invalidation that leaves the pages
 STALE_BATCH = 16  # small: what shares a batch with an inode that is held up, waits
-TOLD_POLL_S = 0.01
 QUIET_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTEMPTY, errno.ENOTDIR})
 
 Range = tuple[int, int, int]  # inode, offset, length; 0, 0: all pages
@@ -39,6 +38,7 @@ class Kernel:
         self._drainers = trio.CapacityLimiter(8)
         self._pushers = trio.CapacityLimiter(3)
         self._stale = trio.Event()
+        self._draining: set[trio.Event] = set()  # of each `drain` that runs: set when it has ended
         self._later: dict[int, float] = {}  # inode -> when (trio clock)
 
     # ---- what has changed ------------------------------------------------------------------------
@@ -58,15 +58,22 @@ class Kernel:
             for ino in [ino for ino, due in self._later.items() if due <= now]:
                 del self._later[ino]
                 _native.mark_stale(ino)
-            await trio.to_thread.run_sync(
-                self.drain, limiter=self._drainers, abandon_on_cancel=True
-            )
+            await self._drain(self._drainers)
 
     async def drain_all(self) -> None:
         """Returns when the kernel was told of all that is flagged now, whoever tells it."""
-        await trio.to_thread.run_sync(self.drain)
-        while self._drainers.borrowed_tokens:  # what another one took may not be told yet
-            await trio.sleep(TOLD_POLL_S)
+        await self._drain(None)
+        for ended in [*self._draining]:  # what another one took may not be told yet
+            await ended.wait()
+
+    async def _drain(self, limiter: trio.CapacityLimiter | None) -> None:
+        ended = trio.Event()
+        self._draining.add(ended)
+        try:
+            await trio.to_thread.run_sync(self.drain, limiter=limiter, abandon_on_cancel=True)
+        finally:
+            self._draining.discard(ended)
+            ended.set()
 
     def forget_later(self, ino: int, delay_s: float) -> None:
         """Have the kernel forget the inode's pages when `delay_s` has passed."""

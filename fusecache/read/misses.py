@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 FLYING_MOST = 64
 ALL = 0  # for missed_pass()
 POLL_S = 0.02  # room with the publisher comes without a sign
-INDEX_TIMEOUT_S = 1.0  # for one answer; STORE_TIMEOUT_S for all that were named together
+INDEX_TIMEOUT_S = 1.0  # for one answer
+BATCH_TIMEOUT_S = STORE_TIMEOUT_S / 2  # for all that were named together; others wait meanwhile
 
 
 class _Miss(NamedTuple):
@@ -104,8 +105,10 @@ class Misses:
             self._asking = inos
             if not self._is_watched:  # _watch_forever looks after `_asking` once it has said so
                 self._call(self._some.unpark)
-            until_s = time.monotonic() + STORE_TIMEOUT_S
+            until_s = time.monotonic() + BATCH_TIMEOUT_S
             for ino in inos:
+                if self._given_up == self._asked:  # all are passed on
+                    break
                 if time.monotonic() > until_s or self._is_there(ino):
                     _native.missed_pass(ino)
                 elif self._given_up != self._asked:  # else no READ waits for it any more
@@ -129,10 +132,7 @@ class Misses:
     # ---- trio's side: what is to be read ---------------------------------------------------------
 
     def _take(self) -> None:
-        now = trio.current_time()
-        while self._absent:
-            self._waiting.append((self._absent.popleft(), now))
-        self._feed(now)
+        self._feed(trio.current_time())
         if not self._is_watched:
             self._some.unpark()
 
@@ -169,6 +169,8 @@ class Misses:
         """Begin as many fetches as may be begun now. What the publisher has no room for would not
         be stored.
         """
+        while self._absent:
+            self._waiting.append((self._absent.popleft(), now))
         while self._waiting:
             ino, since = self._waiting[0]
             may_begin = self._fetches.flying + self._fetches.lost < self._flying_most

@@ -12,7 +12,7 @@ from fusecache.store.log import Log
 from fusecache.store.types import ALIGNMENT
 from fusecache.table.pins import Pins
 
-LOOK_SHARE = 20  # looking, for room or for empty segments, takes at most this part of the time
+LOOK_SHARE = 20  # looking takes at most this part: of the time for room, of a CPU for segments
 LOOK_BYTES_SHARE = 50  # of the dataset: what is moved between two looks at 27,000 files/s
 
 

@@ -126,6 +126,7 @@ class TorchProcess(Drawing):
             except (EOFError, OSError, pickle.UnpicklingError):
                 how = _end_of(process)
                 self._forget(process)
+                _kill(process)
                 raise _Lost(f"torch's process {how}") from None
             return kind, value
 

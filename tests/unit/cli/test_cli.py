@@ -118,6 +118,9 @@ def test_help_teaches() -> None:
     for part in ("fusecache mount /data/imagenet", "Exit codes:", "umount", "500G"):
         assert part in done.stdout
     for name in cli.cli.list_commands(click.Context(cli.cli)):
+        command = cli.cli.get_command(click.Context(cli.cli), name)
+        assert command is not None
+        assert command.name == name
         assert f"\n  {name} " in done.stdout
         assert run(name, "--help") == 0
 
@@ -160,6 +163,7 @@ def test_a_mistake_as_a_process() -> None:
     done = process("bogus")
     assert (done.returncode, done.stdout) == (errors.EXIT_USAGE, "")
     assert done.stderr == "fusecache: No such command 'bogus'. (see fusecache --help)\n"
+    assert "'status'" in process("statu").stderr, "what was meant, of commands not imported yet"
 
 
 def test_keeper_and_server_load_neither_click_nor_rich() -> None:

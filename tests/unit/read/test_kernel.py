@@ -11,7 +11,8 @@ from fusecache import _native
 from fusecache.read.kernel import Kernel
 
 
-def test_all_that_is_flagged_has_been_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["drain_forever", "drain_all"])
+def test_all_that_is_flagged_has_been_told(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     """Also what another one has taken."""
     flagged: list[list[tuple[int, bool, list[object]]]] = [[(2, False, [])]]
     is_taken, may_be_told, told = threading.Event(), threading.Event(), list[int]()
@@ -27,7 +28,7 @@ def test_all_that_is_flagged_has_been_told(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(kernel.drain_forever)
+            nursery.start_soon(getattr(kernel, other))
             kernel.notice_stale()
             assert await trio.to_thread.run_sync(is_taken.wait, 30)
             with trio.move_on_after(0.2) as waiting:

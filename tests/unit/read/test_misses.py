@@ -320,11 +320,19 @@ def test_the_publisher_is_waited_for(scene: Scene) -> None:
 
 def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses, "INDEX_TIMEOUT_S", 0.1)
+    sources: Any = scene.misses._sources
+    asked, is_near = list[int](), sources.is_near
+
+    def is_asked(ino: int, *of: Any) -> bool:
+        asked.append(ino)
+        return bool(is_near(ino, *of))
+
+    sources.is_near = is_asked
+    scene.may_answer.clear()
+    scene.read(1, 3)  # together
 
     async def act() -> None:
-        scene.may_answer.clear()
-        scene.read(1)
-        await becomes(lambda: 1 in scene.passed)
+        await becomes(lambda: scene.passed == [1, 3])
         assert scene.switched == [True, False]
         scene.may_answer.set()
         await becomes(lambda: scene.switched == [True, False, True])
@@ -334,6 +342,7 @@ def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.Monk
         assert [ino for _, ino in scene.submitted] == [2], "nobody waits for the first any more"
 
     scene.play(act)
+    assert asked == [1, 2], "nor for what was named with it"
 
 
 def test_an_index_that_is_slow_does_not_hang(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +361,7 @@ def test_an_index_that_is_slow_does_not_hang(scene: Scene, monkeypatch: pytest.M
             answers.release()
             while scene.misses._answered < answered:
                 await trio.sleep(0.005)
-        await becomes(lambda: len(scene.submitted) == 3)
+            await becomes(lambda: len(scene.submitted) == answered)  # noqa: B023
         assert scene.passed == []
 
     scene.play(act, clock)
@@ -361,7 +370,7 @@ def test_an_index_that_is_slow_does_not_hang(scene: Scene, monkeypatch: pytest.M
 def test_those_behind_a_slow_index_are_passed_on(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(misses, "STORE_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(misses, "BATCH_TIMEOUT_S", -1.0)
 
     async def act() -> None:
         scene.read(1, 2)
