@@ -36,6 +36,9 @@ EPOCHS = 3
 SAMPLES = 300
 BATCH = 10
 COMPUTE_S = 0.01  # of a batch: an epoch that is over before hintsd looks again is not told whole
+AT_END_S = (
+    0.5  # what is seen later than 0.1 s after an epoch's last step is taken for the next one's
+)
 PART = 50  # samples that are read before hintsd is waited for, which may be slower still
 
 
@@ -128,6 +131,8 @@ class Training:
                 between()
             if len(read) % PART == 0:
                 wait(len(read))
+            if len(read) == SAMPLES:
+                time.sleep(AT_END_S)
         return read
 
     def follow(self, recorder: Recorder, begun: int = 0) -> Callable[[int], None]:
