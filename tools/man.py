@@ -16,6 +16,7 @@ from typing import Final
 import click
 
 from fusecache import __version__
+from fusecache.base.command import Commands
 from fusecache.cli.main import cli as fusecache
 from hintsd.cli.main import cli as hintsd
 
@@ -57,9 +58,9 @@ def page(context: click.Context) -> str:
     ]
     for names, help_ in options:
         lines += [".TP", f".B {_escaped(names)}", _escaped(help_) or r"\&"]
-    if isinstance(command, click.Group):
+    if isinstance(command, Commands):
         lines.append(".SH COMMANDS")
-        for each, child in _children(context):
+        for each, child in command.all_commands(context).items():
             what = _first_sentence(inspect.cleandoc(child.help or ""))
             lines += [".TP", f".BR {_escaped(f'{name}-{each}')} (1)", _escaped(what)]
     if command.epilog:
@@ -74,16 +75,9 @@ def _walk(
 ) -> Iterator[click.Context]:
     context = click.Context(command, parent, name, **command.context_settings)
     yield context
-    for each, child in _children(context):
-        yield from _walk(child, each, context)
-
-
-def _children(context: click.Context) -> Iterator[tuple[str, click.Command]]:
-    if isinstance(context.command, click.Group):
-        for name in context.command.list_commands(context):
-            child = context.command.get_command(context, name)
-            assert child is not None, name
-            yield name, child
+    if isinstance(command, Commands):
+        for each, child in command.all_commands(context).items():
+            yield from _walk(child, each, context)
 
 
 def _name(context: click.Context) -> str:

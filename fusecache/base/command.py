@@ -60,11 +60,21 @@ class Commands(click.Group):
         return [*(name for name in self.commands if name not in self._places), *self._places]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        known = cmd_name in self.commands or cmd_name in self._places
-        for name in (cmd_name,) if known else self._places:  # click suggests what it knows
-            if name not in self.commands and name in self._places:
-                self.add_command(pkgutil.resolve_name(self._places[name]), name)
+        if cmd_name in self._places:
+            self._load(cmd_name)
+        elif cmd_name not in self.commands:
+            self.all_commands(ctx)  # click suggests what it knows
         return super().get_command(ctx, cmd_name)
+
+    def all_commands(self, ctx: click.Context) -> dict[str, click.Command]:
+        """By name, in the order of use."""
+        for name in self._places:
+            self._load(name)
+        return {name: self.commands[name] for name in self.list_commands(ctx)}
+
+    def _load(self, name: str) -> None:
+        if name not in self.commands:
+            self.add_command(pkgutil.resolve_name(self._places[name]), name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # what a shell completes has no words yet

@@ -119,12 +119,8 @@ class TorchProcess(Drawing):
                     stream.flush()
                     _wait(ours, process)
                     kind, value = pickle.load(stream)
-            except TimeoutError:
-                self._forget(process)
-                _kill(process)
-                raise _Lost("torch's process hung") from None
-            except (EOFError, OSError, pickle.UnpicklingError):
-                how = _end_of(process)
+            except (EOFError, OSError, pickle.UnpicklingError) as error:
+                how = "hung" if isinstance(error, TimeoutError) else _end_of(process)
                 self._forget(process)
                 _kill(process)
                 raise _Lost(f"torch's process {how}") from None
