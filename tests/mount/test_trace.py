@@ -19,10 +19,9 @@ from fusecache.traces import traces
 from fusecache.traces.traces import Gap, Trace
 from tests.conftest import Mounting, OrdinaryUser, Place, in_one_mode
 from tests.mount.test_hinted import make_dataset, order, shuffled, staged
-from tests.mount.test_window import is_in_memory
 from tests.support.directed import Directed, request
 from tests.support.mounted import COMMAND, Mount, command, drop_file, environment, eventually
-from tests.support.residency import held
+from tests.support.residency import held, is_in_memory
 from tests.support.trees import random_bytes
 
 FILES = 40

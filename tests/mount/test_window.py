@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 from pathlib import Path
 
@@ -13,26 +11,11 @@ from fusecache.base.wire import Result
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.mounted import Mount, errno_of, eventually
 from tests.support.plan_client import PlanClient
-from tests.support.residency import missing_pages
+from tests.support.residency import is_in_memory, missing_pages
 from tests.support.trees import random_bytes
 
 FILES, SIZE = 400, 20_000
 TAKEN = FILES // 20  # pages that a host may page out by itself, as cold (DAMON)
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def is_in_memory(path: Path) -> bool:
-    """Whether a file's first page is in the page cache. It brings none in, and asks no server."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapped:
-            pages = (ctypes.c_ubyte * 1)()
-            start = ctypes.c_char.from_buffer(mapped)
-            assert _libc.mincore(ctypes.byref(start), ctypes.c_size_t(mmap.PAGESIZE), pages) == 0
-            del start
-            return bool(pages[0] & 1)
-    finally:
-        os.close(fd)
 
 
 def let_go(paths: list[Path]) -> None:

@@ -39,13 +39,23 @@ def _mapped(path: Path) -> Iterator[tuple[int, int]]:
         _libc.munmap(address, size)
 
 
-def missing_pages(path: Path) -> int:
-    """How many of the file's pages are not in the page cache."""
+def _are_there(path: Path) -> list[bool]:
+    """Which of the file's pages are in the page cache. It brings none in."""
     with _mapped(path) as (address, size):
         states = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
         if size and _libc.mincore(address, size, states):
             raise OSError(ctypes.get_errno(), "mincore", str(path))
-        return sum(not state & 1 for state in states.raw[: -(-size // mmap.PAGESIZE)])
+        return [bool(state & 1) for state in states.raw[: -(-size // mmap.PAGESIZE)]]
+
+
+def missing_pages(path: Path) -> int:
+    """How many of the file's pages are not in the page cache."""
+    return _are_there(path).count(False)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether the file's first page is in the page cache."""
+    return _are_there(path)[0]
 
 
 @contextlib.contextmanager
