@@ -121,10 +121,11 @@ class LargeFiles:
         return was_cached is not None
 
     async def _push_block(self, ino: int, version: Version, block: int, plan: int) -> bool:
-        """From SSD if it is there, else from the origin. False: not wanted any more, or refused."""
+        """From SSD or another source. False: not wanted any more, or refused."""
         data: memoryview | None = None
         if not await self._reader.is_cached(ino, block):
-            got, data = await self._fetcher.range(ino, *namespace.block_span(version.size, block))
+            span = namespace.block_span(version.size, block)
+            got, data = await self._fetcher.range(ino, *span, block)
             self._metrics.add(PREFETCHED_BYTES, len(data))
             if got != version:
                 raise OriginChanged

@@ -213,18 +213,22 @@ class Fetcher:
         flight.done.set()
         self._land((ino, 0), flight)
 
-    async def range(self, ino: int, offset: int, length: int) -> tuple[Version, memoryview]:
+    async def range(
+        self, ino: int, offset: int, length: int, block: int | None = None
+    ) -> tuple[Version, memoryview]:
         """Exactly these bytes (clipped to the file's size), not cached. Raises as `block`.
 
-        Far sources alone are asked, neither near ones nor the pool: for the first touch of a large
-        file's block, and what ahead/large.py stages without storing it.
+        Without `block`, for the first touch of a large file's, far sources alone are asked. With
+        it they are all of that block, as long as it is now, and any source may have it.
         """
 
         def span(size: int) -> tuple[int, int]:
+            if block is not None:
+                return namespace.block_span(size, block)
             return offset, max(0, min(length, size - offset))
 
         flight = Flight()
-        await self._read(flight, ino, span, None)
+        await self._read(flight, ino, span, block)
         assert flight.version is not None
         assert flight.data is not None
         return flight.version, flight.data
@@ -233,12 +237,9 @@ class Fetcher:
         await self._read(flight, ino, partial(namespace.block_span, block=block), block)
         if flight.counts is None or flight.version is None or flight.data is None:
             return
-        if block == 0:
-            self._metrics.add(flight.counts.files)
-        if flight.is_settled:
-            self._tell_reuse(flight, ino, block)
         if not flight.is_settled:
             return
+        self._tell_reuse(flight, ino, block)
         if not await self._publisher.wait_for_room():
             self._metrics.add(NOT_PUBLISHED)
             return
@@ -287,6 +288,7 @@ class Fetcher:
             flight.was_stored = loaded.counts is None
             if loaded.counts is None:
                 return
+            self._metrics.add(loaded.counts.files, int(block == 0))
             self._metrics.add(loaded.counts.bytes, length)
             flight.is_settled = self._is_settled(ino, version, begun_ns)
             return

@@ -26,6 +26,7 @@ from fusecache.base.wire import Result
 from fusecache.config.settings import Config
 from fusecache.control import control_client
 from fusecache.pool.slots import SLOTS, slot_of
+from fusecache.store.types import BLOCK_BYTES
 from tests.conftest import Place
 from tests.support import PATIENCE_S
 from tests.support.fake_engine import LEASE, key_of
@@ -453,6 +454,26 @@ def test_what_was_hinted(hosts: tuple[Host, Host], origin: Origin) -> None:
     late_bytes = late * max(map(len, contents.values()))
     assert origin.bytes_read(contents) <= size_of(contents) + late_bytes
     assert hosts[1].count("files") >= len(contents) - late
+
+
+def test_a_large_file_that_is_staged_and_not_stored(
+    hosts: tuple[Host, Host], origin: Origin
+) -> None:
+    contents = origin.large()
+    (path,) = contents
+    for host in hosts:
+        host.measure()
+        host.mark()
+        with PlanClient(host.mount.path) as plan:
+            ino, *_ = plan.listing(b"large")[path.partition("/")[2].encode()]
+            assert plan.stage_all([ino], store=0) == {Result.STAGED: 1}
+        eventually(lambda: hosts[0].count("written") >= LARGE_BLOCKS)
+    second = hosts[1]
+    late_bytes = second.late * BLOCK_BYTES
+    assert late_bytes < size_of(contents) / 2
+    assert 0 <= origin.bytes_read(contents) - size_of(contents) <= late_bytes
+    assert 0 <= size_of(contents) - second.count("bytes") <= late_bytes
+    assert second.count("files") + second.count("origin_files") == 1
 
 
 def test_over_tls_with_a_user_in_both_open_modes(

@@ -64,7 +64,9 @@ class Scene:
         self.counted.append(self.bytes)
         return self._stored
 
-    async def _range(self, ino: int, offset: int, length: int) -> tuple[Version, memoryview]:
+    async def _range(
+        self, ino: int, offset: int, length: int, block: int
+    ) -> tuple[Version, memoryview]:
         self.counted.append(self.bytes)
         return VERSION, memoryview(bytes(length))
 
