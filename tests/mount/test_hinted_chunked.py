@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from hintsd.orders.spec import OrderSpec
 from hintsd.sampling.chunks import Ring
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted_importance import Files
+from tests.support import trainer
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
@@ -90,43 +90,20 @@ class Training:
                 yield batch.tolist()
 
 
-class Trainer:
-    """A training in a process of its own, from `state` on. No job is its parent's."""
+class Trainer(trainer.Trainer):
+    """A Training in a process of its own."""
 
     def __init__(self, mount: Mount, seed: int, workers: int = 0, state: Any = None) -> None:
-        fork = multiprocessing.get_context("fork")
-        self._ours, theirs = fork.Pipe()
-        self._process = fork.Process(target=_train, args=(theirs, mount, seed, workers, state))
-        self._process.start()
-        theirs.close()
-        self.order: list[int] = []
-        self.state, self.job = state, ""
+        def begin(state: Any) -> tuple[Iterator[list[int]], Any, hintsd.Job]:
+            training = Training(mount, seed, workers, state)
+            return training.read(), training.sampler, training.job
 
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
-        self._ours.close()
-
-    def read(self, batches: int) -> None:
-        for _ in range(batches):
-            self._ours.send("on")
-            batch, self.state, self.job = self._ours.recv()
-            self.order += batch
+        super().__init__(begin, state)
 
     @property
     def chunk(self) -> int:
         """Where it is."""
         return CHUNK_OF[self.order[-1]]
-
-
-def _train(pipe: Any, mount: Mount, seed: int, workers: int, state: Any) -> None:
-    training = Training(mount, seed, workers, state)
-    batches = training.read()
-    while pipe.recv():
-        pipe.send((next(batches), training.sampler.state_dict(), training.job.name))
 
 
 @in_one_mode

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -20,7 +20,14 @@ from tests.conftest import Mounting, Place, in_one_mode
 from tests.mount.test_hinted import FILE_BYTES, make_dataset
 from tests.support.hintsd_support import DaemonProcess
 from tests.support.mounted import eventually
+from tests.support.trainer import Trainer
 from tests.support.trees import random_bytes
+
+SCHEMES: Final[list[dict[str, Any]]] = [
+    {"scheme": "shade", "draw_ahead": 1},
+    {"scheme": "loss"},
+    {"scheme": "icache", "fraction": 0.5, "draw_ahead": 1},
+]
 
 
 @pytest.fixture
@@ -49,14 +56,7 @@ class Files(Dataset[int]):
 @in_one_mode
 @pytest.mark.filterwarnings("error:hintsd")
 @pytest.mark.filterwarnings("ignore:hintsd. the connection was lost")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"scheme": "shade", "draw_ahead": 1},
-        {"scheme": "loss"},
-        {"scheme": "icache", "fraction": 0.5, "draw_ahead": 1},
-    ],
-)
+@pytest.mark.parametrize("settings", SCHEMES)
 def test_each_epoch_is_hinted(
     place: Place,
     mounting: Mounting,
@@ -102,6 +102,60 @@ def test_each_epoch_is_hinted(
         assert 0 <= told["hits"] <= 1, told
     assert sampler.report().refused == 0
     mount.umount("--force")
+
+
+FEW, KILLED_AT, READ = 240, 80, 150  # files, batches: amid the second epoch, and a later one
+
+
+@in_one_mode
+@pytest.mark.parametrize("settings", SCHEMES)
+def test_a_trainer_that_is_killed_goes_on(
+    place: Place,
+    mounting: Mounting,
+    daemon: DaemonProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+) -> None:
+    """From its last state: it reads what a training that was never killed would have read, and is
+    hinted, beside nothing of the job that died.
+    """
+    monkeypatch.setattr(warning, "_warned", set())
+    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
+    names = make_dataset(place, FEW)
+    mount = mounting("--hintsd", daemon.path, "--ram", "16M")
+    paths = [mount.path / name for name in names]
+
+    def train(loader: Any, sampler: hintsd.ImportanceSampler) -> Iterator[list[int]]:
+        while True:
+            epoch = sampler.epoch
+            for batch in map(np.asarray, loader):
+                sampler.learn(np.sin(batch * (epoch + 1.0)) ** 2)
+                yield batch.tolist()
+
+    def begin(state: Any) -> tuple[Iterator[list[int]], Any, hintsd.Job]:
+        sampler = hintsd.ImportanceSampler(len(paths), **settings)
+        if state is not None:
+            sampler.load_state_dict(state)
+        data = Files(paths, names)
+        loader = DataLoader(data, batch_size=4, sampler=sampler, num_workers=2)
+        job = hintsd.attach(loader, paths=paths)
+        eventually(lambda: job.name is not None)
+        return train(loader, sampler), sampler, job
+
+    unhurt = hintsd.ImportanceSampler(len(paths), **settings)
+    everything: Any = range(len(paths))
+    whole = train(DataLoader(everything, batch_size=4, sampler=unhurt), unhurt)
+    expected = list(itertools.chain(*itertools.islice(whole, READ)))
+    with Trainer(begin) as killed:
+        killed.read(KILLED_AT)
+        assert killed.order == expected[: len(killed.order)]
+        eventually(lambda: daemon.job(killed.job)["scores_age_s"] is not None)
+    with Trainer(begin, killed.state) as resumed:
+        resumed.read(READ - KILLED_AT)
+        assert killed.order + resumed.order == expected
+        eventually(lambda: [*daemon.jobs()] == [resumed.job])
+        eventually(lambda: daemon.job(resumed.job)["scores_age_s"] is not None)
+        assert daemon.job(resumed.job)["state"] in ("running", "waiting", "idle")
 
 
 LARGE_BYTES, LARGE_FILES, CACHE = 40_000, 900, "16M"  # SSD takes less than half of them
