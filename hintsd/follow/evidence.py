@@ -43,6 +43,7 @@ JUMP_ERROR = 1e-6
 RECENT = 64  # observations remembered
 STRAYS = 32  # strays remembered of each kind
 STRAYS_ABOUND = 8
+AGREE_LEAST = 4  # strays that may agree on a place
 
 
 @lru_cache(maxsize=4096)
@@ -92,6 +93,8 @@ class Evidence:
         """An observation in order; `share`: q."""
         self.observations += 1
         self._recent.append(True)
+        if not self.strays:
+            return  # there is no evidence against the hint
         relief = min(EXCULPATION_MOST, (100 - share) / (3 * share))
         self._lookup_evidence -= relief * (1 if is_read else self._spacing)
         if self._lookup_evidence <= 0:
@@ -125,7 +128,7 @@ class Evidence:
 
     @property
     def do_strays_abound(self) -> bool:
-        return len(self._recent) - sum(self._recent) >= STRAYS_ABOUND
+        return self.strays >= STRAYS_ABOUND and self._recent.count(False) >= STRAYS_ABOUND
 
     def is_chance(self, share: int) -> bool:
         """Whether chance may explain how many of the last observations were in order."""
@@ -141,6 +144,8 @@ class Evidence:
 
     def elsewhere(self, share: int) -> int | None:
         """Another place that the strays agree on, if the present one explains nothing."""
+        if max(len(self._stray_reads), len(self._stray_lookups)) < AGREE_LEAST:
+            return None
         hits = sum(list(self._recent)[-STRAYS:])
         seen = min(len(self._recent), STRAYS)
         if not seen or chance(hits, seen, share) < CHANCE_ERROR:
@@ -150,7 +155,7 @@ class Evidence:
             (self._stray_lookups, 8, self._disorder + 8 * self._spacing),
         )
         for strays, most, span in kinds:
-            if len(strays) < 4:
+            if len(strays) < AGREE_LEAST:
                 continue
             last = [stray for stray in list(strays)[-most:] if len(stray) == len(strays[-1])]
             for row in np.array(last).T:

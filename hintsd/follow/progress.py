@@ -142,10 +142,9 @@ class Progress:
         """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
         if candidates.size == 0:
             return np.full(candidates.shape[1:], -1, np.int64)
-        inside = (candidates >= self.floor) & (candidates < self.zone_end(unfired))
         # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
-        nearest: Positions = np.where(inside, candidates, _FAR).min(axis=0)
-        return np.where((nearest >= self.low) & (nearest < _FAR), nearest, -1)
+        nearest: Positions = np.minimum.reduce(np.where(candidates >= self.floor, candidates, _FAR))
+        return np.where((nearest >= self.low) & (nearest < self.zone_end(unfired)), nearest, -1)
 
     # --- evidence
 
@@ -155,26 +154,25 @@ class Progress:
         candidates: Positions,
         placed: Positions,
         reads: Mask,
-        in_dataset: Mask,
-        excused: Mask,
+        strays: Mask,
         unfired: int | None,
         now: float,
     ) -> None:
         """Weighs one batch of observations. `candidates`: Sequence.locate, from `floor` on where a
         file may come again: what was read may be the earlier use. `placed`: what `place` said;
-        `in_dataset`: they say something about this job; `excused`: in order for another job, so no
-        stray.
+        `strays`: they say something about this job, and are in order for none.
         """
+        relevant = placed >= 0
+        if np.count_nonzero(strays):
+            overtaken = (candidates >= self.floor) & (candidates < self.low)
+            relevant |= strays & ~np.logical_or.reduce(overtaken)
         zone_end = self.zone_end(unfired)
         share = self.evidence.share_percent(zone_end - self.low)
-        in_order = placed >= 0
-        overtaken = (candidates >= self.floor) & (candidates < self.low)
-        relevant = in_order | (in_dataset & ~excused & ~overtaken.any(axis=0))
-        for index in np.flatnonzero(relevant):
-            is_read = bool(reads[index])
-            if in_order[index]:
+        for index in np.flatnonzero(relevant).tolist():
+            position, is_read = int(placed[index]), bool(reads[index])
+            if position >= 0:
                 self.evidence.follow(is_read, share)
-                self._confirm(int(placed[index]), share, zone_end, now)
+                self._confirm(position, share, zone_end, now)
             else:
                 self.evidence.stray(int(inos[index]), candidates[:, index], is_read, now)
 

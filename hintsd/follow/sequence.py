@@ -27,7 +27,6 @@ NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 AHEAD_MOST = 1 << 10  # epochs from one that is known to one that is told, of another length
 SLICE = 1 << 20  # elements worked on at once: bounds what numpy allocates on the way
-_NONE = np.uint32(0xFFFF_FFFF)
 
 
 class EpochOrder:
@@ -38,22 +37,23 @@ class EpochOrder:
     def __init__(self, inos: Inos) -> None:
         self.inos = inos
         inside = inos[inos != 0] if len(inos) and inos.min() == 0 else inos
-        self._base = int(inside.min()) if len(inside) else 0
-        span = int(inside.max()) - self._base + 1 if len(inside) else 0
-        self._first = np.full(span, _NONE, np.uint32)
+        self._base = np.uint32(inside.min() if len(inside) else 0)
+        span = int(inside.max()) - int(self._base) + 1 if len(inside) else 0
+        # by number: 1 more than the index of the first use, or 0; the last entry is for all others
+        self._first = np.zeros(span + 1, np.uint32)
         del inside
         starts = range(0, len(inos), SLICE)
         for start in reversed(starts):  # from behind: of several uses the first one stays
             piece = inos[start : start + SLICE]
-            index = np.arange(start, start + len(piece), dtype=np.uint32)
+            first = np.arange(start + 1, start + 1 + len(piece), dtype=np.uint32)
             if self._base == 0 or piece.min() == 0:
-                index, piece = index[piece != 0], piece[piece != 0]
-            self._first[(piece - np.uint32(self._base))[::-1]] = index[::-1]
+                first, piece = first[piece != 0], piece[piece != 0]
+            self._first[(piece - self._base)[::-1]] = first[::-1]
         more = []
         for start in starts:
             piece = inos[start : start + SLICE]
             index = np.arange(start, start + len(piece), dtype=np.uint32)
-            again = np.flatnonzero((piece != 0) & (self._first_of(piece) != index))
+            again = np.flatnonzero((piece != 0) & (self._first_of(piece) != index + np.uint32(1)))
             more.append(piece[again].astype(np.uint64) << np.uint64(32) | index[again])
         self._more = np.sort(np.concatenate(more)) if more else np.empty(0, np.uint64)
 
@@ -64,30 +64,35 @@ class EpochOrder:
 
     def find(self, inos: Inos, at_or_after: int) -> Positions:
         """Index of each file's first use at or after the index `at_or_after`; -1: there is none."""
-        first = self._first_of(inos)
-        found = np.where((first != _NONE) & (first >= at_or_after), first.astype(np.int64), -1)
-        if self.repeats and at_or_after > 0:
-            seek = np.flatnonzero((first != _NONE) & (found < 0))
-            key = inos[seek].astype(np.uint64) << np.uint64(32)
-            place = np.searchsorted(self._more, key | np.uint64(at_or_after))
-            candidate = self._more[np.minimum(place, len(self._more) - 1)]
-            same = (place < len(self._more)) & (candidate >> np.uint64(32) == inos[seek])
-            index = (candidate & np.uint64(0xFFFF_FFFF)).astype(np.int64)
-            found[seek] = np.where(same, index, -1)
+        found = self._first_of(inos).astype(np.int64) - 1
+        if at_or_after <= 0:
+            return found
+        if not self.repeats:
+            found[found < at_or_after] = -1
+            return found
+        seek = np.flatnonzero((found >= 0) & (found < at_or_after))
+        key = inos[seek].astype(np.uint64) << np.uint64(32)
+        place = np.searchsorted(self._more, key | np.uint64(at_or_after))
+        candidate = self._more[np.minimum(place, len(self._more) - 1)]
+        same = (place < len(self._more)) & (candidate >> np.uint64(32) == inos[seek])
+        index = (candidate & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+        found[seek] = np.where(same, index, -1)
         return found
 
+    def find_any(self, inos: Inos, at_or_after: int) -> Positions:
+        """As `find`; where there is none, the index of the first use at all."""
+        if at_or_after <= 0 or not self.repeats:
+            return self.find(inos, 0)
+        found = self.find(inos, at_or_after)
+        return np.where(found < 0, self.find(inos, 0), found)
+
     def contains(self, inos: Inos) -> npt.NDArray[np.bool_]:
-        known: npt.NDArray[np.bool_] = self._first_of(inos) != _NONE
+        known: npt.NDArray[np.bool_] = self._first_of(inos) > 0
         return known
 
     def _first_of(self, inos: Inos) -> npt.NDArray[np.uint32]:
-        if len(self._first) == 0:
-            return np.full(len(inos), _NONE, np.uint32)
-        offset = inos.astype(np.int64) - self._base
-        inside = (offset >= 0) & (offset < len(self._first)) & (inos != 0)
-        if inside.all():  # nearly always: two copies less
-            return self._first[offset]
-        return np.where(inside, self._first[np.where(inside, offset, 0)], _NONE)
+        # what is less than the base, 0 too, comes out beyond the span: these are without a sign
+        return self._first.take(inos - self._base, mode="clip")
 
 
 class Sequence:
@@ -104,6 +109,10 @@ class Sequence:
         self._lengths: dict[int, int] = {}  # of epochs from there on that are not so long; sorted
         self.generation = 0
         """Positions of another one mean others."""
+        self.changes = 0
+        """Of the known orders, so far."""
+        self.has_repeats = False
+        """Whether a known epoch reads a file more than once."""
         self.orders: dict[int, EpochOrder] = {}
         self.unknown: set[int] = set()
         """Epochs whose order cannot be known (yet)."""
@@ -115,16 +124,12 @@ class Sequence:
 
     def last(self, position: int) -> int:
         """`position`, or the job's end if that comes first."""
-        return position if self.total is None else min(position, self.total)
+        total = self.total
+        return position if total is None else min(position, total)
 
     def has(self, epoch: int) -> bool:
         """Whether the job has so many epochs, as far as anybody knows."""
         return self.epochs is None or epoch < self.epochs
-
-    @property
-    def has_repeats(self) -> bool:
-        """Whether a known epoch reads a file more than once."""
-        return any(order.repeats for order in self.orders.values())
 
     def is_open(self, epoch: int) -> bool:
         """Whether its order is neither known nor known to be unknown."""
@@ -166,6 +171,8 @@ class Sequence:
         if len(positions) == 0:
             return positions
         first, last = self.epoch_of(int(positions.min())), self.epoch_of(int(positions.max()))
+        if first == last:
+            return np.full(len(positions), self.start(first))
         starts = np.array([self.start(epoch) for epoch in range(first, last + 1)])
         found: Positions = starts[np.searchsorted(starts, positions, "right") - 1]
         return found
@@ -196,6 +203,7 @@ class Sequence:
         self._measure(epoch, len(inos))
         self.orders[epoch] = EpochOrder(inos)
         self.unknown.discard(epoch)
+        self._note_change()
 
     def cannot_know(self, epoch: int) -> None:
         """This epoch's order cannot be known (yet)."""
@@ -208,15 +216,21 @@ class Sequence:
         self._anchor = (0, 0)
         self._lengths.clear()
         self.generation += 1
+        self._note_change()
 
     def forget_before(self, epoch: int) -> None:
         for old in [known for known in self.orders if known < epoch]:
             del self.orders[old]
+            self._note_change()
         self.unknown = {known for known in self.unknown if known >= epoch}
         first = epoch - 1  # a late step may be of the one before
         if first > self._anchor[0]:
             self._anchor = first, self.start(first)
             self._lengths = {known: n for known, n in self._lengths.items() if known >= first}
+
+    def _note_change(self) -> None:
+        self.changes += 1
+        self.has_repeats = any(order.repeats for order in self.orders.values())
 
     def known_until(self, position: int) -> int:
         """First position from `position` on that no known order covers."""
@@ -261,10 +275,17 @@ class Sequence:
     def inos_at(self, positions: Positions) -> Inos:
         """The file at each position; 0 where the epoch is unknown."""
         found = np.zeros(len(positions), np.uint32)
+        if len(positions) == 0:
+            return found
+        low, high = int(positions.min()), int(positions.max())
         for epoch, order in self.orders.items():
             start = self.start(epoch)
-            here = (positions >= start) & (positions < start + len(order.inos))
-            found[here] = order.inos[positions[here] - start]
+            stop = start + len(order.inos)
+            if start <= low and high < stop:
+                return order.inos[positions - start]
+            if start <= high and low < stop:
+                here = (positions >= start) & (positions < stop)
+                found[here] = order.inos[positions[here] - start]
         return found
 
     def contains(self, inos: Inos) -> npt.NDArray[np.bool_]:
@@ -281,9 +302,6 @@ class Sequence:
         rows = []
         for epoch, order in sorted(self.orders.items()):
             start = self.start(epoch)
-            floor = min(max(at_or_after - start, 0), len(order.inos))
-            index = order.find(inos, floor)
-            if floor:
-                index = np.where(index < 0, order.find(inos, 0), index)
+            index = order.find_any(inos, min(at_or_after - start, len(order.inos)))
             rows.append(np.where(index >= 0, index + start, -1))
         return np.array(rows, np.int64).reshape(len(rows), len(inos))

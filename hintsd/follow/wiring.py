@@ -10,13 +10,13 @@ INVARIANT: a wire is laid again once its file is armed no more, unless it has fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from hintsd.follow.progress import Progress
-from hintsd.follow.sequence import NO_POSITIONS, Inos, Positions, Sequence
+from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence
 from hintsd.policies import Mask
 
 WIRED_AHEAD_S = 0.2
@@ -48,6 +48,7 @@ class Wiring:
         """No wires are laid."""
         self._until = self._progress.high  # they are laid up to here
         self._wires = NO_POSITIONS  # sorted
+        self._inos, self._inos_of = NO_INOS, -1  # their files, after so many changes of the orders
         self.laid_from: int | None = None
         """Where they begin; from there on there is no gap."""
         self._sentinels_at = -SENTINELS_EVERY_S
@@ -65,14 +66,12 @@ class Wiring:
         only where `or_stolen`.
         """
         progress = self._progress
-        first, last = np.searchsorted(
-            self._wires, [progress.low, progress.high + 2 * progress.spacing]
-        )
-        where = self._wires[first:last]
-        armed = where[self._are_armed(self._sequence.inos_at(where))].tolist()
-        besides: Container[int] = () if or_stolen else self._stolen
-        waits = (wire for wire in armed if wire not in self._fired and wire not in besides)
-        return next(waits, None)
+        where, inos = self._between(progress.low, progress.high + 2 * progress.spacing)
+        armed = self._are_armed(inos).tolist()
+        for wire, is_armed in zip(where.tolist(), armed, strict=True):
+            if is_armed and wire not in self._fired and (or_stolen or wire not in self._stolen):
+                return int(wire)
+        return None
 
     def count_stolen(self) -> int:
         """Beyond `high`."""
@@ -82,37 +81,34 @@ class Wiring:
         """Which of these look-ups, `theirs` of strangers, have taken a wire away that the reader
         has not come to.
         """
-        if not theirs.any() or len(self._wires) == 0:
-            return np.zeros(len(theirs), np.bool_)
-        wire = self._are_wires(candidates) & (candidates >= self._progress.low) & theirs
-        wire &= ~np.isin(candidates, list(self._fired))
-        self._stolen.update(candidates[wire].tolist())
-        stolen: Mask = np.logical_or.reduce(wire, axis=0)
+        stolen = np.zeros(len(theirs), np.bool_)
+        for index in np.flatnonzero(theirs).tolist():
+            for use in candidates[:, index].tolist():
+                if use >= self._progress.low and use not in self._fired and self._is_wire(use):
+                    self._stolen.add(use)
+                    stolen[index] = True
         return stolen
 
     def find_fired(self, candidates: Positions, own: Mask, unfired: int | None) -> dict[int, Fired]:
         """Wires of the zone among these look-ups. A file may be used twice there (at the end of one
         epoch and the beginning of the next), and by another job (not `own`), but the wire is gone.
         """
-        if candidates.size == 0 or len(self._wires) == 0:
-            return {}
-        progress = self._progress
-        zone = (candidates >= progress.low) & (candidates < progress.zone_end(unfired))
-        sure = np.broadcast_to((zone.sum(axis=0) == 1) & own, zone.shape)
-        uses = np.where(zone, candidates, np.iinfo(np.int64).max).min(axis=0)
-        first = np.broadcast_to(uses, zone.shape)
-        wire = zone & self._are_wires(candidates)
-        how = map(Fired, sure[wire].tolist(), first[wire].tolist())
-        return dict(zip(candidates[wire].tolist(), how, strict=True))
+        low, end = self._progress.low, self._progress.zone_end(unfired)
+        found = {}
+        for uses, is_own in zip(candidates.T.tolist(), own.tolist(), strict=True):
+            zone = [use for use in uses if low <= use < end]
+            for use in zone:
+                if self._is_wire(use):
+                    found[use] = Fired(len(zone) == 1 and is_own, min(zone))
+        return found
 
     def fire(self, fired: dict[int, Fired]) -> int:
         """They have; the end of the wires from `high` on that have fired without a gap."""
         self._fired.update(fired)
         progress = self._progress
         end = progress.high
-        first, last = np.searchsorted(self._wires, [end, progress.zone_end(None)])
-        where = self._wires[first:last]
-        for position, ino in zip(where.tolist(), self._sequence.inos_at(where), strict=True):
+        where, inos = self._between(end, progress.zone_end(None))
+        for position, ino in zip(where.tolist(), inos.tolist(), strict=True):
             if ino and position not in self._fired:
                 break
             if position in self._fired and self._fired[position].is_sure:
@@ -128,17 +124,27 @@ class Wiring:
             if not is_sure and first < min(wire, low):
                 del self._fired[wire]
 
-    def _are_wires(self, positions: Positions) -> Mask:
-        """Which of these have a wire; there are some."""
-        place = np.minimum(np.searchsorted(self._wires, positions), len(self._wires) - 1)
-        found: Mask = self._wires[place] == positions
-        return found
+    def _between(self, start: int, stop: int) -> tuple[Positions, Inos]:
+        """The wires in [start, stop), and their files."""
+        if self._inos_of != self._sequence.changes:
+            self._inos = self._sequence.inos_at(self._wires)
+            self._inos_of = self._sequence.changes
+        first, last = self._wires.searchsorted((start, stop))
+        return self._wires[first:last], self._inos[first:last]
+
+    def _is_wire(self, position: int) -> bool:
+        place = int(self._wires.searchsorted(position))
+        return place < len(self._wires) and int(self._wires[place]) == position
 
     # --- laying
 
     def without_fired(self, wires: Positions) -> Positions:
         """Those of them that have not."""
-        return wires[~np.isin(wires, list(self._fired))] if self._fired else wires
+        if not self._fired:
+            return wires
+        fired = np.array(sorted(self._fired))
+        found: Positions = wires[fired.take(fired.searchsorted(wires), mode="clip") != wires]
+        return found
 
     def ahead(self) -> Positions:
         """The wires from `high` on; new ones once a good part of them has fired."""
@@ -149,14 +155,14 @@ class Wiring:
         stop = min(sequence.last(high + ahead), sequence.known_until(high))
         if self._until < min(stop, high + ahead - ahead // 4):
             start = max(self._until, high)
-            kept = self._wires[np.searchsorted(self._wires, progress.low) :]
+            kept = self._wires[self._wires.searchsorted(progress.low) :]
             if start > self._until or not len(kept):
                 self.laid_from = start
             self._wires = np.concatenate([kept, self._grid(start, stop, progress.spacing)])
-            self._until = stop
+            self._until, self._inos_of = stop, -1
             self._fired = {wire: how for wire, how in self._fired.items() if wire >= progress.low}
             self._stolen = {wire for wire in self._stolen if wire >= progress.low}
-        return self._wires[np.searchsorted(self._wires, high) :]
+        return self._wires[self._wires.searchsorted(high) :]
 
     def sentinels(self, now: float) -> list[Positions]:
         """Wires over the rest of the epoch, and, four times as far apart, over what is read."""

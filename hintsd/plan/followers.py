@@ -39,6 +39,7 @@ from hintsd.policies import Mask
 OBSERVED_WIRES, OBSERVED_MOST = 4, 128  # weighed at once: a zone reaches four wires ahead
 AWAITED_S = 30.0  # a trainer may need so long to begin
 
+_FAR = np.iinfo(np.int64).max
 _LATE = (
     (Standing.FAILED, "failed"),
     (Standing.STAGED, "evicted"),
@@ -51,19 +52,22 @@ class _Seen(NamedTuple):
 
     inos: Inos
     kinds: npt.NDArray[np.uint8]
+    reads: Mask
+    """Which of them are READs; the others are look-ups."""
     processes: Pids
     whose: Mapping[str, Whose]
     now: float
 
     def part(self, chosen: slice | Mask) -> _Seen:
         whose = {name: stands[chosen] for name, stands in self.whose.items()}
-        return _Seen(self.inos[chosen], self.kinds[chosen], self.processes[chosen], whose, self.now)
-
-    @property
-    def reads(self) -> Mask:
-        """Which of them are READs; the others are look-ups."""
-        found: Mask = self.kinds & Observed.MASK != Observed.LOOKUP
-        return found
+        return _Seen(
+            self.inos[chosen],
+            self.kinds[chosen],
+            self.reads[chosen],
+            self.processes[chosen],
+            whose,
+            self.now,
+        )
 
 
 @dataclass(eq=False)
@@ -77,14 +81,13 @@ class _View:
     """Where their files stand in its epochs; -1: nowhere, or they say nothing of it."""
     is_used: Mask
     """The file stands in its order, whoever reads it."""
+    is_known: Mask
+    """`where` has a place."""
     unfired: int | None
     placed: Positions
     """The position in order, or -1; of several jobs' the nearest one's."""
-
-    @property
-    def is_known(self) -> Mask:
-        found: Mask = np.logical_or.reduce(self.where >= 0, axis=0)
-        return found
+    in_order: Mask
+    """`placed` has one."""
 
 
 class Followers:
@@ -250,20 +253,27 @@ class Followers:
         (follow/readers.py), where that can be told; `processes`: which process did, 0: not known.
         """
         processes = np.zeros(len(inos), np.uint32) if processes is None else processes
+        reads = kinds & Observed.MASK != Observed.LOOKUP
+        seen = _Seen(inos, kinds, reads, processes, whose or {}, now)
         known = (inos > 0) & (inos < len(self._files.flags))
-        seen = _Seen(inos, kinds, processes, whose or {}, now).part(known)
+        if _count(known) < len(known):
+            seen = seen.part(known)
         if not self._is_anybody_heeded(now):
             self._listen(seen)
             return
         # A reader moves on between two wires: only few of them are weighed at one position. Where
         # no job is planned for, there is none.
         is_placed = any(job.live for job in self._jobs.values())
-        wires, count = np.cumsum(~seen.reads), len(seen.inos)
-        start = 0
+        start, count = 0, len(seen.inos)
+        looks = count - _count(seen.reads)
+        if count and (not is_placed or (looks <= OBSERVED_WIRES and count <= OBSERVED_MOST)):
+            self._observe(seen)
+            return
+        wires = np.cumsum(~seen.reads)
         while start < count:
             passed = wires[start - 1] if start else 0
             stop = int(np.searchsorted(wires, passed + OBSERVED_WIRES, "right"))
-            stop = min(max(stop, start + 1), start + OBSERVED_MOST) if is_placed else count
+            stop = min(max(stop, start + 1), start + OBSERVED_MOST)
             self._observe(seen.part(slice(start, stop)))
             start = stop
 
@@ -289,67 +299,71 @@ class Followers:
                     self._jump(job, place, seen.now)
 
     def _observe(self, seen: _Seen) -> None:
-        reads = seen.reads
         views = self._views(seen)
         excused = np.zeros(len(seen.inos), np.bool_)
-        for view in views:
-            excused |= view.placed >= 0
-        _give_to_nearest(views)
-        known = [view.is_known for view in views]
         # a file of the dataset that no reader is to read now: another rank reads it, or a stranger
-        in_none = reads & (self._files.sizes[seen.inos] > 0)
+        in_none = seen.reads & (self._files.sizes[seen.inos] > 0)
         for view in views:
+            excused |= view.in_order
             in_none &= ~view.is_used
-        _count_reads(views, seen)
-        self._reclaimed.read(seen.inos[reads])
-        self._read_first(views, seen)
-        for view, mine in zip(views, known, strict=True):
-            others = excused.copy()  # what another live job reads somewhere is no stray of this one
-            for other, used in zip(views, known, strict=True):
+        _give_to_nearest(views)
+        if _count(seen.reads):
+            _count_reads(views, seen)
+            self._reclaimed.read(seen.inos[seen.reads])
+            self._read_first(views, seen)
+        for view in views:
+            strays = (view.is_known | in_none) & ~(excused | view.theirs)
+            for other in views:  # what another live job reads somewhere is no stray of this one
                 if other is not view and other.job.live:
-                    others |= used
-            self._weigh(view, seen, (mine | in_none) & ~view.theirs, others)
+                    strays &= ~other.is_known
+            self._weigh(view, seen, strays)
 
     def _views(self, seen: _Seen) -> list[_View]:
         """Of all jobs that have orders, with what strangers took from them taken away."""
         jobs = [job for job in self._jobs.values() if job.state != "done" and job.sequence.orders]
         strange = [self._strangers(job, seen) for job in jobs]
         candidates = [job.sequence.locate(seen.inos, job.progress.low) for job in jobs]
-        used_in: list[Mask] = [np.logical_or.reduce(where >= 0, axis=0) for where in candidates]
-        stolen = np.zeros(len(seen.inos), np.bool_)
-        for job, where, theirs in zip(jobs, candidates, strange, strict=True):
-            if job.live:
-                stolen |= job.wiring.steal(where, theirs & ~seen.reads)
-        # What was looked up has no wire any more. What a stranger took from a job that has not read
-        # it is laid again; it holds `low`, but not what is in order beyond it.
-        self._wires.disarm(seen.inos[~seen.reads & ~stolen])
-        self._wires.ask(seen.inos[stolen])
+        looks = ~seen.reads
+        if _count(looks):
+            stolen = np.zeros(len(looks), np.bool_)
+            for job, where, theirs in zip(jobs, candidates, strange, strict=True):
+                if job.live and _count(theirs):
+                    stolen |= job.wiring.steal(where, theirs & looks)
+            # What was looked up has no wire any more. What a stranger took from a job that has not
+            # read it is laid again; it holds `low`, but not what is in order beyond it.
+            self._wires.disarm(seen.inos[looks & ~stolen])
+            self._wires.ask(seen.inos[stolen])
         views = []
-        for job, theirs, where, is_used in zip(jobs, strange, candidates, used_in, strict=True):
-            where[:, theirs] = -1
+        for job, theirs, where in zip(jobs, strange, candidates, strict=True):
+            is_used = is_known = _somewhere(where)
+            if _count(theirs):
+                where[:, theirs] = -1
+                is_known = is_used & ~theirs
             job.progress.expect_unseen(job.wiring.count_stolen())
             unfired = job.wiring.first_unfired(or_stolen=False)
-            placed = job.progress.place(where, unfired)
-            if job.is_lost:
-                placed = np.full(len(seen.inos), -1, np.int64)
-            views.append(_View(job, theirs, where, is_used, unfired, placed))
+            placed = np.full(len(looks), -1) if job.is_lost else job.progress.place(where, unfired)
+            views.append(_View(job, theirs, where, is_used, is_known, unfired, placed, placed >= 0))
         return views
 
-    def _weigh(self, view: _View, seen: _Seen, relevant: Mask, others: Mask) -> None:
-        """What was seen, as evidence for and against one job. `relevant`: it says something of the
-        job; `others`: it is another one's, and so no stray.
+    def _weigh(self, view: _View, seen: _Seen, strays: Mask) -> None:
+        """What was seen, as evidence for and against one job. `strays`: it says something of the
+        job, but is in order for none, and not another one's.
         """
         job, progress, reads, now = view.job, view.job.progress, seen.reads, seen.now
-        where, here, unfired = view.where, view.placed, view.unfired
-        again = job.sequence.has_repeats
-        candidates = job.sequence.locate(seen.inos, progress.floor) if again else where
+        candidates, here, unfired = view.where, view.placed, view.unfired
+        is_any_in_order = _count(view.in_order) > 0
         # Before `take`: what is in order is what was so when they were placed.
-        if self._windows.has_lanes:
-            self._lanes.see(job, where, here)
-        if _is_used_up(job):  # it may be the next epoch's, which is told in a moment
-            relevant = relevant & (here >= 0)
-        fired = job.wiring.find_fired(where[:, ~reads], here[~reads] >= 0, unfired)
-        progress.take(seen.inos, candidates, here, reads, relevant, others, unfired, now)
+        if self._windows.has_lanes and is_any_in_order:
+            self._lanes.see(job, candidates, here)
+        fired = {}
+        if _count(reads) < len(reads):
+            fired = job.wiring.find_fired(candidates[:, ~reads], view.in_order[~reads], unfired)
+        if _count(strays):
+            if _is_used_up(job):  # it may be the next epoch's, which is told in a moment
+                strays = np.zeros(len(reads), np.bool_)
+            elif job.sequence.has_repeats:
+                candidates = job.sequence.locate(seen.inos, progress.floor)
+        progress.take(seen.inos, candidates, here, reads, strays, unfired, now)
         if fired and not job.is_lost:
             progress.reach(job.wiring.fire(fired), now)
         if job.search is not None:
@@ -368,7 +382,7 @@ class Followers:
                 self._condemn(job, now)
         if job.live and job.search and job.search.is_hopeless(job.sequence.orders.values()):
             self._give_up(job, now)
-        if (here >= 0).any():
+        if is_any_in_order:
             job.wake(now)
 
     def _look(self, view: _View, seen: _Seen) -> None:
@@ -382,11 +396,12 @@ class Followers:
     def _read_first(self, views: list[_View], seen: _Seen) -> None:
         """What a job's reader has missed is not staged for it. Another job may want it."""
         live = [view for view in views if view.job.live]
-        users = np.zeros(len(seen.inos), np.int64)
         for view in live:
-            users += view.is_used
-        for view in live:
-            self._ram.read_first(seen.inos[seen.reads & (view.placed >= 0) & (users == 1)])
+            first = seen.reads & view.in_order
+            for other in live:
+                if other is not view:
+                    first &= ~other.is_used
+            self._ram.read_first(seen.inos[first])
 
     # --- whose it is
 
@@ -394,11 +409,11 @@ class Followers:
         """Which files tell of the job's reader. Those that only other jobs have do not: one process
         may read for several, as a training and its validation.
         """
-        others = np.zeros(len(inos), np.bool_)
-        for other in self._jobs.values():
-            if other is not job:
-                others |= other.sequence.contains(inos)
-        return ~others | job.sequence.contains(inos)
+        others = [other.sequence for other in self._jobs.values() if other is not job]
+        found = np.ones(len(inos), np.bool_)
+        for other in others:
+            found &= ~other.contains(inos)
+        return found | job.sequence.contains(inos) if others else found
 
     def _strangers(self, job: Job, seen: _Seen) -> Mask:
         """Which observations say nothing of the job: those of another job's processes, strangers',
@@ -431,18 +446,16 @@ def _give_to_nearest(views: list[_View]) -> None:
     """An observation in order for several jobs is evidence for the nearest reader alone: ranks of
     one dataset read each other's files of the next epoch.
     """
+    views = [view for view in views if _count(view.in_order)]
     if len(views) < 2:
         return
-    far = np.iinfo(np.int64).max
-    away = np.array(
-        [
-            np.where(view.placed >= 0, abs(view.placed - view.job.progress.high), far)
-            for view in views
-        ]
-    )
-    nearest = away.min(axis=0)
+    away = [
+        np.where(view.in_order, abs(view.placed - view.job.progress.high), _FAR) for view in views
+    ]
+    nearest = np.minimum.reduce(away)
     for view, distance in zip(views, away, strict=True):
-        view.placed[distance > nearest] = -1
+        is_far = distance > nearest
+        view.placed[is_far], view.in_order[is_far] = -1, False
 
 
 def _count_reads(views: list[_View], seen: _Seen) -> None:
@@ -450,35 +463,42 @@ def _count_reads(views: list[_View], seen: _Seen) -> None:
     unplanned for another.
     """
     kinds, reads = seen.kinds, seen.reads
-    if not reads.any():
-        return
     live = [view for view in views if view.job.live]
     planned = np.zeros(len(reads), np.bool_)
     in_dataset = np.zeros(len(reads), np.bool_)
     late_of = []
     for view in live:
         window = view.job.window
-        late = ((view.where >= window.begin) & (view.where < window.end)).any(axis=0) & reads
+        in_window = (view.where >= window.begin) & (view.where < window.end)
+        late = np.logical_or.reduce(in_window) & reads
         late_of.append(late)
         planned |= late
         in_dataset |= view.is_used
+    unplanned = reads & ~planned
     for view, late in zip(live, late_of, strict=True):
         tally = view.job.tally
-        missed = reads & (view.placed >= 0)
-        tally.miss(_count(missed), _count(missed & (kinds & Standing.STAGED == 0)))
-        left, reasons = late.copy(), {}
-        for bit, reason in _LATE:
-            found = left & (kinds & bit != 0)
-            reasons[reason] = _count(found)
-            left &= ~found
-        tally.add_late({**reasons, "queued": _count(left)}, seen.now)
-        outside = reads & ~in_dataset & ~view.theirs
-        tally.add_unplanned(
-            {
-                "not in window": _count(reads & view.is_known & ~planned),
-                "not in dataset": _count(outside),
-            }
-        )
+        missed = kinds[reads & view.in_order]
+        tally.miss(len(missed), _count(missed & Standing.STAGED == 0))
+        left, reasons = kinds[late], {}
+        if len(left):
+            for bit, reason in _LATE:
+                others = left[left & bit == 0]
+                reasons[reason] = len(left) - len(others)
+                left = others
+            tally.add_late({**reasons, "queued": len(left)}, seen.now)
+        if _count(unplanned):
+            tally.add_unplanned(
+                {
+                    "not in window": _count(unplanned & view.is_known),
+                    "not in dataset": _count(unplanned & ~(in_dataset | view.theirs)),
+                }
+            )
+
+
+def _somewhere(where: Positions) -> Mask:
+    """Which of these files have a place."""
+    found: Mask = np.logical_or.reduce(where >= 0)
+    return found
 
 
 def _count(mask: Mask) -> int:

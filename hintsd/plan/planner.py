@@ -304,14 +304,16 @@ class MountPlanner:
 
     def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
         """`done` frames (docs/WIRE.md)."""
-        is_eviction = (results == Result.EVICTED) | (results == Result.NOT_EVICTED)
-        if is_eviction.any():
+        told = set(results.tolist())
+        if told & {Result.EVICTED, Result.NOT_EVICTED}:
+            is_eviction = (results == Result.EVICTED) | (results == Result.NOT_EVICTED)
             self._exchange.done(inos[is_eviction], results[is_eviction])
             inos, results = inos[~is_eviction], results[~is_eviction]
-        is_stored = (results == Result.STORED) | (results == Result.STAGED_AND_STORED)
-        self._exchange.store(self._ssd.missing(inos[is_stored]))
+        if told & {Result.STORED, Result.STAGED_AND_STORED}:
+            is_stored = (results == Result.STORED) | (results == Result.STAGED_AND_STORED)
+            self._exchange.store(self._ssd.missing(inos[is_stored]))
         self._reclaimed.lose(self._ram.done(inos, results, now))
-        if (results == Result.NO_ROOM).any():
+        if Result.NO_ROOM in told:
             self._placement.cancel()  # they would be fetched for nothing
 
     def disconnected(self) -> None:

@@ -126,7 +126,13 @@ def feed(
         placed = progress.place(where, unfired)
         yes, no = np.array([True]), np.array([False])
         progress.take(
-            np.array([ino], np.uint32), where, placed, yes if reads else no, yes, no, unfired, now
+            np.array([ino], np.uint32),
+            where,
+            placed,
+            yes if reads else no,
+            placed < 0,
+            unfired,
+            now,
         )
         progress.settle(unfired, 0)
         progress.check_invariants()
