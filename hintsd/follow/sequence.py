@@ -92,7 +92,8 @@ class EpochOrder:
 
     def _first_of(self, inos: Inos) -> npt.NDArray[np.uint32]:
         # what is less than the base, 0 too, comes out beyond the span: these are without a sign
-        return self._first.take(inos - self._base, mode="clip")
+        offsets = (inos - self._base).astype(np.uint32, copy=False)
+        return self._first.take(offsets, mode="clip")
 
 
 class Sequence:

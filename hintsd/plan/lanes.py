@@ -88,8 +88,10 @@ class Lanes:
         files, ram, reached = self._files, self._ram, job.reached
         reached.forget_before(job.window.begin - job.batch_size * (1 + job.progress.workers))
         positions = reached.take_passed(job.window.begin, job.window.end)
-        passed = np.unique(job.sequence.inos_at(positions))
-        keep(passed)
+        passed = NO_INOS
+        if len(positions):
+            passed = np.unique(job.sequence.inos_at(positions))
+            keep(passed)
         positions, lane = _coming(job, most)
         inos = job.sequence.inos_at(positions)
         flags, own = files.flags[inos], ram.bytes_of(inos)
@@ -121,6 +123,8 @@ class Lanes:
         inos = np.concatenate([job.reached.rest, job.reached.held])
         is_held = self._files.flags[inos] & (HELD | KEPT_IN_RAM) == HELD
         inos = inos[is_held & (self._ram.refs[inos] > 0)]
+        if len(inos) == 0:
+            return NO_INOS
         inos = inos[first_uses(inos)]
         rest: Inos = inos[~np.isin(inos, besides)]
         return rest
@@ -128,6 +132,8 @@ class Lanes:
     def _let_go(self, passed: Inos, needed: Inos, others: list[Job]) -> None:
         """Of what was passed what neither this window needs soon nor another one has."""
         passed = passed[self._files.flags[passed] & (HELD | KEPT_IN_RAM) == HELD]
+        if len(passed) == 0:
+            return
         passed = np.setdiff1d(passed, needed)
         for other in others if len(passed) else []:
             begin, end = other.window.begin, other.window.end

@@ -312,7 +312,8 @@ class MountPlanner:
         if told & {Result.STORED, Result.STAGED_AND_STORED}:
             is_stored = (results == Result.STORED) | (results == Result.STAGED_AND_STORED)
             self._exchange.store(self._ssd.missing(inos[is_stored]))
-        self._reclaimed.lose(self._ram.done(inos, results, now))
+        if len(reclaimed := self._ram.done(inos, results, now)):
+            self._reclaimed.lose(reclaimed)
         if Result.NO_ROOM in told:
             self._placement.cancel()  # they would be fetched for nothing
 

@@ -556,10 +556,9 @@ class Reclaimed:
         self._wanted.append(inos[is_wanted])
 
     def read(self, inos: Inos) -> None:
-        """READs of these have come. Where one is KEPT_IN_RAM it had been taken; by the READ it is
-        there again.
-        """
-        self._note(np.unique(self._files.having(inos, KEPT_IN_RAM)))
+        """READs of these have come: one that is KEPT_IN_RAM had been taken, and is there again."""
+        if len(kept := self._files.having(inos, KEPT_IN_RAM)):
+            self._note(np.unique(kept))
 
     def _note(self, inos: Inos) -> None:
         self.count += len(inos)
