@@ -54,7 +54,7 @@ LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a
 EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 MARGIN_SHARE = 8  # an eighth of an epoch
 OVERLAP_SAMPLES, OVERLAP_SHARE = 64, 0.1  # jobs share files: of so many samples, so much
-PATIENCE_SHARE = 6  # readers may take a sixth of what is held between two decisions
+PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 HELD_MARGIN: Final = 0.5  # of `Keeping.leaves`
 
@@ -393,11 +393,10 @@ class Windows:
 
     def patience_s(self) -> list[float]:
         """How long the next decision may wait, for each job that is read: its readers take so long
-        for a small part of what is held for them, or for half of what is staged when there is no
-        more to stage.
+        for a small part of a window, or for half of what is staged when there is no more to stage.
         """
         jobs = [job for job in self._live if job.progress.samples_per_s > 0]
-        return [_patience_s(job, self._ram, has_lanes=self.has_lanes) for job in jobs]
+        return [0.0 if self.has_lanes else _patience_s(job, self._ram) for job in jobs]
 
     def check_invariants(self) -> None:
         """Costs a pass over all files: for tests."""
@@ -428,11 +427,9 @@ def _own_and_fresh(ram: Ram, files: Files, inos: Inos, repeats: bool) -> tuple[B
     return own, fresh
 
 
-def _patience_s(job: Job, ram: Ram, *, has_lanes: bool) -> float:
+def _patience_s(job: Job, ram: Ram) -> float:
     window = job.window
-    if has_lanes:
-        samples = len(job.reached.held) / PATIENCE_SHARE
-    elif ram.stage_unanswered == 0 and window.sent == window.end and not job.can_grow:
+    if ram.stage_unanswered == 0 and window.sent == window.end and not job.can_grow:
         samples = (window.end - job.progress.high) / 2  # all that is known lies there
     else:
         samples = (window.end - window.begin) / PATIENCE_SHARE

@@ -188,18 +188,6 @@ def test_lanes_where_no_epoch_is_known_beyond_the_one_that_is_read() -> None:
     assert traffic.wasted == 0
 
 
-def test_lanes_leave_planning_a_sixth_of_what_they_hold() -> None:
-    scene = make_scene(3000, 200, 0)
-    orders = scene.shuffled()
-    scene.open("job", orders, samples=3000, workers=4)
-    Traffic(scene).read(orders[0][:1600], 16, 4, each=16, work=1 << 20)
-    assert scene.planner._windows.has_lanes
-    job = scene.planner._jobs["job"]
-    speed = scene.planner.status("job")["samples_per_s"]
-    assert 50 < len(job.reached.held) <= 200
-    assert scene.planner.patience_s() == pytest.approx(len(job.reached.held) / 6 / speed, rel=0.1)
-
-
 def test_lanes_that_stand_still_give_their_room_to_a_validation() -> None:
     """Its training goes on after it: from an epoch's end, or from the midst of one."""
     for stops_at in (3000, 1600):
