@@ -213,20 +213,14 @@ class Fetcher:
         flight.done.set()
         self._land((ino, 0), flight)
 
-    async def range(
-        self, ino: int, offset: int, length: int, block: int | None = None
+    async def uncached(
+        self, ino: int, span: Span, block: int | None = None
     ) -> tuple[Version, memoryview]:
-        """Exactly these bytes (clipped to the file's size), not cached. Raises as `block`.
+        """The bytes of `span`, which are not cached. Raises as `block`.
 
-        Without `block`, for the first touch of a large file's, far sources alone are asked. With
-        it they are all of that block, as long as it is now, and any source may have it.
+        They are all of `block`, and any source may have it. Without one they are a part, for the
+        first touch of a large file's block, and far sources alone are asked.
         """
-
-        def span(size: int) -> tuple[int, int]:
-            if block is not None:
-                return namespace.block_span(size, block)
-            return offset, max(0, min(length, size - offset))
-
         flight = Flight()
         await self._read(flight, ino, span, block)
         assert flight.version is not None

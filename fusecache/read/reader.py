@@ -11,6 +11,7 @@ Cache faults end here: whatever the store does wrong, the read goes on at the or
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 from fusecache import _native
 from fusecache.base.errors import OriginChanged
@@ -98,7 +99,8 @@ class Reader:
         start, span = namespace.block_span(version.size, block)
         first, last = max(offset, start), min(offset + length, start + span)
         if version.size > BLOCK_BYTES and not self._is_wanted_whole(ino, block):
-            got, data = await self._fetcher.range(ino, first, last - first)
+            part = partial(namespace.clipped, first, last)
+            got, data = await self._fetcher.uncached(ino, part)
             self._metrics.add(FROM_ORIGIN)
             return (False, data) if got == version else None
         flight = await self._fetcher.block(ino, block)

@@ -31,6 +31,11 @@ def block_span(size: int, block: int) -> tuple[int, int]:
     return offset, min(BLOCK_BYTES, size - offset)
 
 
+def clipped(first: int, stop: int, size: int) -> tuple[int, int]:
+    """(offset, length) in bytes of what a file of `size` bytes has of [first, stop)."""
+    return first, max(0, min(stop, size) - first)
+
+
 def block_count(size: int) -> int:
     return -(-size // BLOCK_BYTES)
 

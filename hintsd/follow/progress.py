@@ -158,9 +158,9 @@ class Progress:
         unfired: int | None,
         now: float,
     ) -> None:
-        """Weighs one batch of observations. `candidates`: Sequence.locate, from `floor` on where a
-        file may come again: what was read may be the earlier use. `placed`: what `place` said;
-        `strays`: they say something about this job, and are in order for none.
+        """Weighs one batch of observations. `candidates`: Sequence.locate (with strays, from
+        `floor` on where a file may come again: what was read may be the earlier use). `placed`:
+        what `place` said; `strays`: they say something about this job, and are in order for none.
         """
         relevant = placed >= 0
         if np.count_nonzero(strays):

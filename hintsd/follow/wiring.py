@@ -93,8 +93,10 @@ class Wiring:
         """Wires of the zone among these look-ups. A file may be used twice there (at the end of one
         epoch and the beginning of the next), and by another job (not `own`), but the wire is gone.
         """
+        found: dict[int, Fired] = {}
+        if not len(self._wires):
+            return found
         low, end = self._progress.low, self._progress.zone_end(unfired)
-        found = {}
         for uses, is_own in zip(candidates.T.tolist(), own.tolist(), strict=True):
             zone = [use for use in uses if low <= use < end]
             for use in zone:

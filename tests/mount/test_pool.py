@@ -41,7 +41,7 @@ AGE_S = 2.0
 DELAY_S = 0.2
 DIRECTORIES, FILES = 120, 6
 LARGE_BYTES = (9 << 20) + 5
-LARGE_BLOCKS = 3
+LARGE_BLOCKS, LARGE_FILES = 3, 6
 PART_BYTES = 128 << 10
 """Of a large file: its first READ is answered by the origin, with no more than it asks for."""
 ENGINE_BYTES = 200 << 20
@@ -58,7 +58,7 @@ class Origin:
         self.place, self.faulty = place, faulty
         self.path = faulty.mountpoint
         self._directories = iter(range(DIRECTORIES))
-        self._large = iter(range(4))
+        self._large = iter(range(LARGE_FILES))
         self._unread = iter(range(199, -1, -1))
         self.be_slow()
 
@@ -72,7 +72,7 @@ class Origin:
         for number in range(DIRECTORIES):
             for name, content in small(number).items():
                 place.write(name, content)
-        for number in range(4):
+        for number in range(LARGE_FILES):
             place.write(*large(number))
         for number in range(200):
             place.write(f"spare/{number:03}", b"%d" % number)
@@ -265,6 +265,10 @@ class Host:
     def write(self, contents: Contents, blocks: int = 1) -> None:
         """Read it, and wait until the pool has it, of each file so many blocks."""
         self.read(contents)
+        self.has_written(contents, blocks)
+
+    def has_written(self, contents: Contents, blocks: int = 1) -> None:
+        """Wait until the pool has it, of each file so many blocks, whoever has written them."""
         dataset = self.pool["dataset"]
         keys = [
             block_key(self.origin, dataset, name, n) for name in contents for n in range(blocks)
@@ -467,7 +471,7 @@ def test_a_large_file_that_is_staged_and_not_stored(
         with PlanClient(host.mount.path) as plan:
             ino, *_ = plan.listing(b"large")[path.partition("/")[2].encode()]
             assert plan.stage_all([ino], store=0) == {Result.STAGED: 1}
-        eventually(lambda: hosts[0].count("written") >= LARGE_BLOCKS)
+        host.has_written(contents, LARGE_BLOCKS)
     second = hosts[1]
     late_bytes = second.late * BLOCK_BYTES
     assert late_bytes < size_of(contents) / 2

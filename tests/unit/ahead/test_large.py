@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ class Scene:
         self.counted: list[int] = []  # before each read
         self._ready_after, self._ends_after, self._stored = ready_after, ends_after, stored
         self.files = LargeFiles(
-            fetcher=_any(is_origin_ready=self._is_ready, range=self._range),
+            fetcher=_any(is_origin_ready=self._is_ready, uncached=self._uncached),
             reader=_any(is_cached=self._is_cached, ensure_cached=self._ensure),
             packer=_any(has_spare=lambda size_bytes: True),
             fetches=_any(may_take=lambda: True, take=lambda size_bytes: None),
@@ -64,11 +65,11 @@ class Scene:
         self.counted.append(self.bytes)
         return self._stored
 
-    async def _range(
-        self, ino: int, offset: int, length: int, block: int
+    async def _uncached(
+        self, ino: int, span: Callable[[int], tuple[int, int]], block: int
     ) -> tuple[Version, memoryview]:
         self.counted.append(self.bytes)
-        return VERSION, memoryview(bytes(length))
+        return VERSION, memoryview(bytes(span(VERSION.size)[1]))
 
     async def _push(self, ino: int, version: Version, block: int, data: Any) -> bool:
         return True
