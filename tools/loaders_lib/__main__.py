@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -79,7 +79,7 @@ def run_stack(name: str, stack: Stack, python: str) -> Judged:
         by_process: dict[int, list[Announced]] = {}
         for told in fake.jobs:
             by_process.setdefault(told.pid, []).append(announced(told, names, str(root)))
-        return judge(read, by_process, done.stderr)
+        return judge(read, by_process, done.stderr, stack.early)
 
 
 def _launch(stack: Stack) -> list[str]:
@@ -100,8 +100,8 @@ def _environment(fake: FakeHintsd, cache: Path, stack: Stack) -> dict[str, str]:
     return environment(environ) if stack.is_wrapped else environ
 
 
-def _versions(python: str) -> dict[str, str]:
-    libraries = sorted({stack.library for stack in STACKS.values()})
+def _versions(python: str, names: Iterable[str]) -> dict[str, str]:
+    libraries = sorted({STACKS[name].library for name in names})
     code = f"import importlib.metadata as m; print(*[m.version(one) for one in {libraries}])"
     told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return {
@@ -114,6 +114,8 @@ def row(stack: Stack, judged: Judged, version: str) -> str:
     """Of the table."""
     if judged.verdict == "exact":
         said = "exact, all epochs ahead" if judged.is_foreseen else "exact, as each epoch begins"
+        if stack.early:
+            said += f"; opened up to {stack.early} files early"
     else:
         said = f"**{judged.verdict}**: {judged.why}"
     return f"| {stack.library} {version} | {stack.what} | {said} |"
@@ -140,8 +142,9 @@ def main(python: str, write: bool, names: tuple[str, ...]) -> None:
         raise click.UsageError(f"no stack {unknown[0]}: {', '.join(STACKS)}")
     if write and names:
         raise click.UsageError("--write needs all stacks: give no names")
-    versions, rows, failed = _versions(python), list[str](), list[str]()
-    for name in names or STACKS:
+    names = names or tuple(STACKS)
+    versions, rows, failed = _versions(python, names), list[str](), list[str]()
+    for name in names:
         stack = STACKS[name]
         try:
             judged = run_stack(name, stack, python)

@@ -29,10 +29,14 @@ class Judged:
 
 
 def judge(
-    read: dict[int, list[list[str]]], announced: dict[int, list[Announced]], stderr: str
+    read: dict[int, list[list[str]]],
+    announced: dict[int, list[Announced]],
+    stderr: str,
+    early: int = 0,
 ) -> Judged:
     """By process. `exact`: each epoch that was read was announced, file by file; of one that began
-    amid an epoch, the rest of it. `no`: nothing was announced, of any process."""
+    amid an epoch, the rest of it. `no`: nothing was announced, of any process. `early`: a file may
+    be opened so many places before its turn."""
     jobs = [job for of_process in announced.values() for job in of_process]
     if not any(job.epochs for job in jobs):
         return Judged("no", "; ".join(dict.fromkeys(_reasons(stderr))), False)
@@ -41,7 +45,7 @@ def judge(
             files for job in announced.get(pid, []) for _, files in sorted(job.epochs.items())
         ]
         for number, files in enumerate(epochs):
-            found = [order for order in orders if order[-len(files) :] == files]
+            found = [order for order in orders if _is_end(order, files, early)]
             if not found:
                 begun = [order for order in orders if order[: len(files)] == files]
                 if begun and number < len(epochs) - 1:
@@ -49,6 +53,17 @@ def judge(
                 return Judged("wrong", f"epoch {number} of process {pid}", False)
             orders.remove(found[0])
     return Judged("exact", "", all(job.is_foreseen for job in jobs))
+
+
+def _is_end(order: list[str], files: list[str], early: int) -> bool:
+    """Whether these are the last ones of that order, each so many places early at most."""
+    end = order[-len(files) :]
+    if not early:
+        return files == end
+    place = {file: number for number, file in enumerate(end)}
+    return sorted(files) == sorted(end) and all(
+        place[file] - number <= early for number, file in enumerate(files)
+    )
 
 
 def _reasons(stderr: str) -> list[str]:

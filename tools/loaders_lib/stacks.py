@@ -10,9 +10,13 @@ process opened, in order: a list for each epoch.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import random
+import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,8 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 BATCH: Final = 4
 EPOCHS: Final = 3
+PAUSE_S: Final = 0.2
+"""Between epochs, which are short: an order that is not sent when its epoch is over is dropped."""
 
 Reading = Callable[[str], Iterator[None]]
 """Reads the dataset at that path; yields at the end of each epoch."""
@@ -40,6 +46,10 @@ class Stack:
     copy_samplers: bool = False
     is_wrapped: bool = True
     """Below `hintsd run`; else the stack asks for hints itself."""
+    is_native: bool = False
+    """Its files are opened by code that is not Python; it needs no torch."""
+    early: int = 0
+    """Its threads open a file so many places before its turn at most."""
 
 
 STACKS: Final[dict[str, Stack]] = {}
@@ -93,6 +103,12 @@ class _Listed:
 class _Telling(_Listed):
     def __hintsd_paths__(self) -> list[str]:
         return self.files
+
+
+def _drawn(root: str) -> Callable[[int], list[str]]:
+    """An order of one's own: the paths of each epoch."""
+    paths = _Listed(root).files
+    return lambda epoch: random.Random(epoch).sample(paths, len(paths))
 
 
 # ---- torch ---------------------------------------------------------------------------------------
@@ -190,19 +206,16 @@ def torch_auto(root: str) -> Iterator[None]:
 
 @stack("torch", "a loop of one's own, `hintsd.files`", is_wrapped=False)
 def files_loop(root: str) -> Iterator[None]:
-    import random
-
     import hintsd
 
-    paths = _Listed(root).files
-    orders = [random.Random(epoch).sample(paths, len(paths)) for epoch in range(EPOCHS + 1)]
-    job = hintsd.files(lambda epoch: orders[epoch], epochs=EPOCHS)
+    order = _drawn(root)
+    job = hintsd.files(order, epochs=EPOCHS)
+    job.hear(60.0)
     for epoch in range(EPOCHS):
         job.step(0, epoch)
-        for path in orders[epoch]:
+        for path in order(epoch):
             _opened(path)
         yield
-    job.hear(60.0)
     job.close()
 
 
@@ -595,17 +608,122 @@ def webdataset_shards(root: str) -> Iterator[None]:
     return _epochs(DataLoader(data, BATCH, collate_fn=_collated))
 
 
+# ---- tf.data, DALI: as docs/LOADERS.md shows them ------------------------------------------------
+
+
+def _tf_data(root: str, threads: int) -> Iterator[None]:
+    import tensorflow as tf
+
+    import hintsd
+
+    order = _drawn(root)
+    job = hintsd.files(order, epochs=EPOCHS, workers=threads)
+    job.hear(60.0)
+    for epoch in range(EPOCHS):
+        job.step(0, epoch)
+        paths = tf.data.Dataset.from_tensor_slices(order(epoch))
+        for _ in paths.map(tf.io.read_file, threads).batch(BATCH).prefetch(2):
+            pass
+        yield
+    job.close()
+
+
+_TF: Final = "`tf.data`, `num_parallel_calls={}`, `hintsd.files`"
+
+
+@stack("tensorflow-cpu", _TF.format(1), is_wrapped=False, is_native=True)
+def tf_data(root: str) -> Iterator[None]:
+    return _tf_data(root, 1)
+
+
+@stack("tensorflow-cpu", _TF.format(4), is_wrapped=False, is_native=True, early=3)
+def tf_data_parallel(root: str) -> Iterator[None]:
+    return _tf_data(root, 4)
+
+
+@stack("nvidia-dali-cuda120", "`fn.io.file.read`, `hintsd.files`", is_wrapped=False, is_native=True)
+def dali(root: str) -> Iterator[None]:
+    import numpy as np
+    from nvidia.dali import fn, pipeline_def, types
+
+    import hintsd
+
+    order = _drawn(root)
+    epoch = 0
+
+    def names() -> Iterator[Any]:
+        paths = [np.frombuffer(os.fsencode(path), np.uint8) for path in order(epoch)]
+        for first in range(0, len(paths), BATCH):
+            yield paths[first : first + BATCH]
+
+    def reader() -> Any:
+        return fn.io.file.read(fn.external_source(names, cycle="raise", dtype=types.UINT8))
+
+    job = hintsd.files(order, epochs=EPOCHS)
+    job.hear(60.0)
+    pipe = pipeline_def(reader, batch_size=BATCH, num_threads=4, device_id=None)()
+    for epoch in range(EPOCHS):  # names() reads it
+        job.step(0, epoch)
+        try:
+            while True:
+                pipe.run()
+        except StopIteration:
+            pipe.reset()
+        yield
+    job.close()
+
+
 # ---- the process ---------------------------------------------------------------------------------
 
 _read: list[list[str]] = [[]]
+_opens: _Opens | None = None
+
+
+class _Opens:
+    """Which files of a dataset were opened since it was last asked, as the kernel tells: by
+    whatever code, of whatever process. Of one file twice in a row it tells once."""
+
+    _IN_OPEN, _IN_Q_OVERFLOW = 0x20, 0x4000
+
+    def __init__(self, root: str) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_NONBLOCK)
+        self._classes: dict[int, str] = {}
+        for entry in os.scandir(root):
+            watch = libc.inotify_add_watch(self._fd, os.fsencode(entry.path), self._IN_OPEN)
+            if watch < 0:
+                raise OSError(ctypes.get_errno(), "inotify")
+            self._classes[watch] = entry.name
+
+    def told(self) -> list[str]:
+        try:
+            data = os.read(self._fd, 1 << 20)
+        except BlockingIOError:
+            return []
+        files, at = [], 0
+        while at < len(data):
+            watch, mask, _, length = struct.unpack_from("iIII", data, at)
+            assert not mask & self._IN_Q_OVERFLOW
+            name = os.fsdecode(data[at + 16 : at + 16 + length].rstrip(b"\0"))
+            if name:  # not of the directory itself
+                files.append(f"{self._classes[watch]}/{name}")
+            at += 16 + length
+        return files
 
 
 def end_epoch() -> None:
     """What is opened from now on is of the next one."""
+    if _opens is not None:
+        _read[-1] += _opens.told()
     _read.append([])
+    time.sleep(PAUSE_S)
 
 
-def _watch(root: str) -> None:
+def _watch(root: str, is_native: bool) -> None:
+    global _opens
+    if is_native:
+        _opens = _Opens(root)
+        return
     below = os.path.join(root, "")
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
@@ -620,17 +738,19 @@ def _watch(root: str) -> None:
 def main(name: str, root: str, log: str) -> None:
     """Read with the stack of that name."""
     sys.path.append(str(ROOT))
-    from tools.torchvision_cpu import import_torchvision
+    is_native = STACKS[name].is_native
+    if not is_native:
+        from tools.torchvision_cpu import import_torchvision
 
-    import_torchvision()
-    import torch
+        import_torchvision()
+        import torch
 
+        torch.manual_seed(7)
     from hintsd.client import link
 
     socket = os.environ["LOADERS_SOCKET"]
     vars(link)["find_socket"] = lambda path: (socket, path)  # as if the dataset were on a mount
-    torch.manual_seed(7)
-    _watch(root)
+    _watch(root, is_native)
     for _ in STACKS[name].read(root):
         end_epoch()
     read = [epoch for epoch in _read if epoch]
