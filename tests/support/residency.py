@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from tests.support.mounted import drop_file
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -80,6 +82,8 @@ def held(paths: Iterable[Path], stage: Callable[[], object]) -> Iterator[None]:
         missing = {str(path): pages for path in paths if (pages := missing_pages(path))}
         if not missing:
             break
+        for path in missing:  # staging goes by the first page: it is to see that some are gone
+            drop_file(path)
         stage()
     assert not missing, missing
     with locked(paths):
