@@ -1,14 +1,17 @@
 """tools/loaders: runs each stack below `hintsd run`, beside a hintsd that notes what it is told;
-compares that with the files that were opened; writes the table of docs/LOADERS.md."""
+compares that with the files that were opened, and with what `hintsd explain` says of the stack;
+writes the table of docs/LOADERS.md."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +20,12 @@ import click
 from hintsd.autohint import environment
 from hintsd.client import summary
 from tests.support.fake_hintsd import FakeHintsd, Told
-from tools.loaders_lib.judging import Announced, Judged, judge
+from tools.loaders_lib.judging import WOULD, Announced, Explained, Judged, differs, judge
 from tools.loaders_lib.stacks import ROOT, STACKS, Stack
 
 FILES: Final = 30
 LIMIT_S: Final = 300
+LAST_S: Final = 30
 PAGE: Final = ROOT / "docs/LOADERS.md"
 BEGIN: Final = "<!-- tools/loaders: begin -->"
 END: Final = "<!-- tools/loaders: end -->"
@@ -52,34 +56,83 @@ class Failed(Exception):
     """The stack itself, or its library; one line."""
 
 
-def run_stack(name: str, stack: Stack, python: str) -> Judged:
-    """In processes of their own, with files and a hintsd of their own. Failed."""
-    with tempfile.TemporaryDirectory(prefix="fusecache-loaders-") as work:
-        root, log = Path(work, "set"), Path(work, "log")
-        names = make_dataset(root)
-        log.mkdir()
-        script = [str(ROOT / "tools/loaders_lib/stacks.py"), name, str(root), str(log)]
-        fake = FakeHintsd(Path(work, "sock"))
+@dataclass
+class Place:
+    """A dataset and a hintsd for one run of a stack."""
+
+    work: Path
+    fake: FakeHintsd
+    names: list[str]
+
+    @property
+    def root(self) -> str:
+        return str(self.work / "set")
+
+    @property
+    def log(self) -> Path:
+        return self.work / "log"
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="fusecache-loaders-") as name:
+        work = Path(name)
+        (work / "log").mkdir()
+        (work / "cache").mkdir()
+        fake = FakeHintsd(work / "sock")
         fake.start()
         try:
-            done = subprocess.run(
-                [python, *_launch(stack), *script],
-                env=_environment(fake, Path(work, "cache"), stack),
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise Failed(f"did not end within {LIMIT_S} s") from None
+            yield Place(work, fake, make_dataset(work / "set"))
         finally:
             fake.stop()
+
+
+def run_stack(name: str, stack: Stack, python: str) -> Judged:
+    """In processes of their own, with files and a hintsd of their own. Failed."""
+    with _place() as place:
+        environ = _environment(place, stack, ROOT / "client")
+        command = _command(name, stack, python, place)
+        done = _run(command, environment(environ) if stack.is_wrapped else environ)
         if done.returncode:
             raise Failed((done.stderr.strip().splitlines() or ["no output"])[-1])
-        read = {int(path.stem): json.loads(path.read_text()) for path in log.iterdir()}
-        by_process: dict[int, list[Announced]] = {}
-        for told in fake.jobs:
-            by_process.setdefault(told.pid, []).append(announced(told, names, str(root)))
-        return judge(read, by_process, done.stderr, stack.early)
+        read = {int(path.stem): json.loads(path.read_text()) for path in place.log.iterdir()}
+    by_process: dict[int, list[Announced]] = {}
+    for told in place.fake.jobs:
+        by_process.setdefault(told.pid, []).append(announced(told, place.names, place.root))
+    return judge(read, by_process, done.stderr, stack.early)
+
+
+def explain_stack(name: str, stack: Stack, python: str) -> Explained:
+    """What `hintsd explain` says of it. Failed."""
+    with _place() as place:
+        options = ["--copy-samplers"] if stack.copy_samplers else []
+        words = [*options, "--", *_command(name, stack, python, place)]
+        explain = [sys.executable, "-m", "hintsd", "explain", *words]
+        done = _run(explain, _environment(place, stack, ROOT))
+        if place.fake.jobs or any(place.log.iterdir()):
+            raise Failed("explain: it was trained")
+    lines = [line for line in done.stdout.splitlines() if WOULD.search(line)]
+    return Explained(done.returncode, lines or done.stderr.splitlines()[-1:])
+
+
+def _run(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Failed: it did not end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ, text=True, stdout=pipe, stderr=pipe) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its processes then
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=LAST_S)
+            process.kill()
+            raise Failed(f"did not end within {LIMIT_S} s") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _command(name: str, stack: Stack, python: str, place: Place) -> list[str]:
+    script = [str(ROOT / "tools/loaders_lib/stacks.py"), name, place.root, str(place.log)]
+    return [python, *_launch(stack), *script]
 
 
 def _launch(stack: Stack) -> list[str]:
@@ -88,16 +141,15 @@ def _launch(stack: Stack) -> list[str]:
     return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={stack.processes}"]
 
 
-def _environment(fake: FakeHintsd, cache: Path, stack: Stack) -> dict[str, str]:
-    cache.mkdir()
+def _environment(place: Place, stack: Stack, hintsd: Path) -> dict[str, str]:
+    cache = str(place.work / "cache")
     told = {
-        **{"HF_HUB_OFFLINE": "1", "HF_HOME": str(cache), "OMP_NUM_THREADS": "1"},
-        **{"LOADERS_SOCKET": str(fake.path), "LOADERS_CACHE": str(cache)},
-        **{"PYTHONPATH": str(ROOT / "client")},
+        **{"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1"},
+        **{"LOADERS_SOCKET": str(place.fake.path), "LOADERS_CACHE": cache},
+        **{"PYTHONPATH": str(hintsd)},
         **{summary.COPY_SAMPLERS: "1" if stack.copy_samplers else "0"},
     }
-    environ = {**os.environ, **told}
-    return environment(environ) if stack.is_wrapped else environ
+    return {**os.environ, **told}
 
 
 def _versions(python: str, names: Iterable[str]) -> dict[str, str]:
@@ -113,7 +165,7 @@ def _versions(python: str, names: Iterable[str]) -> dict[str, str]:
 def row(stack: Stack, judged: Judged, version: str) -> str:
     """Of the table."""
     if judged.verdict == "exact":
-        said = "exact, all epochs ahead" if judged.is_foreseen else "exact, as each epoch begins"
+        said = f"exact, {judged.when}"
         if stack.early:
             said += f"; opened up to {stack.early} files early"
     else:
@@ -148,6 +200,7 @@ def main(python: str, write: bool, names: tuple[str, ...]) -> None:
         stack = STACKS[name]
         try:
             judged = run_stack(name, stack, python)
+            explained = explain_stack(name, stack, python) if stack.is_wrapped else None
         except Failed as error:
             failed.append(name)
             click.echo(f"{name}: FAILED: {error}")
@@ -156,6 +209,9 @@ def main(python: str, write: bool, names: tuple[str, ...]) -> None:
         if judged.verdict != stack.expected:
             failed.append(name)
         click.echo(f"{name}: {judged.verdict}{judged.why and ': '}{judged.why}")
+        if explained is not None and (otherwise := differs(explained, judged)):
+            failed.append(f"explain {name}")
+            click.echo(f"explain {name}: {otherwise}: {explained}")
     if failed:
         raise click.ClickException(f"not as expected: {', '.join(failed)}")
     if write:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Verdict = Literal["exact", "no", "wrong"]
+WOULD: Final = re.compile(r"would (?:not )?be hinted")
 _WARNING = re.compile(r"Warning: hintsd: (.*)")
 
 
@@ -26,6 +27,35 @@ class Judged:
     why: str
     """Of `no`, what the script was told; of `wrong`, which epoch of which process."""
     is_foreseen: bool
+
+    @property
+    def when(self) -> str:
+        """Its order is known, as `hintsd explain` says it, too."""
+        return "all epochs ahead" if self.is_foreseen else "as each epoch begins"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What `hintsd explain` said of one stack."""
+
+    code: int
+    lines: list[str]
+
+
+def differs(explained: Explained, judged: Judged) -> str:
+    """What it says otherwise than the run was; "": nothing."""
+    lines = "\n".join(explained.lines)
+    said = {*WOULD.findall(lines)}
+    if judged.verdict == "exact":
+        is_so = explained.code == 0 and said == {"would be hinted"}
+        reasons = [judged.when]
+    else:
+        is_so = explained.code == 1 and "would not be hinted" in said
+        reasons = judged.why.split("; ")
+    if not is_so:
+        return f"it exits with {explained.code}"
+    missing = [reason for reason in reasons if reason not in lines]
+    return f"it does not say: {missing[0]}" if missing else ""
 
 
 def judge(

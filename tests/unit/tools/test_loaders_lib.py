@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tools.loaders_lib.__main__ import row
-from tools.loaders_lib.judging import Announced, Judged, judge
+from tools.loaders_lib.judging import Announced, Explained, Judged, differs, judge
 from tools.loaders_lib.stacks import STACKS, _Opens
 
 ORDER = ["a", "b", "c", "d"]
+EXACT = Judged("exact", "", False)
+NO = Judged("no", "why", False)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +35,26 @@ def test_the_verdict_on_an_epoch(read: str, early: int, verdict: str) -> None:
 
 
 def test_a_row_says_how_exact_an_order_is() -> None:
-    exact = Judged("exact", "", False)
-    assert row(STACKS["tf_data"], exact, "2").endswith("| exact, as each epoch begins |")
-    assert row(STACKS["tf_data_parallel"], exact, "2").endswith(
+    assert row(STACKS["tf_data"], EXACT, "2").endswith("| exact, as each epoch begins |")
+    assert row(STACKS["tf_data_parallel"], EXACT, "2").endswith(
         "| exact, as each epoch begins; opened up to 3 files early |"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "judged", "otherwise"),
+    [
+        (0, "would be hinted: as each epoch begins", EXACT, ""),
+        (0, "would be hinted: all epochs ahead", EXACT, "it does not say: as each epoch begins"),
+        (1, "would not be hinted: why; do", NO, ""),
+        (1, "would not be hinted: x; do", NO, "it does not say: why"),
+        (0, "would be hinted", NO, "it exits with 0"),
+        (1, "would not be hinted: why", EXACT, "it exits with 1"),
+        (1, "no DataLoader was read", NO, "it exits with 1"),
+    ],
+)
+def test_what_explain_says_otherwise(code: int, line: str, judged: Judged, otherwise: str) -> None:
+    assert differs(Explained(code, [line]), judged) == otherwise
 
 
 def test_the_kernel_tells_what_was_opened(tmp_path: Path) -> None:
