@@ -641,8 +641,7 @@ def tf_data_parallel(root: str) -> Iterator[None]:
     return _tf_data(root, 4)
 
 
-@stack("nvidia-dali-cuda120", "`fn.io.file.read`, `hintsd.files`", is_wrapped=False, is_native=True)
-def dali(root: str) -> Iterator[None]:
+def _dali(root: str, threads: int) -> Iterator[None]:
     import numpy as np
     from nvidia.dali import fn, pipeline_def, types
 
@@ -659,9 +658,9 @@ def dali(root: str) -> Iterator[None]:
     def reader() -> Any:
         return fn.io.file.read(fn.external_source(names, cycle="raise", dtype=types.UINT8))
 
-    job = hintsd.files(order, epochs=EPOCHS)
+    job = hintsd.files(order, epochs=EPOCHS, workers=threads)
     job.hear(60.0)
-    pipe = pipeline_def(reader, batch_size=BATCH, num_threads=4, device_id=None)()
+    pipe = pipeline_def(reader, batch_size=BATCH, num_threads=threads, device_id=None)()
     for epoch in range(EPOCHS):  # names() reads it
         job.step(0, epoch)
         try:
@@ -671,6 +670,19 @@ def dali(root: str) -> Iterator[None]:
             pipe.reset()
         yield
     job.close()
+
+
+_DALI: Final = "`fn.io.file.read`, `num_threads={}`, `hintsd.files`"
+
+
+@stack("nvidia-dali-cuda120", _DALI.format(1), is_wrapped=False, is_native=True)
+def dali(root: str) -> Iterator[None]:
+    return _dali(root, 1)
+
+
+@stack("nvidia-dali-cuda120", _DALI.format(4), is_wrapped=False, is_native=True, early=3)
+def dali_parallel(root: str) -> Iterator[None]:
+    return _dali(root, 4)
 
 
 # ---- the process ---------------------------------------------------------------------------------
