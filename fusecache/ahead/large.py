@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 
 import trio
 
@@ -125,8 +124,7 @@ class LargeFiles:
         """From SSD or another source. False: not wanted any more, or refused."""
         data: memoryview | None = None
         if not await self._reader.is_cached(ino, block):
-            span = partial(namespace.block_span, block=block)
-            got, data = await self._fetcher.uncached(ino, span, block)
+            got, data = await self._fetcher.uncached(ino, block)
             self._metrics.add(PREFETCHED_BYTES, len(data))
             if got != version:
                 raise OriginChanged

@@ -213,22 +213,19 @@ class Fetcher:
         flight.done.set()
         self._land((ino, 0), flight)
 
-    async def uncached(
-        self, ino: int, span: Span, block: int | None = None
-    ) -> tuple[Version, memoryview]:
-        """The bytes of `span`, which are not cached. Raises as `block`.
-
-        They are all of `block`, and any source may have it. Without one they are a part, for the
-        first touch of a large file's block, and far sources alone are asked.
+    async def uncached(self, ino: int, wanted: int | Span) -> tuple[Version, memoryview]:
+        """Bytes that are not cached: of the block of that number, which any source may have; or of
+        a span, for the first touch of a large file's block, from far sources alone. Raises as
+        `block`.
         """
         flight = Flight()
-        await self._read(flight, ino, span, block)
+        await self._read(flight, ino, wanted)
         assert flight.version is not None
         assert flight.data is not None
         return flight.version, flight.data
 
     async def _fly(self, flight: Flight, ino: int, block: int) -> None:
-        await self._read(flight, ino, partial(namespace.block_span, block=block), block)
+        await self._read(flight, ino, block)
         if flight.counts is None or flight.version is None or flight.data is None:
             return
         if not flight.is_settled:
@@ -256,11 +253,15 @@ class Fetcher:
         flight.stored = is_stored
         self._land(key, flight)
 
-    async def _read(self, flight: Flight, ino: int, span: Span, block: int | None) -> None:
-        """Fill in the flight's bytes: of one block, or, without its number, of what is not near."""
+    async def _read(self, flight: Flight, ino: int, wanted: int | Span) -> None:
+        """Fill in the flight's bytes: of one block, or of a span of what is not near."""
+        block = None if callable(wanted) else wanted
         for _ in range(CHANGES_MOST):
             version = namespace.version(ino)
-            offset, length = span(version.size)
+            if callable(wanted):
+                offset, length = wanted(version.size)
+            else:
+                offset, length = namespace.block_span(version.size, wanted)
             if length <= 0:
                 flight.version, flight.data = version, memoryview(b"")
                 return

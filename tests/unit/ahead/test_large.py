@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,11 +64,9 @@ class Scene:
         self.counted.append(self.bytes)
         return self._stored
 
-    async def _uncached(
-        self, ino: int, span: Callable[[int], tuple[int, int]], block: int
-    ) -> tuple[Version, memoryview]:
+    async def _uncached(self, ino: int, block: int) -> tuple[Version, memoryview]:
         self.counted.append(self.bytes)
-        return VERSION, memoryview(bytes(span(VERSION.size)[1]))
+        return VERSION, memoryview(bytes(namespace.block_span(VERSION.size, block)[1]))
 
     async def _push(self, ino: int, version: Version, block: int, data: Any) -> bool:
         return True
