@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.follow.evidence import Evidence
-from hintsd.follow.sequence import Positions
+from hintsd.follow.sequence import FAR, Positions
 
 SPACING_LEAST = 64  # samples between wires: arming costs readers a few per cent at most
 UNKNOWN_WORKERS, UNKNOWN_PREFETCH_FACTOR = 16, 2
@@ -34,8 +34,6 @@ NEAR_END_S = 30.0
 AT_END_S = 2.0  # the last batches are read, when nothing was seen for so long after the last sample
 
 PACE_FIRST_S, PACE_S = 0.2, 1.0
-
-_FAR = np.iinfo(np.int64).max
 
 Mask = npt.NDArray[np.bool_]
 
@@ -143,7 +141,7 @@ class Progress:
         if candidates.size == 0:
             return np.full(candidates.shape[1:], -1, np.int64)
         # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
-        nearest: Positions = np.minimum.reduce(np.where(candidates >= self.floor, candidates, _FAR))
+        nearest: Positions = np.minimum.reduce(np.where(candidates >= self.floor, candidates, FAR))
         return np.where((nearest >= self.low) & (nearest < self.zone_end(unfired)), nearest, -1)
 
     # --- evidence

@@ -25,6 +25,7 @@ Uses: TypeAlias = npt.NDArray[np.float64]
 NO_INOS: Inos = np.empty(0, np.uint32)
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 
+FAR = np.iinfo(np.int64).max  # behind all positions
 AHEAD_MOST = 1 << 10  # epochs from one that is known to one that is told, of another length
 SLICE = 1 << 20  # elements worked on at once: bounds what numpy allocates on the way
 

@@ -27,7 +27,7 @@ from hintsd.follow.search import (
     Opened,
     Place,
 )
-from hintsd.follow.sequence import Inos, Positions
+from hintsd.follow.sequence import FAR, Inos, Positions
 from hintsd.plan.files import Files, Wires
 from hintsd.plan.job import Job
 from hintsd.plan.lanes import Lanes
@@ -39,7 +39,6 @@ from hintsd.policies import Mask
 OBSERVED_WIRES, OBSERVED_MOST = 4, 128  # weighed at once: a zone reaches four wires ahead
 AWAITED_S = 30.0  # a trainer may need so long to begin
 
-_FAR = np.iinfo(np.int64).max
 _LATE = (
     (Standing.FAILED, "failed"),
     (Standing.STAGED, "evicted"),
@@ -450,7 +449,7 @@ def _give_to_nearest(views: list[_View]) -> None:
     if len(views) < 2:
         return
     away = [
-        np.where(view.in_order, abs(view.placed - view.job.progress.high), _FAR) for view in views
+        np.where(view.in_order, abs(view.placed - view.job.progress.high), FAR) for view in views
     ]
     nearest = np.minimum.reduce(away)
     for view, distance in zip(views, away, strict=True):
