@@ -38,6 +38,14 @@ def daemon(place: Place) -> Iterator[DaemonProcess]:
     daemon.kill()
 
 
+@pytest.fixture(autouse=True)
+def _is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(warning, "_warned", set())
+    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(client, "ASKED_TIMEOUT_S", 20.0)
+
+
 class Files(Dataset[int]):
     """Sample i is i, if its file has its bytes."""
 
@@ -61,15 +69,12 @@ def test_each_epoch_is_hinted(
     place: Place,
     mounting: Mounting,
     daemon: DaemonProcess,
-    monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, Any],
 ) -> None:
     """One job, which hintsd never takes for wrong: also where a file comes twice an epoch, and
     where an epoch is shorter than the one before. Amid the second epoch hintsd is killed, amid the
     third the mount's server: whoever comes next knows orders, scores and place again.
     """
-    monkeypatch.setattr(warning, "_warned", set())
-    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
     names = make_dataset(place)
     mount = mounting("--hintsd", daemon.path, "--ram", "16M")
     paths = [mount.path / name for name in names]
@@ -113,14 +118,11 @@ def test_a_trainer_that_is_killed_goes_on(
     place: Place,
     mounting: Mounting,
     daemon: DaemonProcess,
-    monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, Any],
 ) -> None:
     """From its last state: it reads what a training that was never killed would have read, and is
     hinted, beside nothing of the job that died.
     """
-    monkeypatch.setattr(warning, "_warned", set())
-    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
     names = make_dataset(place, FEW)
     mount = mounting("--hintsd", daemon.path, "--ram", "16M")
     paths = [mount.path / name for name in names]
@@ -177,9 +179,6 @@ class Cached:
         monkeypatch: pytest.MonkeyPatch,
         **settings: Any,
     ) -> None:
-        monkeypatch.setattr(warning, "_warned", set())
-        monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 20.0)
-        monkeypatch.setattr(client, "ASKED_TIMEOUT_S", 20.0)
         names = [Path(f"c/{n:04}.jpg") for n in range(LARGE_FILES)]
         for name in names:
             os.utime(place.write(str(name), random_bytes(str(name), LARGE_BYTES)), (1e9, 1e9))
