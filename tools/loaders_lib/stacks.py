@@ -105,10 +105,22 @@ class _Telling(_Listed):
         return self.files
 
 
-def _drawn(root: str) -> Callable[[int], list[str]]:
-    """An order of one's own: the paths of each epoch."""
-    paths = _Listed(root).files
-    return lambda epoch: random.Random(epoch).sample(paths, len(paths))
+def _told(root: str, threads: int, read: Callable[[list[str]], object]) -> Iterator[None]:
+    """Epochs in an order of one's own, which hintsd is told: `read` reads the paths of one."""
+    import hintsd
+
+    files = _Listed(root).files
+
+    def order(epoch: int) -> list[str]:
+        return random.Random(epoch).sample(files, len(files))
+
+    job = hintsd.files(order, epochs=EPOCHS, workers=threads)
+    job.hear(60.0)
+    for epoch in range(EPOCHS):
+        job.step(0, epoch)
+        read(order(epoch))
+        yield
+    job.close()
 
 
 # ---- torch ---------------------------------------------------------------------------------------
@@ -206,17 +218,7 @@ def torch_auto(root: str) -> Iterator[None]:
 
 @stack("torch", "a loop of one's own, `hintsd.files`", is_wrapped=False)
 def files_loop(root: str) -> Iterator[None]:
-    import hintsd
-
-    order = _drawn(root)
-    job = hintsd.files(order, epochs=EPOCHS)
-    job.hear(60.0)
-    for epoch in range(EPOCHS):
-        job.step(0, epoch)
-        for path in order(epoch):
-            _opened(path)
-        yield
-    job.close()
+    return _told(root, 0, lambda paths: [_opened(path) for path in paths])
 
 
 @stack("torch", "`IterableDataset`", "no")
@@ -614,18 +616,12 @@ def webdataset_shards(root: str) -> Iterator[None]:
 def _tf_data(root: str, threads: int) -> Iterator[None]:
     import tensorflow as tf
 
-    import hintsd
-
-    order = _drawn(root)
-    job = hintsd.files(order, epochs=EPOCHS, workers=threads)
-    job.hear(60.0)
-    for epoch in range(EPOCHS):
-        job.step(0, epoch)
-        paths = tf.data.Dataset.from_tensor_slices(order(epoch))
-        for _ in paths.map(tf.io.read_file, threads).batch(BATCH).prefetch(2):
+    def read(paths: list[str]) -> None:
+        files = tf.data.Dataset.from_tensor_slices(paths)
+        for _ in files.map(tf.io.read_file, threads).batch(BATCH).prefetch(2):
             pass
-        yield
-    job.close()
+
+    return _told(root, threads, read)
 
 
 _TF: Final = "`tf.data`, `num_parallel_calls={}`, `hintsd.files`"
@@ -645,31 +641,27 @@ def _dali(root: str, threads: int) -> Iterator[None]:
     import numpy as np
     from nvidia.dali import fn, pipeline_def, types
 
-    import hintsd
-
-    order = _drawn(root)
-    epoch = 0
+    coming: list[str] = []
 
     def names() -> Iterator[Any]:
-        paths = [np.frombuffer(os.fsencode(path), np.uint8) for path in order(epoch)]
+        paths = [np.frombuffer(os.fsencode(path), np.uint8) for path in coming]
         for first in range(0, len(paths), BATCH):
             yield paths[first : first + BATCH]
 
     def reader() -> Any:
         return fn.io.file.read(fn.external_source(names, cycle="raise", dtype=types.UINT8))
 
-    job = hintsd.files(order, epochs=EPOCHS, workers=threads)
-    job.hear(60.0)
     pipe = pipeline_def(reader, batch_size=BATCH, num_threads=threads, device_id=None)()
-    for epoch in range(EPOCHS):  # names() reads it
-        job.step(0, epoch)
+
+    def read(paths: list[str]) -> None:
+        coming[:] = paths
         try:
             while True:
                 pipe.run()
         except StopIteration:
             pipe.reset()
-        yield
-    job.close()
+
+    return _told(root, threads, read)
 
 
 _DALI: Final = "`fn.io.file.read`, `num_threads={}`, `hintsd.files`"
