@@ -59,7 +59,7 @@ DENSE_SPACING = 4  # samples, at least
 SCANNED_PER_S, LISTED_S = 2000, 1.0  # `ls -l` looks up more files a second
 EPOCHS_LEAST, EPOCHS_MOST, SAMPLES_MOST = 2, 4096, 1 << 20  # that are looked through at once
 REST_FIRST_S, REST_MOST_S = 1.0, 64.0
-AWAKE_S = 1.0  # before it first sleeps: a right hint that was condemned is mostly found at once
+AWAKE_S = 1.0  # a right hint that was condemned is mostly found at once
 
 
 @lru_cache
@@ -123,9 +123,11 @@ class Opened(NamedTuple):
 class Search:
     """The files that a lost reader was seen to open."""
 
-    def __init__(self, now: float, *, span: int = 1, rest_s: float = 0.0) -> None:
+    def __init__(
+        self, now: float, *, span: int = 1, rest_s: float = 0.0, awake_s: float = math.inf
+    ) -> None:
         """`span`: samples that a worker reads in turn; `rest_s`: between two looks through many
-        epochs at least, twice as long each time.
+        epochs at least, twice as long each time; `awake_s`: before it first sleeps.
         """
         self.files = 0  # seen
         self._span = span
@@ -139,7 +141,7 @@ class Search:
         self._looked = self._walked = 0  # counts at the last look
         self._rest_s = rest_s
         self._walk_at = now + rest_s
-        self._awake_until = now + (AWAKE_S if rest_s else math.inf)
+        self._awake_until = now + awake_s
 
     @property
     def is_resting(self) -> bool:

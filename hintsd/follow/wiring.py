@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hintsd.follow.passed import Passed
 from hintsd.follow.progress import Progress
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence
 from hintsd.policies import Mask
@@ -22,6 +23,7 @@ from hintsd.policies import Mask
 WIRED_AHEAD_S = 0.2
 SENTINELS_EVERY_S = 1.0
 SENTINELS_MOST = 1 << 15
+WATCHED_AFTER_S = 0.1  # wires of an epoch are there by then: one that the reader opens is told of
 
 
 class Fired(NamedTuple):
@@ -38,10 +40,11 @@ class Wiring:
         self, sequence: Sequence, progress: Progress, are_armed: Callable[[Inos], Mask]
     ) -> None:
         self._sequence, self._progress, self._are_armed = sequence, progress, are_armed
-        self._sentinel_epoch = -1
+        self._sentinels_at = 0.0
         self._fired: dict[int, Fired] = {}  # in order: not laid again
         # by a stranger: its reader may have passed meanwhile
         self._stolen: set[int] = set()
+        self.passed = Passed()
         self.unlay()
 
     def unlay(self) -> None:
@@ -51,7 +54,9 @@ class Wiring:
         self._inos, self._inos_of = NO_INOS, -1  # their files, after so many changes of the orders
         self.laid_from: int | None = None
         """Where they begin; from there on there is no gap."""
-        self._sentinels_at = -SENTINELS_EVERY_S
+        self._sentinel_epoch = -1
+        self._watched: tuple[int, int] | None = None  # the epoch, and `moves`, that this is of:
+        self._watched_from: int | None = None  # from here on what becomes of wires is to be weighed
 
     def restart(self) -> None:
         """The reader is at another place: none is laid, and none has fired."""
@@ -148,8 +153,9 @@ class Wiring:
         found: Positions = wires[fired.take(fired.searchsorted(wires), mode="clip") != wires]
         return found
 
-    def ahead(self) -> Positions:
+    def ahead(self, now: float) -> Positions:
         """The wires from `high` on; new ones once a good part of them has fired."""
+        self._weigh_passed(now)
         progress, sequence = self._progress, self._sequence
         high = progress.high
         ahead = 2 * (progress.disorder + 8 * progress.spacing)
@@ -157,14 +163,37 @@ class Wiring:
         stop = min(sequence.last(high + ahead), sequence.known_until(high))
         if self._until < min(stop, high + ahead - ahead // 4):
             start = max(self._until, high)
-            kept = self._wires[self._wires.searchsorted(progress.low) :]
-            if start > self._until or not len(kept):
+            if start > self._until or not (self._wires >= progress.low).any():
                 self.laid_from = start
+            weighed = progress.low if self._watched_from is None else self._watched_from
+            low = min(progress.low, weighed)
+            kept = self._wires[self._wires.searchsorted(low) :]
             self._wires = np.concatenate([kept, self._grid(start, stop, progress.spacing)])
             self._until, self._inos_of = stop, -1
-            self._fired = {wire: how for wire, how in self._fired.items() if wire >= progress.low}
-            self._stolen = {wire for wire in self._stolen if wire >= progress.low}
+            self._fired = {wire: how for wire, how in self._fired.items() if wire >= low}
+            self._stolen = {wire for wire in self._stolen if wire >= low}
         return self._wires[self._wires.searchsorted(high) :]
+
+    def _weigh_passed(self, now: float) -> None:
+        """What became of those that the reader has left behind in this epoch. Of an epoch that was
+        left early the rest says nothing; nor do files that come again.
+        """
+        progress, sequence = self._progress, self._sequence
+        which = sequence.epoch_of(progress.high), progress.moves
+        if which != self._watched:
+            self._watched, self._watched_from = which, None
+        if self._watched_from is None:
+            is_laid = which[0] == self._sentinel_epoch
+            if is_laid and now - self._sentinels_at >= WATCHED_AFTER_S:
+                self._watched_from = progress.high
+            return
+        if self._watched_from >= progress.floor or sequence.has_repeats:
+            return
+        where, inos = self._between(self._watched_from, progress.floor)
+        self._watched_from = progress.floor
+        seen = [wire in self._fired or wire in self._stolen for wire in where.tolist()]
+        are_opened = ~self._are_armed(inos) | np.array(seen, np.bool_)
+        self.passed.weigh(are_opened[inos != 0])
 
     def sentinels(self, now: float) -> list[Positions]:
         """Wires over the rest of the epoch, and, four times as far apart, over what is read."""

@@ -218,8 +218,8 @@ class Followers:
         job.restart()
         job.placed.demand()
 
-    def _condemn(self, job: Job, now: float) -> None:
-        job.condemn(now)
+    def _condemn(self, job: Job, now: float, *, is_unread: bool = False) -> None:
+        job.condemn(now, is_unread=is_unread)
         self._retire(job)
         self._notices.append((job.name, f"wrong hint: {job.reason}"))
 
@@ -275,6 +275,9 @@ class Followers:
             stop = min(max(stop, start + 1), start + OBSERVED_MOST)
             self._observe(seen.part(slice(start, stop)))
             start = stop
+            if start < count and not self._is_anybody_heeded(now):
+                self._listen(seen.part(slice(start, count)))
+                return
 
     def _is_anybody_heeded(self, now: float) -> bool:
         """Whether each READ counts: for a plan, or to tell where a reader is."""
@@ -375,7 +378,9 @@ class Followers:
         if not job.is_lost:
             progress.settle(job.wiring.first_unfired(), job.wiring.laid_from)
             job.wiring.doubt_fired()
-            if progress.is_to_be_checked and not job.sequence.has_repeats:
+            if job.live and job.wiring.passed.is_much_left_out:
+                self._condemn(job, now, is_unread=True)
+            elif progress.is_to_be_checked and not job.sequence.has_repeats:
                 job.check(now)
             elif progress.evidence.condemned(now):
                 self._condemn(job, now)
@@ -389,6 +394,8 @@ class Followers:
         job, inos, reads = view.job, seen.inos, seen.reads
         assert job.search is not None
         his = ~view.theirs & (self._files.sizes[inos] > 0) & self._may_be_of(job, inos)
+        if job.search.is_asleep(seen.now):
+            his &= ~reads
         every = max(1, 4 * job.progress.disorder // ENOUGH)
         job.search.see(inos[his], reads[his], every, seen.now, seen.processes[his])
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from hintsd.follow.progress import Progress
 from hintsd.follow.search import (
+    AWAKE_S,
     DENSE_SPACING,
     DENSE_WIRES,
     REST_FIRST_S,
@@ -383,17 +384,29 @@ class Job:
         """What was taken for wrong is to be judged anew, from where the trainer said last."""
         self.wait()
         self.search, self.is_lost = None, False
+        self.wiring.passed.forget()
 
-    def condemn(self, now: float) -> None:
-        """It is taken for wrong: its reader is looked for less and less."""
-        seen = self.progress.evidence
-        self.state = "wrong"
+    def condemn(self, now: float, *, is_unread: bool = False) -> None:
+        """It is taken for wrong: its reader is looked for less and less. `is_unread`: too much of
+        it is not read. That its reader follows the order says nothing then: it is not looked for.
+        """
+        seen, passed = self.progress.evidence, self.wiring.passed
+        self.state, self.is_lost = "wrong", True
+        if is_unread:
+            self.reason = (
+                f"{passed.unopened} of {passed.wires} files that were watched were never opened: "
+                "does the dataset leave files out (a filter, a subset, a cache of its own)?"
+            )
+            self.search = None
+            return
         self.reason = (
             f"{seen.strays} of {seen.observations} reads seen were not in the hinted "
             "order: another seed, rank, world size or directory, no shuffling, or other readers?"
         )
-        self.search = Search(now, span=self.batch_size, rest_s=self._rest_s)
-        self.is_lost = True
+        # where it is known that its own readers strayed, and have before, they soon would again
+        is_known = self.is_read and self._rest_s > REST_FIRST_S
+        awake_s = 0.0 if is_known else AWAKE_S
+        self.search = Search(now, span=self.batch_size, rest_s=self._rest_s, awake_s=awake_s)
         self._rest_s = min(2 * self._rest_s, REST_MOST_S)
 
     def sway(self) -> None:

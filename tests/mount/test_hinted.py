@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -158,6 +159,32 @@ def test_another_seed_is_noticed(place: Place, mounting: Mounting) -> None:
         eventually(lambda: directed.job("job")["state"] == "wrong")
         assert directed.job("job")["window_bytes"] == 0
         assert [name for name, line in directed.notices if "wrong" in line] == ["job"]
+        eventually(idle(directed))
+
+
+@pytest.mark.claim("P9")
+@in_one_mode
+def test_a_half_that_is_never_read_is_noticed(place: Place, mounting: Mounting) -> None:
+    """The other half is read as is hinted, from RAM: nothing strays."""
+    count, epochs = 3000, 40
+    names = make_dataset(place, count)
+    mount = mounting("--ram", "64M")
+    reader = Reader(mount, names)
+    spec = shuffled(count)
+    with Directed(ram_bytes=48 << 20) as directed:
+        directed.open("job", request(mount.path, spec, epochs=epochs))
+        staged(directed, "job", count * PAGES_BYTES)
+
+        def read_on() -> Iterator[str]:
+            for epoch in range(epochs):
+                half = [index for index in order(spec, epoch) if index % 2]
+                for start in range(0, len(half), 32):
+                    reader.read(half[start : start + 32])
+                    time.sleep(0.01)
+                    yield directed.job("job")["reason"]
+
+        reason = next(reason for reason in read_on() if "never opened" in reason)
+        assert directed.job("job")["state"] == "wrong", reason
         eventually(idle(directed))
 
 

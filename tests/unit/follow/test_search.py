@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hintsd.follow.search import (
+    AWAKE_S,
     ENOUGH,
     FOUND_ERROR,
     SEEN_MOST,
@@ -131,7 +132,7 @@ def test_epochs_are_looked_through_until_one_is_unknown() -> None:
 
 
 def test_a_search_rests_longer_each_time_and_sleeps_meanwhile() -> None:
-    search = Search(0.0, rest_s=1.0)
+    search = Search(0.0, rest_s=1.0, awake_s=AWAKE_S)
     assert not search.is_asleep(0.9)
     now, waits = 0.0, []
     for _ in range(4):

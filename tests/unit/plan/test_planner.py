@@ -459,6 +459,74 @@ def test_a_wrong_hint_is_noticed_and_its_plan_dropped(reader: str, ram_files: in
     assert "not in the hinted order" in line
 
 
+@pytest.mark.claim("P9")
+@pytest.mark.parametrize(("ram_files", "workers"), [(500, 1), (500, 4), (24_000, 4)])
+def test_a_hint_of_which_half_is_never_read_is_noticed(ram_files: int, workers: int) -> None:
+    """By files that were watched and that nobody has opened. It is planned for no more until an
+    order is announced: that its reader is found would tell nothing.
+    """
+    count = 12_000
+    scene = Scene(same_sizes(count), ram_bytes=ram_files * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count, workers=workers)
+    scene.settle()
+    epochs = (loader_order(order, 16, workers, 2, scene.rng) for order in orders)
+    reads = [ino for epoch in epochs for ino in epoch if ino % 2]
+    read = 0
+    while "were never opened" not in scene.planner.status("job")["reason"] and read < 8000:
+        scene.read(reads[read : read + 16])
+        read += 16
+    assert "were never opened" in scene.planner.followers.notices()[-1][1]
+    assert scene.planner.status("job")["state"] == "wrong"
+    scene.settle()
+    assert not scene.mount.ram
+    assert not scene.mount.armed
+    scene.read(reads[read : read + 2000])
+    assert scene.planner.status("job")["state"] == "wrong"
+    scene.planner.announce("job", 2, orders[2], scene.now)
+    assert scene.planner.status("job")["state"] == "waiting"
+
+
+def test_a_hint_that_is_wrong_once_more_is_looked_for_less() -> None:
+    """Half of the places have another file than is read, so that its reader is found each time, and
+    strays soon again. Not much is staged for that.
+    """
+    count = 20_000
+    scene = Scene(same_sizes(count * 3 // 2), ram_bytes=count // 5 * FILE_BYTES)
+    scene.mount.ssd = set(scene.mount.sizes)
+    scene.planner = make_planner(scene.mount, scene.budget_bytes)
+    names = np.arange(1, count + 1, dtype=np.uint32)
+    told = np.where(names % 2, names, names // 2 + count)
+    place = scene.rng.permutation(count)
+    order = told[place]
+    scene.open("job", [order], samples=count, epochs=1, workers=4, batch_size=64, dataset=told)
+    scene.settle()
+    reads = list(loader_order(names[place], 64, 4, 2, scene.rng))
+    scene.read(reads, turn_every=160, step_s=0.02, reader="job")
+    lines = [line for _, line in scene.planner.followers.notices()]
+    assert sum("not in the hinted order" in line for line in lines) >= 2
+    assert scene.planner.status("job")["state"] == "wrong"
+    assert len(scene.mount.staged_order) < 0.65 * count
+
+
+@pytest.mark.parametrize("unread", [10, 1], ids=["a tenth", "all but what was opened once"])
+def test_a_hint_of_which_little_is_never_opened_stays(unread: int) -> None:
+    """Nor does it speak against a hint that files are opened no more: steps tell of its reader."""
+    count = 12_000
+    scene = Scene(same_sizes(count), ram_bytes=500 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count)
+    scene.settle()
+    for epoch in range(2):
+        for start in range(0, count, 64):
+            batch = orders[epoch][start : start + 64].tolist()
+            is_open = unread == 1 and epoch
+            scene.read([] if is_open else [ino for ino in batch if ino % unread or unread == 1])
+            scene.planner.followers.step("job", epoch, start // 16 + 4, scene.now)
+            scene.turn()
+            assert scene.planner.status("job")["state"] != "wrong"
+
+
 def test_a_second_unhinted_reader_condemns_nobody() -> None:
     scene = Scene(same_sizes(3000), ram_bytes=600 * FILE_BYTES)
     orders = scene.shuffled()
