@@ -8,7 +8,8 @@ hinted has to be read: where it is a half, 64 wires tell. Where a tenth is not r
 come so far is 1e-7 each time that the sum leaves 0; where one wire in twenty gets lost, 4e-12.
 
 Wires that nobody looks up one after another are one gap: a server that armed them too late, or
-files that were opened once for all and are opened no more.
+files that were opened once for all and are opened no more. Those before the first that was looked
+up are none. Each epoch is judged by itself: what goes wrong at the beginning of each adds up else.
 
 INVARIANT: the sum is never negative: a reader that opens all earns no credit.
 """
@@ -28,19 +29,29 @@ class Passed:
 
     def forget(self) -> None:
         """Nothing that was seen counts any more."""
+        self._calm()
+        self.skip()
+
+    def skip(self) -> None:
+        """What comes next does not follow what was seen."""
+        self._is_gap = self._has_begun = False
+
+    def _calm(self) -> None:
         self.wires = self.unopened = self._evidence = 0
-        self._is_gap = False
 
     def weigh(self, are_opened: Mask) -> None:
         """The next ones, in their order: whether their files were looked up. Shape (wires,)."""
         for is_opened in are_opened.tolist():
+            self._has_begun |= is_opened
+            if not self._has_begun:
+                continue
             self.wires += 1
             self.unopened += not is_opened
             if is_opened:
                 self._evidence += 3 if self._is_gap else -1
+                if self._evidence <= 0:
+                    self._calm()
             self._is_gap = not is_opened
-            if is_opened and self._evidence <= 0:
-                self.forget()
 
     @property
     def is_much_left_out(self) -> bool:

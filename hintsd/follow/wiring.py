@@ -45,6 +45,7 @@ class Wiring:
         # by a stranger: its reader may have passed meanwhile
         self._stolen: set[int] = set()
         self.passed = Passed()
+        self._watched_epoch = -1
         self.unlay()
 
     def unlay(self) -> None:
@@ -55,8 +56,8 @@ class Wiring:
         self.laid_from: int | None = None
         """Where they begin; from there on there is no gap."""
         self._sentinel_epoch = -1
-        self._watched: tuple[int, int] | None = None  # the epoch, and `moves`, that this is of:
-        self._watched_from: int | None = None  # from here on what becomes of wires is to be weighed
+        self._watched_from: int | None = None  # in the epoch `_watched_epoch`
+        self.passed.skip()
 
     def restart(self) -> None:
         """The reader is at another place: none is laid, and none has fired."""
@@ -153,9 +154,8 @@ class Wiring:
         found: Positions = wires[fired.take(fired.searchsorted(wires), mode="clip") != wires]
         return found
 
-    def ahead(self, now: float) -> Positions:
+    def ahead(self) -> Positions:
         """The wires from `high` on; new ones once a good part of them has fired."""
-        self._weigh_passed(now)
         progress, sequence = self._progress, self._sequence
         high = progress.high
         ahead = 2 * (progress.disorder + 8 * progress.spacing)
@@ -165,8 +165,7 @@ class Wiring:
             start = max(self._until, high)
             if start > self._until or not (self._wires >= progress.low).any():
                 self.laid_from = start
-            weighed = progress.low if self._watched_from is None else self._watched_from
-            low = min(progress.low, weighed)
+            low = self._weighed
             kept = self._wires[self._wires.searchsorted(low) :]
             self._wires = np.concatenate([kept, self._grid(start, stop, progress.spacing)])
             self._until, self._inos_of = stop, -1
@@ -174,29 +173,48 @@ class Wiring:
             self._stolen = {wire for wire in self._stolen if wire >= low}
         return self._wires[self._wires.searchsorted(high) :]
 
-    def _weigh_passed(self, now: float) -> None:
-        """What became of those that the reader has left behind in this epoch. Of an epoch that was
-        left early the rest says nothing; nor do files that come again.
+    @property
+    def _weighed(self) -> int:
+        """What is before that, and before `low`, is not asked for any more."""
+        low = self._progress.low
+        return low if self._watched_from is None else min(low, self._watched_from)
+
+    def weigh_passed(self, now: float, until: int = 0) -> None:
+        """What became of the wires of this epoch that the reader has left behind; `until`: it is
+        seen to be there. Of an epoch that was left early the rest says nothing; nor do files that
+        come again.
         """
         progress, sequence = self._progress, self._sequence
-        which = sequence.epoch_of(progress.high), progress.moves
-        if which != self._watched:
-            self._watched, self._watched_from = which, None
+        epoch = sequence.epoch_of(progress.high)
+        if epoch != self._watched_epoch or sequence.has_repeats:
+            self._watched_epoch, self._watched_from = epoch, None
+            self.passed.forget()
+        stop = max(progress.floor, until)
         if self._watched_from is None:
-            is_laid = which[0] == self._sentinel_epoch
+            is_laid = epoch == self._sentinel_epoch and not sequence.has_repeats
             if is_laid and now - self._sentinels_at >= WATCHED_AFTER_S:
-                self._watched_from = progress.high
-            return
-        if self._watched_from >= progress.floor or sequence.has_repeats:
-            return
-        where, inos = self._between(self._watched_from, progress.floor)
-        self._watched_from = progress.floor
-        seen = [wire in self._fired or wire in self._stolen for wire in where.tolist()]
-        are_opened = ~self._are_armed(inos) | np.array(seen, np.bool_)
-        self.passed.weigh(are_opened[inos != 0])
+                self.watch(progress.high)
+        elif self._watched_from < stop and sequence.epoch_of(stop) == epoch:
+            where = self._grid(self._watched_from, stop, progress.spacing)
+            inos = sequence.inos_at(where)
+            seen = [wire in self._fired or wire in self._stolen for wire in where.tolist()]
+            are_opened = ~self._are_armed(inos) | np.array(seen, np.bool_)
+            self.passed.weigh(are_opened[inos != 0])
+            self._watched_from = stop
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether what becomes of its wires is weighed."""
+        return self._watched_from is not None
+
+    def watch(self, position: int) -> None:
+        """What becomes of wires from there on is to be weighed."""
+        self._watched_from = position
 
     def sentinels(self, now: float) -> list[Positions]:
-        """Wires over the rest of the epoch, and, four times as far apart, over what is read."""
+        """Wires over the rest of the epoch, and, four times as far apart, over what is read: not
+        where it is still to be told whether they were opened.
+        """
         progress, sequence = self._progress, self._sequence
         epoch = sequence.epoch_of(progress.high)
         if epoch == self._sentinel_epoch and now - self._sentinels_at < SENTINELS_EVERY_S:
@@ -207,7 +225,7 @@ class Wiring:
         stop = sequence.last(start + n)
         return [
             self._grid(max(self._until, start), stop, wide),
-            self._grid(start, max(progress.low, start), 4 * wide),
+            self._grid(start, max(self._weighed, start), 4 * wide),
         ]
 
     def over_an_epoch(self, spacing: int) -> Positions:

@@ -188,13 +188,18 @@ class Followers:
 
     def _jump(self, job: Job, place: int, now: float) -> None:
         """The reader is at another place."""
-        self._windows.empty(job)
         was_wrong = job.state == "wrong"
+        is_watched = job.live and job.wiring.is_watched
+        if is_watched:  # what it has opened on its way there is known
+            job.wiring.weigh_passed(now, place)
+        self._windows.empty(job)
         if job.sequence.epoch_of(place) + 1 < job.log.decided:  # begun again, or an earlier one
             self._layout.end(job)
         job.progress.find(job.sequence.last(place), now)
         job.run(now)
         job.restart()
+        if is_watched:
+            job.wiring.watch(place)
         job.seek_on(now)
         if was_wrong:
             self._notices.append((job.name, "follows its order again; planned again"))
@@ -352,6 +357,8 @@ class Followers:
         job, but is in order for none, and not another one's.
         """
         job, progress, reads, now = view.job, view.job.progress, seen.reads, seen.now
+        if not job.live and job.search is None:
+            return  # it is known where its reader is: too much is not read
         candidates, here, unfired = view.where, view.placed, view.unfired
         is_any_in_order = _count(view.in_order) > 0
         # Before `take`: what is in order is what was so when they were placed.
@@ -378,7 +385,7 @@ class Followers:
         if not job.is_lost:
             progress.settle(job.wiring.first_unfired(), job.wiring.laid_from)
             job.wiring.doubt_fired()
-            if job.live and job.wiring.passed.is_much_left_out:
+            if job.wiring.passed.is_much_left_out:
                 self._condemn(job, now, is_unread=True)
             elif progress.is_to_be_checked and not job.sequence.has_repeats:
                 job.check(now)

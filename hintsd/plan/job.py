@@ -41,6 +41,7 @@ from hintsd.follow.wiring import Wiring
 from hintsd.plan.files import Wires
 from hintsd.reorder.log import Log
 
+FOLLOWED_S = 60.0  # a hint that was followed for so long is looked for as at first
 LATE_LATELY_S = 5.0  # a late read is no more told of then
 
 
@@ -403,6 +404,8 @@ class Job:
             f"{seen.strays} of {seen.observations} reads seen were not in the hinted "
             "order: another seed, rank, world size or directory, no shuffling, or other readers?"
         )
+        if self.running_since and now - self.running_since > FOLLOWED_S:
+            self._rest_s = REST_FIRST_S
         # where it is known that its own readers strayed, and have before, they soon would again
         is_known = self.is_read and self._rest_s > REST_FIRST_S
         awake_s = 0.0 if is_known else AWAKE_S

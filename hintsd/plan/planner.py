@@ -428,7 +428,9 @@ def _wires(job: Job, now: float) -> Inos:
         return NO_INOS
     wiring, where = job.wiring, [NO_POSITIONS]
     if job.live:
-        where += [wiring.ahead(now), *wiring.sentinels(now)]
+        if job.is_read:  # else it is not known who looks up what
+            wiring.weigh_passed(now)
+        where += [wiring.ahead(), *wiring.sentinels(now)]
     if job.search is not None and job.search.are_wires_due(now):
         where.append(wiring.over_an_epoch(job.search_spacing))
     return job.sequence.inos_at(wiring.without_fired(np.concatenate(where)))

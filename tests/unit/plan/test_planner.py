@@ -460,12 +460,12 @@ def test_a_wrong_hint_is_noticed_and_its_plan_dropped(reader: str, ram_files: in
 
 
 @pytest.mark.claim("P9")
-@pytest.mark.parametrize(("ram_files", "workers"), [(500, 1), (500, 4), (24_000, 4)])
+@pytest.mark.parametrize(("ram_files", "workers"), [(500, 1), (500, 4), (48_000, 4)])
 def test_a_hint_of_which_half_is_never_read_is_noticed(ram_files: int, workers: int) -> None:
     """By files that were watched and that nobody has opened. It is planned for no more until an
     order is announced: that its reader is found would tell nothing.
     """
-    count = 12_000
+    count = 24_000
     scene = Scene(same_sizes(count), ram_bytes=ram_files * FILE_BYTES)
     orders = scene.shuffled()
     scene.open("job", orders, samples=count, workers=workers)
@@ -473,15 +473,15 @@ def test_a_hint_of_which_half_is_never_read_is_noticed(ram_files: int, workers: 
     epochs = (loader_order(order, 16, workers, 2, scene.rng) for order in orders)
     reads = [ino for epoch in epochs for ino in epoch if ino % 2]
     read = 0
-    while "were never opened" not in scene.planner.status("job")["reason"] and read < 8000:
-        scene.read(reads[read : read + 16])
+    while "were never opened" not in scene.planner.status("job")["reason"] and read < 12_000:
+        scene.read(reads[read : read + 16], reader="job")
         read += 16
     assert "were never opened" in scene.planner.followers.notices()[-1][1]
     assert scene.planner.status("job")["state"] == "wrong"
     scene.settle()
     assert not scene.mount.ram
     assert not scene.mount.armed
-    scene.read(reads[read : read + 2000])
+    scene.read(reads[read : read + 2000], reader="job")
     assert scene.planner.status("job")["state"] == "wrong"
     scene.planner.announce("job", 2, orders[2], scene.now)
     assert scene.planner.status("job")["state"] == "waiting"
@@ -521,7 +521,10 @@ def test_a_hint_of_which_little_is_never_opened_stays(unread: int) -> None:
         for start in range(0, count, 64):
             batch = orders[epoch][start : start + 64].tolist()
             is_open = unread == 1 and epoch
-            scene.read([] if is_open else [ino for ino in batch if ino % unread or unread == 1])
+            scene.read(
+                [] if is_open else [ino for ino in batch if ino % unread or unread == 1],
+                reader="job",
+            )
             scene.planner.followers.step("job", epoch, start // 16 + 4, scene.now)
             scene.turn()
             assert scene.planner.status("job")["state"] != "wrong"
