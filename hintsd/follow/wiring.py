@@ -163,19 +163,19 @@ class Wiring:
         stop = min(sequence.last(high + ahead), sequence.known_until(high))
         if self._until < min(stop, high + ahead - ahead // 4):
             start = max(self._until, high)
-            if start > self._until or not (self._wires >= progress.low).any():
+            kept = self._wires[self._wires.searchsorted(progress.low) :]
+            if start > self._until or not len(kept):
                 self.laid_from = start
-            low = self._weighed
-            kept = self._wires[self._wires.searchsorted(low) :]
             self._wires = np.concatenate([kept, self._grid(start, stop, progress.spacing)])
             self._until, self._inos_of = stop, -1
-            self._fired = {wire: how for wire, how in self._fired.items() if wire >= low}
-            self._stolen = {wire for wire in self._stolen if wire >= low}
+            needed = self._weighed
+            self._fired = {wire: how for wire, how in self._fired.items() if wire >= needed}
+            self._stolen = {wire for wire in self._stolen if wire >= needed}
         return self._wires[self._wires.searchsorted(high) :]
 
     @property
     def _weighed(self) -> int:
-        """What is before that, and before `low`, is not asked for any more."""
+        """What has become of wires before that is not asked for any more."""
         low = self._progress.low
         return low if self._watched_from is None else min(low, self._watched_from)
 

@@ -67,6 +67,8 @@ class ModelMount:
         self.failing: set[int] = set()
         self._done: list[tuple[int, int]] = []
         self._seen: list[tuple[int, int, str, int]] = []
+        self._seen_before: deque[list[tuple[int, int, str, int]]] = deque()
+        self.late_by = 0  # deliveries: what was seen is told so much later
         self.reads = self.lookups = 0
         self._chunk_of: dict[int, int] = {}
         self._buffers: dict[int, list[int]] = {}
@@ -307,7 +309,10 @@ class ModelMount:
             return UNKNOWN if not of or job in nobodys else STRANGER
 
         done, self._done = self._done, []
-        seen, self._seen = self._seen, []
+        self._seen_before.append(self._seen)
+        seen, self._seen = [], []
+        while len(self._seen_before) > self.late_by:
+            seen += self._seen_before.popleft()
         if done:
             inos, results = zip(*done, strict=True)
             planner.done(np.array(inos, np.uint32), np.array(results, np.uint8), now)

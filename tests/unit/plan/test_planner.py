@@ -530,6 +530,61 @@ def test_a_hint_of_which_little_is_never_opened_stays(unread: int) -> None:
             assert scene.planner.status("job")["state"] != "wrong"
 
 
+def test_steps_that_come_before_the_look_ups_leave_nothing_out() -> None:
+    """A step moves the place past wires whose look-ups are told a fifth of a second later."""
+    count, turn = 24_000, 160
+    scene = Scene(same_sizes(count), ram_bytes=count * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count, workers=4)
+    scene.settle()
+    scene.mount.late_by = 10
+    for start in range(0, count - turn, turn):
+        batch = orders[0][start : start + turn].tolist()
+        for ino in batch:
+            scene.mount.read(ino, "job")
+        scene.planner.followers.step("job", 0, (start + turn) // 16, scene.now)
+        scene.turn(step_s=0.02)
+    assert scene.planner.followers.notices() == []
+
+
+def test_of_a_job_of_no_process_nobody_says_that_half_is_left_out() -> None:
+    """What others look up would pass for what it has."""
+    count = 14_000
+    scene = Scene(same_sizes(count), ram_bytes=500 * FILE_BYTES)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=count, workers=4, is_nobodys=True)
+    scene.settle()
+    reads = loader_order(orders[0], 16, 4, 2, scene.rng)
+    scene.read([ino for ino in reads if ino % 2], turn_every=16, reader="job")
+    assert not any("never opened" in line for _, line in scene.planner.followers.notices())
+
+
+def test_a_half_read_hint_stays_wrong_beside_another_job() -> None:
+    """Whose reader keeps hintsd listening."""
+    count = 14_000
+    scene = Scene(same_sizes(2 * count), ram_bytes=1500 * FILE_BYTES)
+    files = {"half": np.arange(1, count + 1), "all": np.arange(count + 1, 2 * count + 1)}
+    reads = {}
+    for name, inos in files.items():
+        orders = [scene.rng.permutation(inos).astype(np.uint32) for _ in range(2)]
+        dataset = inos.astype(np.uint32)
+        scene.open(name, orders, samples=count, epochs=2, workers=4, dataset=dataset)
+        reads[name] = [ino for order in orders for ino in loader_order(order, 16, 4, 2, scene.rng)]
+    reads["half"] = [ino for ino in reads["half"] if ino % 2]
+    scene.settle()
+    states = []
+    for start in range(0, count, 16):
+        for name in files:
+            for ino in reads[name][start : start + 16]:
+                scene.mount.read(ino, name)
+        scene.turn()
+        states.append(scene.planner.status("half")["state"])
+    assert states[-1] == "wrong"
+    notices = scene.planner.followers.notices()
+    assert [name for name, line in notices if "never opened" in line] == ["half"]
+    assert not any(name == "all" for name, _ in notices)
+
+
 def test_a_second_unhinted_reader_condemns_nobody() -> None:
     scene = Scene(same_sizes(3000), ram_bytes=600 * FILE_BYTES)
     orders = scene.shuffled()
