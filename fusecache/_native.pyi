@@ -258,9 +258,10 @@ def resume_session() -> None:
     """On a live mount, after pyfuse3.init: make libfuse and pyfuse3 believe in an INIT, which the
     kernel sends only once in a mount's life. ValueError: no session, or it has begun."""
 
-def read_asker() -> int:
+def read_asker() -> tuple[int, int]:
     """For pyfuse3's READ handler, which is not told: the thread id that its request is from, as the
-    kernel tells it; 0: unknown. To be called before the handler awaits anything."""
+    kernel tells it (0: unknown), and when it came (nanoseconds, time.monotonic_ns). To be called
+    before the handler awaits anything."""
 
 # ---- events and counters -----------------------------------------------------------------------
 # (EVENT_FAULT, segno, offset, ino): a record failed verification
@@ -302,6 +303,12 @@ def note_origin_read(ns: int, /) -> None:
 def origin_reads() -> tuple[list[int], int]:
     """Reads of the origin that ended well: (how many, by bucket; the last one: all that took
     longer; nanoseconds that all took together)."""
+
+def note_mount_read(ns: int, /) -> None:
+    """Python has answered a READ with bytes, so long after it came. C counts its own."""
+
+def mount_reads() -> tuple[list[int], int]:
+    """READs that were answered with bytes, as `origin_reads`."""
 
 # ---- plan --------------------------------------------------------------------------------------
 # What a hintsd wants (docs/HINTS.md). Arrays are packed little-endian bytes: inode numbers u32,

@@ -16,6 +16,7 @@ import functools
 import logging
 import os
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -353,12 +354,13 @@ class Operations(pyfuse3.Operations):
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: int, off: int, size: int
     ) -> bytes | memoryview:
-        asker = _native.read_asker()
+        asker, begun_ns = _native.read_asker()
         if _native.is_unchecked(fh) and not await self._make_fresh(fh):
             raise pyfuse3.FUSEError(errno.ESTALE)
         data = await self._reader.read(fh, off, size, asker)
         if len(data) < size and _native.refuse_short(fh):
             raise pyfuse3.FUSEError(errno.EINTR)
+        _native.note_mount_read(time.monotonic_ns() - begun_ns)
         return data
 
     async def flush(self, fh: int) -> None:

@@ -389,9 +389,7 @@ class Server:
         full_disk_bytes = await trio.to_thread.run_sync(self.store.full_disk_bytes)
         packed = await trio.to_thread.run_sync(self.packer.progress)
         config, now = self.config, self.metrics.read()
-        requests = metrics.REQUESTS if self.why_ordinary else metrics.FRONT_REQUESTS
         origin_files, origin_bytes = read_so_far(now)
-        pushed_bytes, served_bytes = _so_far(now)
         return {
             "status": {
                 "version": __version__,
@@ -430,23 +428,15 @@ class Server:
                     **self.packer.state(),
                     **packed,
                 },
-                "reads": {
-                    "requests": now[requests],
-                    "from_ssd": now[metrics.FRONT_FROM_SSD] + now[metrics.FROM_SSD],
-                    "from_origin": now[metrics.FRONT_FROM_ORIGIN] + now[metrics.FROM_ORIGIN],
-                    "by_fetch_threads": now[metrics.FRONT_FROM_ORIGIN],
-                    "waited_for_staging": now[metrics.FRONT_WAITED],
-                    "bytes_pushed": pushed_bytes,
-                    "bytes_staged": now[metrics.FRONT_BYTES_STAGED],
-                    "bytes_served": served_bytes,
-                },
+                "reads": _read_figures(now, is_ordinary=bool(self.why_ordinary)),
+                "metadata": _metadata_figures(now),
                 "origin": {
                     "files": origin_files,
                     "bytes": origin_bytes,
                     "errors": now[metrics.ORIGIN_ERRORS],
                     "available": self.origin.available,
                     "last_error": self.origin.last_error,
-                    "read_s": _origin_latency(),
+                    "read_s": _latency(_native.origin_reads()),
                 },
                 "pool": pooling.status(self.hosts, now),
                 "manifest": {
@@ -540,6 +530,30 @@ def _metrics() -> Metrics:
     return found
 
 
+def _read_figures(now: Mapping[Metric, int], *, is_ordinary: bool) -> dict[str, Any]:
+    pushed_bytes, served_bytes = _so_far(now)
+    return {
+        "requests": now[metrics.REQUESTS if is_ordinary else metrics.FRONT_REQUESTS],
+        "from_ssd": now[metrics.FRONT_FROM_SSD] + now[metrics.FROM_SSD],
+        "from_origin": now[metrics.FRONT_FROM_ORIGIN] + now[metrics.FROM_ORIGIN],
+        "by_fetch_threads": now[metrics.FRONT_FROM_ORIGIN],
+        "waited_for_staging": now[metrics.FRONT_WAITED],
+        "bytes_pushed": pushed_bytes,
+        "bytes_staged": now[metrics.FRONT_BYTES_STAGED],
+        "bytes_served": served_bytes,
+        "read_s": _latency(_native.mount_reads()),
+    }
+
+
+def _metadata_figures(now: Mapping[Metric, int]) -> dict[str, int]:
+    return {
+        "lookups": now[metrics.FRONT_LOOKUPS],
+        "getattrs": now[metrics.FRONT_GETATTRS],
+        "readdirs": now[metrics.FRONT_READDIRS],
+        "to_python": now[metrics.FRONT_SLOW],
+    }
+
+
 def _prefetch_figures(now: Mapping[Metric, int]) -> dict[str, int]:
     return {
         "depth": now[metrics.DEPTH],
@@ -555,11 +569,11 @@ def _prefetch_figures(now: Mapping[Metric, int]) -> dict[str, int]:
     }
 
 
-def _origin_latency() -> dict[str, Any]:
+def _latency(reads: tuple[list[int], int]) -> dict[str, Any]:
     """A histogram: upper bounds in seconds, reads of each bucket (one more: all that took longer),
     and the seconds of all reads together.
     """
-    counts, sum_ns = _native.origin_reads()
+    counts, sum_ns = reads
     bounds = [2 ** (_native.LATENCY_SHIFT + k) / 1e9 for k in range(len(counts) - 1)]
     return {"bounds": bounds, "counts": counts, "sum": sum_ns / 1e9}
 

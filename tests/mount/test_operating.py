@@ -6,12 +6,16 @@ import json
 import os
 import shlex
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.conftest import Mounting, Place, in_one_mode
-from tests.support.mounted import alive, eventually
+from tests.support.faulty_origin import Fault, FaultyOrigin
+from tests.support.mounted import alive, drop_file, eventually
 from tests.support.trees import random_bytes
 
 FILE_BYTES = 100_000
@@ -26,7 +30,12 @@ def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mou
     mount = mounting("--ram", "16M")
     for name in (*names, "large"):
         assert len((place.mountpoint / name).read_bytes()) >= FILE_BYTES
+    assert len(os.listdir(place.mountpoint)) == 4  # C answers of what is listed
+    mount.drop_kernel_caches()
+    before = mount.status()["metadata"]
+    assert sum((place.mountpoint / name).stat().st_size for name in names) == 3 * FILE_BYTES
     status = mount.status()
+    assert status["metadata"]["lookups"] - before["lookups"] == len(names)
 
     def exported() -> dict[tuple[str, str | None], float]:
         text, found = mount.run("metrics").stdout, {}
@@ -43,6 +52,7 @@ def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mou
     assert found["fusecache_origin_read_seconds_count", None] >= 3 + 2
     assert 0 < found["fusecache_origin_read_seconds_sum", None] < 60
     assert found["fusecache_reads_total", "origin"] == status["reads"]["from_origin"] > 0
+    assert found["fusecache_read_seconds_count", None] == status["reads"]["requests"]
     assert found["fusecache_tier_limit_bytes", "ram"] == 16 << 20
     mount.restart("--log-format", "json")
     lines = mount.log().splitlines()
@@ -51,6 +61,36 @@ def test_the_export_is_what_the_mount_says_of_itself(place: Place, mounting: Mou
     loggers = {line["logger"] for line in told}
     assert "fusecache.keeper" in loggers
     assert "fusecache.server.serving" in loggers
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 5 << 20], ids=["small", "in blocks"])
+def test_how_long_reads_took_is_told(
+    place: Place, faulty: FaultyOrigin, mounting: Mounting, size_bytes: int
+) -> None:
+    """Also what waited for the origin, and whoever answered it: fetch threads, or Python."""
+    place.write("held", random_bytes("held", size_bytes))
+    mount = mounting("--ram", "16M", source=faulty.mountpoint)
+    faulty.add(Fault("read", "held", hang=True))
+
+    def slow() -> int:
+        """READs that took more than half a second."""
+        took = mount.value("reads", "read_s")
+        bounds, counts = took["bounds"], took["counts"]
+        assert len(counts) == len(bounds) + 1
+        return sum(counts[sum(bound <= 0.5 for bound in bounds) :])
+
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit((mount.path / "held").read_bytes)
+        eventually(lambda: faulty.hanging() > 0)
+        time.sleep(0.6)
+        assert slow() == 0
+        faulty.clear()
+        assert reading.result() == random_bytes("held", size_bytes)
+    assert slow() > 0
+    drop_file(mount.path / "held")
+    before = sum(mount.value("reads", "read_s")["counts"])
+    (mount.path / "held").read_bytes()
+    assert sum(mount.value("reads", "read_s")["counts"]) > before
 
 
 @in_one_mode

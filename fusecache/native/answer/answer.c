@@ -29,6 +29,7 @@ static void answer(const struct read_request *one, const struct version *of, con
 	if (!one->offset)
 		plan_saw_read(one->ino, seen, tid);
 	real.reply_buf(one->req, (const char *)data, size);
+	latency_add(&mount_reads, clock_ns(CLOCK_MONOTONIC) - one->begun_ns);
 }
 
 bool answer_from_ssd(const struct read_request *one, struct scratch *s)
@@ -62,7 +63,7 @@ void answer_missed(const struct read_request *one, const struct version *of, con
 void answer_pass(const struct read_request *one)
 {
 	real.reply_none(one->req);
-	slow_put(one->raw, one->raw_size);
+	slow_put(one->raw, one->raw_size, one->begun_ns);
 }
 
 void answer_now(const struct read_request *one, struct scratch *s)

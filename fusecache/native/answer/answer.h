@@ -10,7 +10,8 @@ struct read_request {
 	uint32_t ino;
 	uint64_t offset;
 	size_t size;
-	const void *raw; /* as it was received */
+	int64_t begun_ns; /* it came, by CLOCK_MONOTONIC */
+	const void *raw;  /* as it was received */
 	size_t raw_size;
 };
 /* From SSD. False: it is not there, or damaged. */
@@ -27,9 +28,11 @@ void answer_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t siz
 /* ---- the queue to pyfuse3 ------------------------------------------------------------------ */
 int slow_begin(void); /* its descriptor, readable: INIT is waiting; -1: errno */
 int slow_fd(void);
-void slow_put(const void *raw, size_t size);
+void slow_put(const void *raw, size_t size, int64_t begun_ns);
 /* Its size; -EINTR: there is none; -EMSGSIZE: it is larger, and lost; 0: none will come any more. */
 int slow_take(void *to, size_t most);
+/* When the last one that was taken had come; 0: none was. For the thread that takes them. */
+int64_t slow_begun_ns(void);
 void slow_end(void); /* unmounted: what is left is served */
 
 #endif

@@ -9,6 +9,7 @@
 struct queued {
 	struct queued *next;
 	size_t size;
+	int64_t begun_ns;
 	unsigned char raw[];
 };
 static struct {
@@ -16,6 +17,7 @@ static struct {
 	int fd; /* readable exactly while there is something to receive */
 	struct queued *first, **end;
 	bool ended;
+	int64_t begun_ns; /* of the one that was taken last */
 } queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, .end = &queue.first};
 
 int slow_begin(void)
@@ -26,7 +28,7 @@ int slow_begin(void)
 
 int slow_fd(void) { return queue.fd; }
 
-void slow_put(const void *raw, size_t size)
+void slow_put(const void *raw, size_t size, int64_t begun_ns)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
 	struct queued *item;
@@ -35,6 +37,7 @@ void slow_put(const void *raw, size_t size)
 		nanosleep(&pause, NULL);
 	item->next = NULL;
 	item->size = size;
+	item->begun_ns = begun_ns;
 	memcpy(item->raw, raw, size);
 	pthread_mutex_lock(&queue.lock);
 	if (!queue.first)
@@ -67,9 +70,12 @@ int slow_take(void *to, size_t most)
 	got = item->size <= most ? (int)item->size : -EMSGSIZE;
 	if (got > 0)
 		memcpy(to, item->raw, item->size);
+	queue.begun_ns = item->begun_ns;
 	free(item);
 	return got;
 }
+
+int64_t slow_begun_ns(void) { return queue.begun_ns; }
 
 void slow_end(void)
 {

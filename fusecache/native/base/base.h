@@ -58,14 +58,15 @@ struct counters {
 extern struct counters counters;
 #define COUNT(field, n) atomic_fetch_add_explicit(&counters.field, (n), memory_order_relaxed)
 
-/* Reads of the origin that ended well, by what they took: bucket k counts those of at most 2^(LATENCY_SHIFT + k) ns
- * that no lower one does, the last one all that took longer. */
-#define LATENCY_SHIFT 18   /* from 0.26 ms */
-#define LATENCY_BUCKETS 19 /* to 34 s */
+/* What was counted by the time it took: bucket k has those of at most 2^(LATENCY_SHIFT + k) ns that no lower one has,
+ * the last one all that took longer. */
+#define LATENCY_SHIFT 14   /* from 16 us */
+#define LATENCY_BUCKETS 23 /* to 34 s */
 struct latency {
 	_Atomic uint64_t buckets[LATENCY_BUCKETS], sum_ns;
 };
-extern struct latency origin_reads;
+extern struct latency origin_reads; /* those that ended well */
+extern struct latency mount_reads;  /* READs that were answered with bytes, from their arrival on */
 void latency_add(struct latency *to, int64_t ns);
 
 int events_init(void);

@@ -6,7 +6,7 @@
 #include <sys/eventfd.h>
 
 struct counters counters;
-struct latency origin_reads;
+struct latency origin_reads, mount_reads;
 
 static struct {
 	pthread_mutex_t lock;

@@ -11,7 +11,8 @@ bool front_running(void);
 /* Attributes as the front may answer them now; false: the slow path has to look. */
 bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns);
 int front_fd(void);
-int front_asker(void); /* thread id of the READ that pyfuse3 was given last; 0: unknown */
+/* Of the READ that pyfuse3 was given last: its thread id, 0: unknown; when it came, by CLOCK_MONOTONIC. */
+int front_asker(int64_t *begun_ns);
 
 /* ---- requests answered as they were received ----------------------------------------------- */
 /* hintsd: its socket, empty: hints are off. has_acls: access control lists are honoured by the kernel, and are

@@ -54,7 +54,7 @@ static void leave(struct waiting *one)
 static void pass(struct fuse_req *req, const struct waiting *one)
 {
 	real.reply_none(req); /* frees the object, sends nothing */
-	slow_put(one->raw, one->raw_size);
+	slow_put(one->raw, one->raw_size, clock_ns(CLOCK_MONOTONIC));
 }
 
 static void answer(struct fuse_req *req, const struct waiting *one, int looked)

@@ -22,15 +22,20 @@ static struct {
 	struct fuse_lowlevel_ops inner; /* pyfuse3's */
 	double negative_timeout_s;
 	int asker;
+	int64_t begun_ns;
 } operations;
 
 static __thread struct front_thread *self; /* set in front threads only */
 
 void operations_answer(struct front_thread *me) { self = me; }
 
-/* pyfuse3's handler of a READ is not told which thread asks. It begins right after front_read has returned, in the
- * same thread. */
-int front_asker(void) { return operations.asker; }
+/* pyfuse3's handler of a READ is not told which thread asks, nor when. It begins right after front_read has returned,
+ * in the same thread. */
+int front_asker(int64_t *begun_ns)
+{
+	*begun_ns = operations.begun_ns;
+	return operations.asker;
+}
 
 /* Answers here never expire in the kernel, so only what the sweep watches is answered here. */
 static bool is_watched(uint32_t node) { return operations.negative_timeout_s >= FOREVER_S || node_is_watched(node); }
@@ -186,6 +191,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 		if (fi && !fi->fh)
 			fi->fh = ino;
 		operations.asker = real.req_ctx(req)->pid;
+		operations.begun_ns = slow_begun_ns() ? slow_begun_ns() : clock_ns(CLOCK_MONOTONIC);
 		operations.inner.read(req, ino, size, offset, fi);
 		return;
 	}
@@ -195,6 +201,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	    .ino = (uint32_t)ino,
 	    .offset = (uint64_t)offset,
 	    .size = size,
+	    .begun_ns = clock_ns(CLOCK_MONOTONIC),
 	    .raw = self->raw,
 	    .raw_size = self->raw_size,
 	};

@@ -134,7 +134,7 @@ static void *front_main(void *unused)
 		if (!me.slow)
 			real.process_buf(front.session, buf);
 		if (me.slow)
-			slow_put(buf->mem, (size_t)got);
+			slow_put(buf->mem, (size_t)got, clock_ns(CLOCK_MONOTONIC));
 	}
 	operations_answer(NULL);
 	free(buf->mem);

@@ -111,26 +111,49 @@ static PyObject *py_counters(PyObject *module, PyObject *unused)
 #undef ONE
 }
 
-static PyObject *py_note_origin_read(PyObject *module, PyObject *arg)
+static PyObject *note_latency(struct latency *of, PyObject *arg)
 {
 	long long ns = PyLong_AsLongLong(arg);
 
-	(void)module;
 	if (ns == -1 && PyErr_Occurred())
 		return NULL;
-	latency_add(&origin_reads, ns);
+	latency_add(of, ns);
 	Py_RETURN_NONE;
+}
+
+static PyObject *latencies(struct latency *of)
+{
+	PyObject *buckets = PyList_New(LATENCY_BUCKETS);
+
+	for (size_t k = 0; buckets && k < LATENCY_BUCKETS; k++)
+		list_put(&buckets, k, PyLong_FromUnsignedLongLong(atomic_load(&of->buckets[k])));
+	return Py_BuildValue("NK", buckets, (unsigned long long)atomic_load(&of->sum_ns));
+}
+
+static PyObject *py_note_origin_read(PyObject *module, PyObject *arg)
+{
+	(void)module;
+	return note_latency(&origin_reads, arg);
+}
+
+static PyObject *py_note_mount_read(PyObject *module, PyObject *arg)
+{
+	(void)module;
+	return note_latency(&mount_reads, arg);
 }
 
 static PyObject *py_origin_reads(PyObject *module, PyObject *unused)
 {
-	PyObject *buckets = PyList_New(LATENCY_BUCKETS);
-
 	(void)module;
 	(void)unused;
-	for (size_t k = 0; buckets && k < LATENCY_BUCKETS; k++)
-		list_put(&buckets, k, PyLong_FromUnsignedLongLong(atomic_load(&origin_reads.buckets[k])));
-	return Py_BuildValue("NK", buckets, (unsigned long long)atomic_load(&origin_reads.sum_ns));
+	return latencies(&origin_reads);
+}
+
+static PyObject *py_mount_reads(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	return latencies(&mount_reads);
 }
 
 /* ---- module ------------------------------------------------------------------------------- */
@@ -144,6 +167,8 @@ static PyMethodDef methods[] = {
     NO_ARGUMENT(counters),
     ONE_ARGUMENT(note_origin_read),
     NO_ARGUMENT(origin_reads),
+    ONE_ARGUMENT(note_mount_read),
+    NO_ARGUMENT(mount_reads),
     {NULL, NULL, 0, NULL},
 };
 /* clang-format on */

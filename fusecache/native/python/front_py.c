@@ -200,9 +200,12 @@ static PyObject *py_resume_session(PyObject *module, PyObject *unused)
 
 static PyObject *py_read_asker(PyObject *module, PyObject *unused)
 {
+	int64_t begun_ns;
+	int asker = front_asker(&begun_ns);
+
 	(void)module;
 	(void)unused;
-	return PyLong_FromLong(front_asker());
+	return Py_BuildValue("iL", asker, (long long)begun_ns);
 }
 
 /* ---- module ------------------------------------------------------------------------------- */

@@ -54,6 +54,7 @@ def test_every_family_is_exported_and_every_figure_is_where_it_is_said() -> None
     assert found["fusecache_tier_limit_bytes", mount, "tier=ssd"] == 256000000
     assert found["fusecache_cache_faults_total", "kind=read", mount] == 2
     assert found["fusecache_queued_files", mount, "queue=fetch"] == 22
+    assert found["fusecache_metadata_requests_total", "kind=readdir", mount] == 7
     assert found["fusecache_restored_files_total", mount] == 15
     assert found["fusecache_cache_disk_full", mount] == 0
     assert found["fusecache_job_late_reads_total", job, mount, "reason=queued"] == 600
@@ -69,6 +70,7 @@ def test_latency_is_a_cumulative_histogram() -> None:
     buckets = [found[f"{name}_bucket", f"le={le}", mount] for le in ("0.25", "0.5", "1.0", "+Inf")]
     assert buckets == [30, 31, 31, 33]
     assert (found[f"{name}_count", mount], found[f"{name}_sum", mount]) == (33, 9.5)
+    assert found["fusecache_read_seconds_bucket", "le=0.01", mount] == 44
 
 
 def test_what_does_not_answer_is_down_and_anothers_mount_is_not_told_of() -> None:
