@@ -7,7 +7,7 @@ import os
 import random
 import resource
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -458,18 +458,27 @@ def test_ram_ring_against_a_model(tmp_path: Path) -> None:
     os.close(source_fd)
 
 
-def test_reads_of_the_origin_are_counted_by_what_they_took() -> None:
+@pytest.mark.parametrize(
+    ("note", "counted"),
+    [
+        (_native.note_origin_read, _native.origin_reads),
+        (_native.note_mount_read, _native.mount_reads),
+    ],
+    ids=["of the origin", "of the mount"],
+)
+def test_reads_are_counted_by_what_they_took(
+    note: Callable[[Any], None], counted: Callable[[], tuple[list[int], int]]
+) -> None:
     least = 1 << _native.LATENCY_SHIFT
     for took, bucket in (
         (-1, 0), (0, 0), (least, 0), (least + 1, 1), (2 * least, 1), (2 * least + 1, 2),
-        (least << 17, 17), ((least << 17) + 1, 18), ((1 << 63) - 1, 18),
+        (least << 21, 21), ((least << 21) + 1, 22), ((1 << 63) - 1, 22),
     ):  # fmt: skip
-        before, before_ns = _native.origin_reads()
-        _native.note_origin_read(took)
-        counts, sum_ns = _native.origin_reads()
+        before, before_ns = counted()
+        note(took)
+        counts, sum_ns = counted()
         changed = [k for k, (a, b) in enumerate(zip(before, counts, strict=True)) if b != a]
-        assert (len(counts), changed) == (19, [bucket]), took
+        assert (len(counts), changed) == (23, [bucket]), took
         assert (sum_ns - before_ns) % (1 << 64) == max(0, took)
-    wrong: Any = "long"
     with pytest.raises(TypeError):
-        _native.note_origin_read(wrong)
+        note("long")
