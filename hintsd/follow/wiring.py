@@ -168,9 +168,9 @@ class Wiring:
                 self.laid_from = start
             self._wires = np.concatenate([kept, self._grid(start, stop, progress.spacing)])
             self._until, self._inos_of = stop, -1
-            needed = self._weighed
-            self._fired = {wire: how for wire, how in self._fired.items() if wire >= needed}
-            self._stolen = {wire for wire in self._stolen if wire >= needed}
+            weighed = self._weighed
+            self._fired = {wire: how for wire, how in self._fired.items() if wire >= weighed}
+            self._stolen = {wire for wire in self._stolen if wire >= progress.low}
         return self._wires[self._wires.searchsorted(high) :]
 
     @property
@@ -197,8 +197,9 @@ class Wiring:
         elif self._watched_from < stop and sequence.epoch_of(stop) == epoch:
             where = self._grid(self._watched_from, stop, progress.spacing)
             inos = sequence.inos_at(where)
-            seen = [wire in self._fired or wire in self._stolen for wire in where.tolist()]
-            are_opened = ~self._are_armed(inos) | np.array(seen, np.bool_)
+            # another job may have laid one again
+            have_fired = np.array([wire in self._fired for wire in where.tolist()], np.bool_)
+            are_opened = ~self._are_armed(inos) | have_fired
             self.passed.weigh(are_opened[inos != 0])
             self._watched_from = stop
 

@@ -41,6 +41,15 @@ def test_what_nobody_opens_any_more_is_one_gap() -> None:
         assert not passed.is_much_left_out
 
 
+def test_what_comes_before_the_first_that_is_opened_is_no_gap() -> None:
+    passed = Passed()
+    for _ in range(LEFT_OUT):
+        passed.skip()
+        passed.weigh(np.array([False, False, True]))
+    assert not passed.is_much_left_out
+    assert (passed.wires, passed.unopened) == (0, 0)
+
+
 def test_what_was_opened_before_is_no_credit() -> None:
     passed = Passed()
     alternating = np.arange(4 * LEFT_OUT) % 2 == 1

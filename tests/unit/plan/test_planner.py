@@ -483,8 +483,10 @@ def test_a_hint_of_which_half_is_never_read_is_noticed(ram_files: int, workers: 
     assert not scene.mount.armed
     scene.read(reads[read : read + 2000], reader="job")
     assert scene.planner.status("job")["state"] == "wrong"
-    scene.planner.announce("job", 2, orders[2], scene.now)
+    scene.planner.announce("job", 0, orders[0], scene.now)
     assert scene.planner.status("job")["state"] == "waiting"
+    scene.read(orders[0][:320].tolist(), turn_every=16, reader="job")
+    assert scene.planner.status("job")["state"] == "running"
 
 
 def test_a_hint_that_is_wrong_once_more_is_looked_for_less() -> None:
@@ -532,7 +534,7 @@ def test_a_hint_of_which_little_is_never_opened_stays(unread: int) -> None:
 
 def test_steps_that_come_before_the_look_ups_leave_nothing_out() -> None:
     """A step moves the place past wires whose look-ups are told a fifth of a second later."""
-    count, turn = 24_000, 160
+    count, turn = 32_000, 160
     scene = Scene(same_sizes(count), ram_bytes=count * FILE_BYTES)
     orders = scene.shuffled()
     scene.open("job", orders, samples=count, workers=4)
