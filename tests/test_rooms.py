@@ -28,6 +28,7 @@ EXCEPTIONS = (
     "hintsd.autohint loader_class.__new__",
     "hintsd.autohint spec.loader.exec_module",
     "hintsd.autohint.sitecustomize sys.*",
+    "hintsd.client.known.shards worker._worker_info",  # torch has no other way to say so
     "hintsd.client.client weakref.finalize(*).atexit",
     "hintsd.lab.replay policy.on_load",  # a policy's caller sets them
     "hintsd.orders.samplers twin.batch_sampler",

@@ -1,8 +1,17 @@
-"""Files of several blocks: the readers' way, block by block."""
+"""Files of several blocks: block by block, as readers fetch them.
+
+Blocks are taken in the files' order, BLOCKS_AT_ONCE of them together, be they of one file or of
+several: an origin with latency needs as many for its bandwidth.
+
+INVARIANT: a block that is not on SSD is a Flight in Fetcher: readers join it, it joins theirs.
+INVARIANT: a file is answered once all of its blocks that were begun have ended.
+INVARIANT: what a reader has come to is neither fetched nor pushed, unless it is to be stored.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import trio
 
@@ -18,8 +27,41 @@ from fusecache.reorder.packer import Packer
 from fusecache.store.types import BLOCK_BYTES, Version
 from fusecache.table import namespace
 
-LARGE_AT_ONCE = 2
+BLOCKS_AT_ONCE = 8
 POLL_S = 0.02  # what holds prefetching back ends without a sign
+
+
+@dataclass(eq=False, slots=True)
+class _File:
+    """One that is being staged, or fetched."""
+
+    ino: int
+    version: Version
+    is_staged: bool
+    """Else it is to be stored, nothing more."""
+    plan: int
+    may_store: bool
+    is_stored: bool = True
+    """All blocks so far."""
+    is_fetched: bool = False
+    """A block of it was not on SSD."""
+    ended: int | None = None
+    """Why no more of it is begun: a Result."""
+    under_way: int = 1
+    """Blocks, and one more until all were begun."""
+
+    def end(self, result: int) -> None:
+        self.ended = result if self.ended is None else self.ended
+
+    @property
+    def result(self) -> int:
+        if self.ended is not None:
+            return self.ended
+        if not self.is_staged:
+            return Result.STORED
+        if self.is_stored:
+            return Result.STAGED_AND_STORED
+        return Result.NO_ROOM if self.may_store else Result.STAGED
 
 
 class LargeFiles:
@@ -44,6 +86,7 @@ class LargeFiles:
         self._metrics = metrics
         self._queue: deque[tuple[int, bool, int]] = deque()  # inode, whether to store it, plan
         self._work = trio.lowlevel.ParkingLot()
+        self._places = trio.Semaphore(BLOCKS_AT_ONCE)
 
     def put(self, ino: int, store: bool) -> None:
         self._queue.append((ino, store, self._answers.plan))
@@ -54,56 +97,83 @@ class LargeFiles:
 
     async def run_forever(self) -> None:
         async with trio.open_nursery() as nursery:
-            for _ in range(LARGE_AT_ONCE):
-                nursery.start_soon(self._work_forever)
+            while True:
+                if not self._queue:
+                    await self._work.park()
+                    continue
+                ino, store, plan = self._queue.popleft()
+                if flags(ino) & Standing.QUEUED:
+                    await self._begin(ino, store, plan, nursery)
 
-    async def _work_forever(self) -> None:
-        while True:
-            if not self._queue:
-                await self._work.park()
-                continue
-            ino, store, plan = self._queue.popleft()
-            marks = flags(ino)
-            if not marks & Standing.QUEUED:
-                continue
-            mark(ino, Standing.FLYING, Standing.QUEUED)
-            try:
-                result = await self._do(ino, store, bool(marks & Standing.WANTED), plan)
-            except OriginChanged:
-                result = Result.GONE
-            except OriginError:
-                result = Result.ORIGIN_ERROR
-            if plan == self._answers.plan:
-                failed = Standing.FAILED if result == Result.ORIGIN_ERROR else 0
-                staged = (
-                    Standing.STAGED if result in (Result.STAGED, Result.STAGED_AND_STORED) else 0
-                )
-                mark(ino, failed | staged, Standing.FLYING | Standing.QUEUED)
-                self._answers.tell(ino, result)
+    async def _begin(self, ino: int, store: bool, plan: int, nursery: trio.Nursery) -> None:
+        """Each of its blocks, as soon as there is a place for it."""
+        is_staged = bool(flags(ino) & Standing.WANTED)
+        mark(ino, Standing.FLYING, Standing.QUEUED)
+        file = _File(ino, namespace.version(ino), is_staged, plan, store)
+        for block in range(namespace.block_count(file.version.size)):
+            await self._places.acquire()
+            if file.ended is not None:
+                self._places.release()
+                break
+            file.under_way += 1
+            nursery.start_soon(self._take, file, block)
+        self._leave(file)
 
-    async def _do(self, ino: int, store: bool, is_staged: bool, plan: int) -> int:
-        version = namespace.version(ino)
-        is_stored, is_fetched = True, False
-        for block in range(namespace.block_count(version.size)):
-            if not await self._reader.is_cached(ino, block):
-                size_bytes = namespace.block_span(version.size, block)[1]
-                await self._wait_for_origin(size_bytes, plan)
-                if plan != self._answers.plan:
-                    return Result.NOT_PUSHED
-                is_fetched = True
-                is_stored = is_stored and store and await self._store(ino, block, size_bytes)
-            if not is_staged:
-                if not is_stored:
-                    return Result.NO_ROOM
-                continue
-            if not await self._push_block(ino, version, block, plan):
-                return Result.NOT_PUSHED
-        self._metrics.add(PREFETCHED_FILES, int(is_fetched))
-        if not is_staged:
-            return Result.STORED
-        if is_stored:
-            return Result.STAGED_AND_STORED
-        return Result.NO_ROOM if store else Result.STAGED
+    async def _take(self, file: _File, block: int) -> None:
+        try:
+            await self._do(file, block)
+        except OriginChanged:
+            file.end(Result.GONE)
+        except OriginError:
+            file.end(Result.ORIGIN_ERROR)
+        finally:
+            self._places.release()
+            self._leave(file)
+
+    def _leave(self, file: _File) -> None:
+        file.under_way -= 1
+        if file.under_way or file.plan != self._answers.plan:
+            return
+        result = file.result
+        failed = Standing.FAILED if result == Result.ORIGIN_ERROR else 0
+        staged = Standing.STAGED if result in (Result.STAGED, Result.STAGED_AND_STORED) else 0
+        mark(file.ino, failed | staged, Standing.FLYING | Standing.QUEUED)
+        self._metrics.add(PREFETCHED_FILES, int(file.is_fetched and file.ended is None))
+        self._answers.tell(file.ino, result)
+
+    async def _do(self, file: _File, block: int) -> None:
+        """Raises OriginError."""
+        data: memoryview | None = None
+        has_come = file.is_staged and self._reader.has_come_to(file.ino, block)
+        if not await self._reader.is_cached(file.ino, block):
+            if has_come and not file.may_store:
+                file.is_stored = False
+                return
+            size_bytes = namespace.block_span(file.version.size, block)[1]
+            await self._wait_for_origin(size_bytes, file.plan)
+            if not self._is_wanted(file):
+                file.end(Result.NOT_PUSHED)
+                return
+            file.is_fetched = True
+            data = await self._fetch(file, block, size_bytes)
+        if not file.is_staged:
+            if not file.is_stored:
+                file.end(Result.NO_ROOM)
+        elif not await self._push(file, block, data):
+            file.end(Result.NOT_PUSHED)
+
+    async def _push(self, file: _File, block: int, data: memoryview | None) -> bool:
+        """Unless it needs none. False: not wanted any more, or refused."""
+        if file.ended is not None or self._reader.has_come_to(file.ino, block):
+            return True
+        if not self._is_wanted(file):
+            return False
+        return await self._pages.push_block(file.ino, file.version, block, data)
+
+    def _is_wanted(self, file: _File) -> bool:
+        if file.plan != self._answers.plan:
+            return False
+        return not file.is_staged or bool(flags(file.ino) & Standing.WANTED)
 
     async def _wait_for_origin(self, size_bytes: int, plan: int) -> None:
         while plan == self._answers.plan and not (
@@ -112,22 +182,17 @@ class LargeFiles:
             await trio.sleep(POLL_S)
         self._fetches.take(size_bytes)
 
-    async def _store(self, ino: int, block: int, size_bytes: int) -> bool:
-        """False: there is no room for it on SSD."""
-        if not await trio.to_thread.run_sync(self._packer.has_spare, BLOCK_BYTES):
-            return False
-        was_cached = await self._reader.ensure_cached(ino, block)
-        self._metrics.add(PREFETCHED_BYTES, 0 if was_cached else size_bytes)
-        return was_cached is not None
-
-    async def _push_block(self, ino: int, version: Version, block: int, plan: int) -> bool:
-        """From SSD or another source. False: not wanted any more, or refused."""
-        data: memoryview | None = None
-        if not await self._reader.is_cached(ino, block):
-            got, data = await self._fetcher.uncached(ino, block)
-            self._metrics.add(PREFETCHED_BYTES, len(data))
-            if got != version:
-                raise OriginChanged
-        if plan != self._answers.plan or not flags(ino) & Standing.WANTED:
-            return False
-        return await self._pages.push_block(ino, version, block, data)
+    async def _fetch(self, file: _File, block: int, size_bytes: int) -> memoryview:
+        """To SSD, if there is room for it, and into memory. Raises OriginError."""
+        store = file.may_store and file.is_stored
+        store = store and await trio.to_thread.run_sync(self._packer.has_spare, BLOCK_BYTES)
+        flight = await self._fetcher.block(file.ino, block, asked=store, store=store)
+        self._metrics.add(PREFETCHED_BYTES, 0 if flight.was_stored else size_bytes)
+        if store:
+            await flight.published.wait()
+        file.is_stored &= flight.was_stored or flight.stored
+        if flight.version != file.version or flight.data is None:
+            raise OriginChanged
+        if not flight.is_settled:
+            file.end(Result.NOT_PUSHED)
+        return flight.data

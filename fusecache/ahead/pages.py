@@ -7,7 +7,7 @@ in a thread.
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -47,14 +47,14 @@ class Pages:
         self._metrics = metrics
         self._on_end = on_end
         self._pushers, self._droppers = trio.CapacityLimiter(PUSH_THREADS), trio.CapacityLimiter(2)
-        self._busy: set[int] = set()  # inodes whose pages are being pushed
+        self._busy = Counter[int]()  # inodes whose pages are being pushed: how many pushes
         self._left_over: set[int] = set()  # those of them that an ended plan began
         self._idle = trio.lowlevel.ParkingLot()
 
     # ---- whose are on their way ------------------------------------------------------------------
 
     def end_plan(self) -> None:
-        self._left_over |= self._busy
+        self._left_over.update(self._busy)
 
     def __contains__(self, ino: object) -> bool:
         """Whether this plan is pushing it."""
@@ -65,7 +65,7 @@ class Pages:
         return self._left_over & inos
 
     def has_any(self, inos: set[int]) -> bool:
-        return not self._busy.isdisjoint(inos)
+        return not inos.isdisjoint(self._busy)
 
     @contextmanager
     def _pushing(self, inos: Iterable[int]) -> Iterator[None]:
@@ -74,8 +74,11 @@ class Pages:
         try:
             yield
         finally:
-            self._busy.difference_update(inos)
-            self._left_over.difference_update(inos)
+            self._busy.subtract(inos)
+            ended = [ino for ino in inos if not self._busy[ino]]
+            for ino in ended:
+                self._busy.pop(ino, None)
+            self._left_over.difference_update(ended)
             if self._idle:
                 self._idle.unpark_all()
             self._on_end()

@@ -75,7 +75,7 @@ class Prefetcher:
         bytes_per_s: int | None,
     ) -> None:
         """`preloaded`: see Stored."""
-        self._fetcher = fetcher
+        self._fetcher, self._reader = fetcher, reader
         self._answers = answers = Answers()
         self._to_stage, self._to_fetch = StageQueue(), FetchQueue()
         self._pages = pages = Pages(kernel, mountpoint, metrics, self._to_stage.take_postponed)
@@ -121,6 +121,7 @@ class Prefetcher:
         go of, and is not on SSD, it is told; else that is staged again.
         """
         self.end()
+        self._reader.forget_all()
         _native.plan_begin()
         self._tells_reclaimed = tells_reclaimed
         self._answers.begin(report)
@@ -232,6 +233,7 @@ class Prefetcher:
         self.cancel(inos)
         self._staging.read_lately.forget(inos)
         _native.plan_mark(inos.tobytes(), 0, Standing.FAILED)
+        self._reader.forget(inos.tolist())
         await self._pages.drop(inos)
 
     async def arm(self, inos: Inos) -> None:

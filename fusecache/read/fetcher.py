@@ -13,6 +13,7 @@ publishing is never the reader's business.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,10 +36,11 @@ from fusecache.read.publisher import Publication, Publisher
 from fusecache.read.sources import Counts, Loaded, Sources
 from fusecache.reorder.packer import Packer
 from fusecache.store import Store
-from fusecache.store.types import Version
+from fusecache.store.types import BLOCK_BYTES, Version
 from fusecache.table import namespace
 from fusecache.table.pins import Pins
 
+UNSTORED_MOST = 8  # blocks of large files that are not stored: 32 MiB
 CHANGES_MOST = 3  # times a file may change under a fetch before the reader gets ESTALE
 
 Span = Callable[[int], tuple[int, int]]  # file size -> (offset, length)
@@ -89,6 +91,9 @@ class Fetcher:
         self._kernel = kernel
         self._metrics = metrics
         self._flights: dict[tuple[int, int], Flight] = {}
+        # The last ones of large files that were not stored: READs join them while their pages are
+        # on the way to the kernel.
+        self._unstored: OrderedDict[tuple[int, int], Flight] = OrderedDict()
 
     # ---- the publisher ---------------------------------------------------------------------------
 
@@ -115,10 +120,17 @@ class Fetcher:
     # ---- for readers -----------------------------------------------------------------------------
 
     async def block(
-        self, ino: int, block: int, *, asked: bool = False, evict: bool = True
+        self,
+        ino: int,
+        block: int,
+        *,
+        asked: bool = False,
+        evict: bool = True,
+        store: bool = True,
     ) -> Flight:
         """A finished flight with the whole block's bytes (`data`, of `version`), which is to be
-        stored, whatever goes for it, if `asked`. Without `evict` nothing goes.
+        stored, whatever goes for it, if `asked`. Without `evict` nothing goes; without `store` it
+        is not stored, unless the flight was somebody else's.
 
         Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
         """
@@ -128,11 +140,11 @@ class Fetcher:
             flight.is_asked |= asked
             await flight.done.wait()
             if flight.is_by_threads and _is_worth_another_try(flight.error):
-                return await self.block(ino, block, asked=asked, evict=evict)
+                return await self.block(ino, block, asked=asked, evict=evict, store=store)
         else:
             flight = self._flights[key] = Flight(is_asked=asked, may_evict=evict)
             try:
-                await self._fly(flight, ino, block)
+                await self._fly(flight, ino, block, store)
             except OriginError as error:
                 flight.error = error
             finally:
@@ -146,16 +158,16 @@ class Fetcher:
         return flight
 
     def _joinable(self, key: tuple[int, int]) -> Flight | None:
-        flight = self._flights.get(key)
+        flight = self._flights.get(key) or self._unstored.get(key)
         if flight is not None and flight.version in (None, namespace.version(key[0])):
             return flight
         return None
 
     # ---- for what the C fetch threads get: a plan's files, and READs that missed -----------------
 
-    def flight_of(self, ino: int) -> Flight | None:
-        """The flight of a small file that is in the air, or not published yet."""
-        return self._joinable((ino, 0))
+    def flight_of(self, ino: int, block: int = 0) -> Flight | None:
+        """The flight of a block that is in the air, or not published yet."""
+        return self._joinable((ino, block))
 
     def begin(self, ino: int) -> Flight:
         """A flight that the caller will `finish`; readers join it. There is no `flight_of(ino)`."""
@@ -213,22 +225,21 @@ class Fetcher:
         flight.done.set()
         self._land((ino, 0), flight)
 
-    async def uncached(self, ino: int, wanted: int | Span) -> tuple[Version, memoryview]:
-        """Bytes that are not cached: of the block of that number, which any source may have; or of
-        a span, for the first touch of a large file's block, from far sources alone. Raises as
-        `block`.
+    async def uncached(self, ino: int, span: Span) -> tuple[Version, memoryview]:
+        """Bytes that are not cached, for the first touch of a large file's block, from far sources
+        alone. Raises as `block`.
         """
         flight = Flight()
-        await self._read(flight, ino, wanted)
+        await self._read(flight, ino, span)
         assert flight.version is not None
         assert flight.data is not None
         return flight.version, flight.data
 
-    async def _fly(self, flight: Flight, ino: int, block: int) -> None:
+    async def _fly(self, flight: Flight, ino: int, block: int, store: bool) -> None:
         await self._read(flight, ino, block)
         if flight.counts is None or flight.version is None or flight.data is None:
             return
-        if not flight.is_settled:
+        if not flight.is_settled or not (store or flight.is_asked):
             return
         self._tell_reuse(flight, ino, block)
         if not await self._publisher.wait_for_room():
@@ -340,6 +351,12 @@ class Fetcher:
         flight.published.set()
         if self._flights.get(key) is flight:
             del self._flights[key]
+        self._unstored.pop(key, None)
+        is_large = flight.version is not None and flight.version.size > BLOCK_BYTES
+        if is_large and flight.is_settled and not (flight.stored or flight.was_stored):
+            self._unstored[key] = flight
+            if len(self._unstored) > UNSTORED_MOST:
+                self._unstored.popitem(last=False)
         if flight.on_landed is not None:
             flight.on_landed()
 

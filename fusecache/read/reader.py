@@ -3,7 +3,8 @@
 
 Small files and streams fetch whole blocks. The first touch of a block of a large file passes
 through: exactly the bytes that were asked for. The second touch fetches the block, so random reads
-of a large file cost at most one small read more than the blocks they use.
+of a large file cost at most one small read more than the blocks they use. What of a block is not
+stored goes to the kernel, so that the next READ does not fetch it again.
 
 Cache faults end here: whatever the store does wrong, the read goes on at the origin.
 """
@@ -11,12 +12,13 @@ Cache faults end here: whatever the store does wrong, the read goes on at the or
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import partial
 
 from fusecache import _native
 from fusecache.base.errors import OriginChanged
 from fusecache.base.metrics import BYTES_REPLIED, FROM_ORIGIN, FROM_SSD, REQUESTS, Metrics
-from fusecache.base.wire import Observed
+from fusecache.base.wire import Observed, Standing
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.sources import Sources, SsdSource
 from fusecache.read.stager import Stager
@@ -107,19 +109,44 @@ class Reader:
         self._metrics.add(FROM_SSD if flight.was_stored else FROM_ORIGIN)
         if flight.version != version or flight.data is None:
             return None
-        if version.size <= BLOCK_BYTES and flight.is_settled:
-            self._stager.push_rest(ino, version, flight.data, first, last)
+        if flight.is_settled:
+            push = partial(self._stager.push_rest, ino, version, start, flight.data, first, last)
+            if version.size <= BLOCK_BYTES:
+                push()
+            elif not flight.published.is_set():
+                flight.when_landed(lambda: None if flight.stored else push())
         return flight.was_stored, flight.data[first - start : last - start]
 
     def _is_wanted_whole(self, ino: int, block: int) -> bool:
-        """True from the second touch of a block on, and while the file is being streamed."""
+        """True from the second touch of a block on, while it is being fetched for others, while the
+        file is being streamed, and where a plan wants all of it.
+        """
         blocks = self._touched.setdefault(ino, set())
         self._touched.move_to_end(ino)
         if len(self._touched) > TOUCHED_FILES_MOST:
             self._touched.popitem(last=False)
         touched_before = block in blocks
         blocks.add(block)
-        return touched_before or self._stager.is_streaming(ino, block)
+        if touched_before or self._stager.is_streaming(ino, block):
+            return True
+        if self._fetcher.flight_of(ino, block) is not None:
+            return True
+        return bool(_native.plan_flags(ino.to_bytes(4, "little"))[0] & Standing.WANTED)
+
+    def has_come_to(self, ino: int, block: int) -> bool:
+        """Whether READs have brought the block to the kernel, or are about to, since the file was
+        forgotten.
+        """
+        return block in self._touched.get(ino, ()) or self._stager.has_asked_for(ino, block)
+
+    def forget(self, inos: Iterable[int]) -> None:
+        """What was read of these says nothing of what the kernel has: pages were dropped."""
+        for ino in inos:
+            self._touched.pop(ino, None)
+            self._stager.forget_stream(ino)
+
+    def forget_all(self) -> None:
+        self.forget(list(self._touched))
 
     async def stream_block(self, ino: int, block: int) -> tuple[Version, memoryview] | None:
         """The block's bytes, wherever they were; None: the front can read its segment."""

@@ -47,17 +47,18 @@ class Stager:
         self._ahead_blocks = min(AHEAD_BLOCKS, ram_bytes // 4 // _native.BLOCK_BYTES)
 
     def push_rest(
-        self, ino: int, version: Version, data: memoryview, first: int, last: int
+        self, ino: int, version: Version, start: int, data: memoryview, first: int, last: int
     ) -> None:
-        """Push a small file's pages outside [first, last), which a READ is about to deliver.
+        """Push a block's pages, which begin at `start`, outside [first, last), which a READ is
+        about to deliver.
 
         Never waits: when too many pushes are waiting, the pages are left to later READs.
         """
-        before, after = first // PAGE * PAGE, -(-last // PAGE) * PAGE
+        before, after = first // PAGE * PAGE - start, -(-last // PAGE) * PAGE - start
         for offset, part in ((0, data[:before]), (after, data[after:])):
             if len(part):
                 try:
-                    self._send_rest.send_nowait((ino, version, offset, part))
+                    self._send_rest.send_nowait((ino, version, start + offset, part))
                 except trio.WouldBlock:
                     return
 
@@ -69,6 +70,14 @@ class Stager:
         """True when `block` is within a window that a sequential reader is heading for."""
         ahead = self._streams.get(ino)
         return ahead is not None and ahead - self._ahead_blocks <= block <= ahead + 1
+
+    def has_asked_for(self, ino: int, block: int) -> bool:
+        """Whether `block` lies before the end of what was pushed ahead of a sequential reader."""
+        return block <= self._streams.get(ino, -1)
+
+    def forget_stream(self, ino: int) -> None:
+        """Whoever reads it from now on begins anew."""
+        self._streams.pop(ino, None)
 
     async def stream(self, ino: int, block: int, source: BlockSource) -> None:
         """A sequential reader has come to `block`: have the next AHEAD_BLOCKS pushed, each once."""

@@ -111,6 +111,10 @@ def _outlook(loader: Any) -> tuple[str, str]:
 
 def _order(found: Readable) -> str:
     """In the words of docs/LOADERS.md."""
+    from hintsd.client.known.shards import ShardOrder
+
+    if isinstance(found.source, ShardOrder):
+        return f"{found.source.described}, as each epoch begins"
     name = found.source.sampler.__class__.__name__
     is_copied = not found.is_told and found.source.rebatched_spec() is None
     whose = f"the order of {'a copy of ' if is_copied else ''}{name}"

@@ -33,6 +33,7 @@ from hintsd.client.client import (
 from hintsd.client.iterators import drawing_iterator
 from hintsd.client.known.datasets import files_of, is_in_memory
 from hintsd.client.known.extending import Needless, Unreadable
+from hintsd.client.known.shards import ShardOrder
 from hintsd.client.link import Ways
 from hintsd.client.sampler_order import SamplerOrder, Seat, generators_kept, seat_of
 from hintsd.client.warning import warn_once
@@ -43,6 +44,7 @@ from hintsd.orders.spec import OrderSpec
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+SHARDS_AHEAD: Final = 1  # a worker goes through its shards one by one: none waits for it
 REQUIRED_TIMEOUT_S: Final = 60.0  # hintsd may have to list the dataset
 
 _IN_MEMORY: Final = "a dataset in memory reads no files"
@@ -153,7 +155,8 @@ def foretell(loader: DataLoader[Any]) -> Readable | Job:
         found = _read(loader, None, summary.is_set(summary.COPY_SAMPLERS))
     except Exception as error:
         raise _unreadable(error) from error
-    if found.source.telling is None:  # else it would draw, which other processes may take part in
+    is_drawn = isinstance(found.source, ShardOrder) or found.source.telling is None
+    if is_drawn:  # else it would draw, which other processes may take part in
         try:
             found.source.begun()
         except Exception as error:
@@ -190,7 +193,7 @@ class Readable:
     root: str
     ways: Ways
     seat: Seat
-    source: SamplerOrder
+    source: SamplerOrder | ShardOrder
     spec: OrderSpec | None
     """Of all epochs; None: each is announced as it begins."""
     is_told: bool
@@ -202,7 +205,7 @@ def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) 
     from torch.utils.data import IterableDataset
 
     if isinstance(loader.dataset, IterableDataset):
-        raise Unreadable("an IterableDataset has no indices that could be announced")
+        return _read_shards(loader)
     if paths is None:
         with generators_kept():  # others' code is asked
             root, ways = files_of(loader.dataset)
@@ -224,6 +227,14 @@ def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) 
     return Readable(root, ways, seat, source, spec if is_known else None, is_told)
 
 
+def _read_shards(loader: DataLoader[Any]) -> Readable:
+    """Of a loader whose dataset gives out samples of shards: files that are read one by one."""
+    seat = seat_of(loader)
+    source = ShardOrder(loader, _plain(seat.taken_by))
+    root, listed = common_root(source.paths), source.paths
+    return Readable(root, (listed_files(root, lambda: listed),), seat, source, None, True)
+
+
 def _attach(
     loader: DataLoader[Any],
     paths: list[str] | None,
@@ -232,6 +243,7 @@ def _attach(
 ) -> tuple[Job, Announcer | None]:
     found = _read(loader, paths, copy_sampler)
     seat, source = found.seat, found.source
+    ahead = loader.prefetch_factor or 0
     job = Job(
         Hint(
             path=os.fsencode(found.root),
@@ -239,7 +251,7 @@ def _attach(
             epochs=epochs,
             start_epoch=source.epoch,
             workers=loader.num_workers or 1,  # 0 is not known: here the trainer is the one reader
-            prefetch_factor=loader.prefetch_factor or 0,
+            prefetch_factor=ahead if isinstance(source, SamplerOrder) else SHARDS_AHEAD,
             name=program_name(),
         ),
         found.ways,
@@ -248,9 +260,12 @@ def _attach(
         return job, None
     for other in _announcers_of(seat):
         other.leave()
-    announcer = Announcer(source, job)
-    if source.telling is not None:
-        source.telling.ask(job)
+    if isinstance(source, ShardOrder):
+        announcer: Announcer = ShardAnnouncer(source, job)
+    else:
+        announcer = Announcer(source, job)
+        if source.telling is not None:
+            source.telling.ask(job)
     seat.give(announcer)
     return job, announcer
 
@@ -261,10 +276,10 @@ def _attach(
 def _announcers_of(seat: Seat) -> list[Announcer]:
     """Those that were attached to this sampler before: to another loader, or by mistake."""
     found = [seat.taken_by]
-    if type(found[0]) is Announcer:
+    if issubclass(type(found[0]), Announcer):
         found.append(found[0]._source.sampler)
     found.append(getattr(samplers.batching_within(found[-1]), "sampler", None))
-    return [outer for outer in found if type(outer) is Announcer]
+    return [outer for outer in found if issubclass(type(outer), Announcer)]
 
 
 class Announcer:
@@ -272,7 +287,7 @@ class Announcer:
 
     __slots__ = ("__weakref__", "_job", "_source")
 
-    def __init__(self, source: SamplerOrder, job: Job) -> None:
+    def __init__(self, source: SamplerOrder | ShardOrder, job: Job) -> None:
         object.__setattr__(self, "_source", source)
         object.__setattr__(self, "_job", job)
 
@@ -383,6 +398,29 @@ class Announcer:
         return _itself, (self._source.sampler,)  # a copy is the plain sampler
 
 
+class ShardAnnouncer(Announcer):
+    """Stands for what tells a loader of shards to draw, and announces each epoch's shards."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = iter(self._source.sampler)
+        return indices if self._job.is_over else self._announce_shards(indices)
+
+    def _announce_shards(self, indices: Iterator[Any]) -> Iterator[Any]:
+        source, job = self._source, self._job
+        try:
+            with generators_kept():  # others' code is run
+                spec = source.begun()
+        except Exception as error:
+            job.give_up(source.untold(error))
+        else:
+            job.announce(spec.start_epoch, spec)
+            job.step(0, spec.start_epoch)
+            source.begin(spec.start_epoch)
+        yield from indices
+
+
 class _SavedIndices:
     """Stands for a sampler's iterator that tells and takes a state: behaves as it does, and
     announces what a state leaves of the epoch."""
@@ -425,4 +463,4 @@ def _itself(value: Any) -> Any:
 
 
 def _plain(sampler: Any) -> Any:
-    return sampler._source.sampler if type(sampler) is Announcer else sampler
+    return sampler._source.sampler if issubclass(type(sampler), Announcer) else sampler

@@ -28,6 +28,9 @@ from hintsd.follow.evidence import Evidence
 from hintsd.follow.sequence import FAR, Positions
 
 SPACING_LEAST = 64  # samples between wires: arming costs readers a few per cent at most
+SPACING_BYTES = (
+    8 << 20
+)  # of large samples, instead: to read these takes 200 times as long as a wire
 UNKNOWN_WORKERS, UNKNOWN_PREFETCH_FACTOR = 16, 2
 IDLE_AFTER_S = 60.0
 NEAR_END_S = 30.0
@@ -38,13 +41,15 @@ PACE_FIRST_S, PACE_S = 0.2, 1.0
 Mask = npt.NDArray[np.bool_]
 
 
-def wire_spacing(batch_size: int) -> int:
+def wire_spacing(batch_size: int, sample_bytes: float = 0.0) -> int:
     """Samples from one wire to the next: whole batches when they are small, else a batch or an even
-    part of it (64 to 255 samples), so that each batch begins with a wire.
+    part of it (64 to 255 samples), so that each batch begins with a wire. Fewer of large samples;
+    `sample_bytes`: of one, about.
     """
-    if batch_size < SPACING_LEAST:
-        return -(-SPACING_LEAST // batch_size) * batch_size
-    return batch_size // max(1, batch_size // (2 * SPACING_LEAST))
+    least = int(min(SPACING_LEAST, max(1, SPACING_BYTES // max(1, sample_bytes))))
+    if batch_size < least:
+        return -(-least // batch_size) * batch_size
+    return batch_size // max(1, batch_size // (2 * least))
 
 
 class Progress:
@@ -59,12 +64,14 @@ class Progress:
         workers: int,
         prefetch_factor: int,
         now: float,
+        sample_bytes: float = 0.0,
     ) -> None:
+        """`sample_bytes`: of one, about; 0: not known."""
         workers_assumed = workers or UNKNOWN_WORKERS
         handed_out = workers_assumed * (prefetch_factor or UNKNOWN_PREFETCH_FACTOR) + 1
         if workers == 1:
             handed_out = 1  # one worker reads its batches one after another
-        self.spacing = wire_spacing(batch_size)
+        self.spacing = wire_spacing(batch_size, sample_bytes)
         self.workers = workers
         """0: not known."""
         self._handed_out = handed_out * batch_size

@@ -157,6 +157,8 @@ class MountPlanner:
         """
         assert name not in self._jobs, "job names are unique"
         assert samples_per_epoch > 0
+        sample = self._ram.bytes_of(dataset[:: max(1, len(dataset) // 1024)])
+        mean_bytes = float(sample.mean()) if len(sample) else 0.0
         progress = Progress(
             samples_per_epoch,
             start=epoch * samples_per_epoch + index,
@@ -164,10 +166,9 @@ class MountPlanner:
             workers=workers,
             prefetch_factor=prefetch_factor,
             now=now,
+            sample_bytes=mean_bytes,
         )
         sequence = Sequence(samples_per_epoch, epochs)
-        sample = self._ram.bytes_of(dataset[:: max(1, len(dataset) // 1024)])
-        mean_bytes = float(sample.mean()) if len(sample) else 0.0
         job = Job(
             *(name, sequence, batch_size, progress, dataset, self._wires),
             mean_bytes=mean_bytes,

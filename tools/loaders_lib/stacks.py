@@ -594,20 +594,34 @@ def datasets_streaming(root: str) -> Iterator[None]:
     return _epochs(DataLoader(data, BATCH, collate_fn=_collated))
 
 
-@stack("webdataset", "`WebDataset` of tar shards", "no")
-def webdataset_shards(root: str) -> Iterator[None]:
+def _web_dataset(root: str, samples: int = -1, **options: Any) -> Iterator[None]:
+    """`samples`: of an epoch; -1: all."""
+    import io
     import tarfile
 
     import webdataset
-
-    shards = os.path.join(os.environ["LOADERS_CACHE"], "shard-0.tar")
-    with tarfile.open(shards, "w") as tar:
-        for number, path in enumerate(_Listed(root).files):
-            tar.add(path, f"{number}.png")
-    data = webdataset.WebDataset([shards], shardshuffle=False)
     from torch.utils.data import DataLoader
 
+    shards = [os.path.join(root, "class0", f"{number}.tar") for number in range(8)]
+    for shard in shards:
+        with tarfile.open(shard, "w") as tar:
+            member = tarfile.TarInfo("0.bin")
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"x"))
+    data = webdataset.WebDataset(shards, **options)
+    if samples > 0:
+        data = data.with_epoch(samples)
     return _epochs(DataLoader(data, BATCH, collate_fn=_collated))
+
+
+@stack("webdataset", "`WebDataset`: tar shards, in a shuffled order")
+def webdataset_shards(root: str) -> Iterator[None]:
+    return _web_dataset(root, shardshuffle=100, detshuffle=True, seed=3)
+
+
+@stack("webdataset", "`WebDataset(resampled=True).with_epoch`", "no")
+def webdataset_resampled(root: str) -> Iterator[None]:
+    return _web_dataset(root, 8, resampled=True)
 
 
 # ---- tf.data, DALI: as docs/LOADERS.md shows them ------------------------------------------------
@@ -733,7 +747,8 @@ def _watch(root: str, is_native: bool) -> None:
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(below):
             path = arguments[0]
-            if path.endswith(".png") and not (arguments[2] & os.O_DIRECTORY):
+            is_read = not arguments[2] & (os.O_DIRECTORY | os.O_WRONLY | os.O_RDWR)
+            if path.endswith((".png", ".tar")) and is_read:
                 _read[-1].append(path[len(below) :])
 
     sys.addaudithook(look)

@@ -105,6 +105,23 @@ def test_each_batch_or_a_whole_number_of_batches_begins_with_a_wire(batch_size: 
         assert spacing < 256
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "sample_bytes", "spacing"),
+    [
+        (1, 20 << 20, 1),  # shards
+        (1, 1 << 20, 8),
+        (32, 4 << 20, 4),
+        (64, 1 << 20, 16),
+        (64, 100_000, 64),
+        (1, 0, 64),
+    ],
+)
+def test_wires_of_large_samples_are_some_bytes_apart(
+    batch_size: int, sample_bytes: int, spacing: int
+) -> None:
+    assert wire_spacing(batch_size, sample_bytes) == spacing
+
+
 def make(batch_size: int = 64, workers: int = 2, start: int = 0) -> Progress:
     return Progress(
         N, start=start, batch_size=batch_size, workers=workers, prefetch_factor=2, now=0.0

@@ -1,0 +1,1 @@
+../../../../hintsd/client/known/shards.py
