@@ -118,8 +118,8 @@ class Reader:
         return flight.was_stored, flight.data[first - start : last - start]
 
     def _is_wanted_whole(self, ino: int, block: int) -> bool:
-        """True from the second touch of a block on, while it is being fetched for others, while the
-        file is being streamed, and where a plan wants all of it.
+        """From the second touch of a block on; while it is being fetched; of what a sequential
+        reader comes to next, or a plan wants, unless all but its head was pushed ahead already.
         """
         blocks = self._touched.setdefault(ino, set())
         self._touched.move_to_end(ino)
@@ -127,11 +127,12 @@ class Reader:
             self._touched.popitem(last=False)
         touched_before = block in blocks
         blocks.add(block)
-        if touched_before or self._stager.is_streaming(ino, block):
+        if touched_before or self._fetcher.flight_of(ino, block) is not None:
             return True
-        if self._fetcher.flight_of(ino, block) is not None:
-            return True
-        return bool(_native.plan_flags(ino.to_bytes(4, "little"))[0] & Standing.WANTED)
+        if self._stager.has_asked_for(ino, block):
+            return False
+        is_planned = _native.plan_flags(ino.to_bytes(4, "little"))[0] & Standing.WANTED
+        return bool(is_planned) or self._stager.is_next(ino, block)
 
     def has_come_to(self, ino: int, block: int) -> bool:
         """Whether READs have brought the block to the kernel, or are about to, since the file was

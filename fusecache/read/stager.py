@@ -66,13 +66,12 @@ class Stager:
         async for ino, version, offset, part in self._rest:
             self._metrics.add(BYTES_PUSHED, await self._kernel.push(ino, version, offset, part))
 
-    def is_streaming(self, ino: int, block: int) -> bool:
-        """True when `block` is within a window that a sequential reader is heading for."""
-        ahead = self._streams.get(ino)
-        return ahead is not None and ahead - self._ahead_blocks <= block <= ahead + 1
+    def is_next(self, ino: int, block: int) -> bool:
+        """Whether a sequential reader is heading for `block`, and it was not asked for yet."""
+        return self._streams.get(ino) == block - 1
 
     def has_asked_for(self, ino: int, block: int) -> bool:
-        """Whether `block` lies before the end of what was pushed ahead of a sequential reader."""
+        """Whether `block` is one of those that were pushed ahead of a sequential reader."""
         return block <= self._streams.get(ino, -1)
 
     def forget_stream(self, ino: int) -> None:

@@ -207,6 +207,53 @@ def test_a_large_file_streams(place: Place, mounting: Mounting) -> None:
 
 
 @pytest.mark.claim("R7")
+def fill_ssd(place: Place, mount: Mount) -> None:
+    """No block finds room any more."""
+    place.write("first", random_bytes("first", 16 * MIB))
+    assert (mount.path / "first").read_bytes() == (place.source / "first").read_bytes()
+    eventually(lambda: mount.value("ssd", "bytes") > 8 * MIB)
+
+
+def test_a_block_that_is_not_stored_is_fetched_once(place: Place, mounting: Mounting) -> None:
+    """Random reads of a large file, where SSD has no room: the second one of a block brings all of
+    it to the kernel.
+    """
+    content = random_bytes("large", 3 * BLOCK)
+    large = place.write("large", content)
+    os.utime(large, (1e9, 1e9))
+    mount = mounting("--ram", "64M", "--ssd", "16M", "--policy", "keep")
+    fill_ssd(place, mount)
+    before = mount.value("origin", "bytes"), mount.value("ram", "bytes")
+    with open(mount.path / "large", "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+
+        def read(offset: int) -> None:
+            assert os.pread(file.fileno(), 4096, offset) == content[offset : offset + 4096]
+
+        for number in range(2):
+            read(BLOCK + number * MIB)
+        assert mount.value("origin", "bytes") - before[0] == BLOCK + 4096
+        eventually(lambda: mount.value("ram", "bytes") - before[1] >= BLOCK)
+        requests = mount.value("reads", "requests")
+        for number in range(200):
+            read(BLOCK + number * 5 * 4096 % BLOCK)
+        assert mount.value("reads", "requests") == requests
+    assert mount.value("origin", "bytes") - before[0] == BLOCK + 4096
+
+
+def test_a_stream_that_is_not_stored_is_fetched_once(place: Place, mounting: Mounting) -> None:
+    """Of what is pushed ahead the reader's own READs bring the heads, and fetch no more."""
+    content = random_bytes("large", 10 * BLOCK)
+    large = place.write("large", content)
+    os.utime(large, (1e9, 1e9))
+    mount = mounting("--ram", "64M", "--ssd", "16M", "--policy", "keep")
+    fill_ssd(place, mount)
+    before = mount.value("origin", "bytes")
+    assert (mount.path / "large").read_bytes() == content
+    # the first block has two first touches, each other one its head of 128 KiB, or readahead's
+    assert mount.value("origin", "bytes") - before <= 11 * BLOCK
+
+
 def test_pages_over_the_ram_budget_are_dropped(place: Place, mounting: Mounting) -> None:
     files = make_files(place.source, 100, lambda _: 500_000)
     mount = mounting("--ram", "16M")
