@@ -206,7 +206,6 @@ def test_a_large_file_streams(place: Place, mounting: Mounting) -> None:
     assert mount.value("origin", "bytes") == fetched
 
 
-@pytest.mark.claim("R7")
 def fill_ssd(place: Place, mount: Mount) -> None:
     """No block finds room any more."""
     place.write("first", random_bytes("first", 16 * MIB))
@@ -214,6 +213,7 @@ def fill_ssd(place: Place, mount: Mount) -> None:
     eventually(lambda: mount.value("ssd", "bytes") > 8 * MIB)
 
 
+@pytest.mark.claim("R6")
 def test_a_block_that_is_not_stored_is_fetched_once(place: Place, mounting: Mounting) -> None:
     """Random reads of a large file, where SSD has no room: the second one of a block brings all of
     it to the kernel.
@@ -254,6 +254,7 @@ def test_a_stream_that_is_not_stored_is_fetched_once(place: Place, mounting: Mou
     assert mount.value("origin", "bytes") - before <= 11 * BLOCK
 
 
+@pytest.mark.claim("R7")
 def test_pages_over_the_ram_budget_are_dropped(place: Place, mounting: Mounting) -> None:
     files = make_files(place.source, 100, lambda _: 500_000)
     mount = mounting("--ram", "16M")

@@ -28,6 +28,7 @@ from tools.bench import (
     pool,
     recording,
     rows,
+    shards,
     sharing,
     wide,
 )
@@ -49,6 +50,7 @@ ROWS = (
     *gpu.ROWS,
     *importance.ROWS,
     *sharing.ROWS,
+    *shards.ROWS,
     *pool.ROWS,
     *recording.ROWS,
     *log.ROWS,
@@ -189,6 +191,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         **gpu.ROWS,
         **importance.ROWS,
         **sharing.ROWS,
+        **shards.ROWS,
         **pool.ROWS,
         "policies": policies.policies,
         **recording.ROWS,

@@ -78,8 +78,12 @@ class Origin:
     counter: Path
 
 
+# Of a work directory, and of how many bytes it has to hold.
+OriginOf = Callable[[Path, int], contextlib.AbstractContextManager[Origin]]
+
+
 @contextlib.contextmanager
-def _on_device(work: Path, size_bytes: int, limited: bool) -> Iterator[Origin]:
+def on_device(work: Path, size_bytes: int, limited: bool) -> Iterator[Origin]:
     with LoopOrigin(work, size_bytes) as device:
         if limited:
             device.throttle(ORIGIN_BPS, ORIGIN_IOPS)
@@ -87,7 +91,7 @@ def _on_device(work: Path, size_bytes: int, limited: bool) -> Iterator[Origin]:
 
 
 @contextlib.contextmanager
-def _latent(work: Path, size_bytes: int) -> Iterator[Origin]:
+def latent(work: Path, size_bytes: int) -> Iterator[Origin]:
     behind = work / "behind"
     behind.mkdir()
     with LatencyOrigin(behind, work, LATENCY_S) as origin:
@@ -96,17 +100,17 @@ def _latent(work: Path, size_bytes: int) -> Iterator[Origin]:
 
 def budgets(bench: Bench) -> None:
     """Row budgets: an origin of 100 MB/s and 2,000 requests a second."""
-    _row(bench, "budgets", functools.partial(_on_device, limited=True), COUNTS)
+    _row(bench, "budgets", functools.partial(on_device, limited=True), COUNTS)
 
 
 def budgets_local(bench: Bench) -> None:
     """Row budgets-local: an origin without a limit."""
-    _row(bench, "budgets-local", functools.partial(_on_device, limited=False), COUNTS)
+    _row(bench, "budgets-local", functools.partial(on_device, limited=False), COUNTS)
 
 
 def budgets_latency(bench: Bench) -> None:
     """Row budgets-latency: an origin that takes 5 ms for each request."""
-    _row(bench, "budgets-latency", _latent, {100_000: COUNTS[100_000]})
+    _row(bench, "budgets-latency", latent, {100_000: COUNTS[100_000]})
 
 
 def _counts(bench: Bench, full: Mapping[int, int]) -> dict[int, int]:
@@ -124,7 +128,7 @@ def _counts(bench: Bench, full: Mapping[int, int]) -> dict[int, int]:
 def _row(
     bench: Bench,
     row: str,
-    origin_of: Callable[[Path, int], contextlib.AbstractContextManager[Origin]],
+    origin_of: OriginOf,
     full: Mapping[int, int],
 ) -> None:
     for size, count in _counts(bench, full).items():

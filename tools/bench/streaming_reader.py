@@ -44,12 +44,12 @@ def _contents(source: str, paths: list[str]) -> Iterator[Sample]:
             yield from enumerate(pool.map(Path.read_bytes, some), first)
 
 
-def _sizes(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+def sizes(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
     indices, contents = zip(*samples, strict=True)
     return torch.tensor(indices), torch.tensor([len(content) for content in contents])
 
 
-def _library(name: str) -> Any:
+def import_library(name: str) -> Any:
     with contextlib.suppress(ImportError):
         import_torchvision()  # they may import it
     return importlib.import_module(name)
@@ -60,12 +60,31 @@ def _loading(work: dict[str, Any]) -> dict[str, Any]:
         "batch_size": work["batch"],
         "num_workers": work["workers"],
         "persistent_workers": True,
-        "collate_fn": _sizes,
+        "collate_fn": sizes,
     }
 
 
-def _of_tar(sample: dict[str, Any]) -> Sample:
+def of_tar(sample: dict[str, Any]) -> Sample:
     return int(sample["__key__"]), sample["bin"]
+
+
+def web_dataset(work: dict[str, Any]) -> Any:
+    """Of the tar files in `shards`, in another order each epoch; with its own cache, or without."""
+    wds: Any = import_library("webdataset")
+    shards, has_cache = sorted(Path(work["shards"]).iterdir()), work["cache_bytes"] > 0
+    dataset = wds.WebDataset(
+        # a plain path would not be cached
+        [f"pipe:cat {shard}" if has_cache else str(shard) for shard in shards],
+        shardshuffle=len(shards),
+        detshuffle=True,
+        seed=work["seed"],
+        cache_dir=work["cache"] if has_cache else None,
+        cache_size=work["cache_bytes"],
+    )
+    for stage in dataset.pipeline:
+        if isinstance(stage, wds.cache.FileCache):
+            stage.cleaner.interval = None  # seconds; 30 would outlast the epochs
+    return dataset
 
 
 class WebDataset:
@@ -75,27 +94,16 @@ class WebDataset:
 
     def convert(self, source: str, paths: list[str], to: Path) -> None:
         to.mkdir()
-        wds: Any = _library("webdataset")
+        wds: Any = import_library("webdataset")
         with wds.ShardWriter(f"{to}/%06d.tar", maxsize=SHARD_BYTES, verbose=0) as shards:
             for index, content in _contents(source, paths):
                 shards.write({"__key__": f"{index:08d}", "bin": content})
 
     def loader(self, work: dict[str, Any]) -> Iterable[Any]:
-        wds: Any = _library("webdataset")
-        shards = sorted(Path(work["shards"]).iterdir())
-        dataset = wds.WebDataset(
-            [f"pipe:cat {shard}" for shard in shards],  # a plain path would not be cached
-            shardshuffle=len(shards),
-            detshuffle=True,
-            seed=work["seed"],
-            cache_dir=work["cache"] if work["cache_bytes"] else None,
-            cache_size=work["cache_bytes"],
-        )
-        for stage in dataset.pipeline:
-            if isinstance(stage, wds.cache.FileCache):
-                stage.cleaner.interval = None  # seconds; 30 would outlast the epochs
+        wds: Any = import_library("webdataset")
+        dataset = web_dataset(work)
         held = work["ram_bytes"] // work["workers"] // work["sample_bytes"]
-        samples = dataset.compose(wds.detshuffle(max(1, held), seed=work["seed"])).map(_of_tar)
+        samples = dataset.compose(wds.detshuffle(max(1, held), seed=work["seed"])).map(of_tar)
         return DataLoader(samples, **_loading(work))
 
 
@@ -105,14 +113,14 @@ class Mosaic:
     package = "mosaicml-streaming"
 
     def convert(self, source: str, paths: list[str], to: Path) -> None:
-        streaming: Any = _library("streaming")
+        streaming: Any = import_library("streaming")
         columns = {"index": "int", "content": "bytes"}
         with streaming.MDSWriter(out=str(to), columns=columns, size_limit=SHARD_BYTES) as shards:
             for index, content in _contents(source, paths):
                 shards.write({"index": index, "content": content})
 
     def loader(self, work: dict[str, Any]) -> Iterable[Any]:
-        streaming: Any = _library("streaming")
+        streaming: Any = import_library("streaming")
 
         class Samples(streaming.StreamingDataset):  # type: ignore[misc]  # it has no types
             def __getitem__(self, at: int) -> Sample:
@@ -137,7 +145,7 @@ class LitData:
     package = "litdata"
 
     def convert(self, source: str, paths: list[str], to: Path) -> None:
-        litdata: Any = _library("litdata")
+        litdata: Any = import_library("litdata")
         litdata.optimize(
             fn=_read,
             inputs=[(index, f"{source}/{path}") for index, path in enumerate(paths)],
@@ -148,7 +156,7 @@ class LitData:
         )
 
     def loader(self, work: dict[str, Any]) -> Iterable[Any]:
-        litdata: Any = _library("litdata")
+        litdata: Any = import_library("litdata")
         dataset = litdata.StreamingDataset(
             f"local:{work['shards']}",  # a plain path would not be cached
             cache_dir=work["cache"],
