@@ -8,7 +8,7 @@ STAGED only on HELD files, MOVING on SENT ones, KEPT_IN_RAM on HELD and STAGED o
 are not RESIDENT; the other counts and sums are those of their flags.
 INVARIANT: a file that is KEPT_IN_RAM counts as one use more in `refs`: it is wanted, in a window or
 not.
-INVARIANT: of the budget an eighth at least is usable, however often the kernel takes what is held.
+INVARIANT: of the budget an eighth is usable, or two files, however often the kernel takes them.
 """
 
 from __future__ import annotations
@@ -546,7 +546,8 @@ class Reclaimed:
         """
         ram = self._ram
         again_bytes = ram.total_bytes(self._files.having(inos, LOST))
-        least_bytes = ram.budget_bytes // USABLE_SHARE
+        two_bytes = 2 * int(ram.bytes_of(inos).max(initial=0))  # the reader's file, and the next
+        least_bytes = min(max(ram.budget_bytes // USABLE_SHARE, two_bytes), ram.usable_bytes)
         ram.usable_bytes = max(ram.usable_bytes - again_bytes, least_bytes)
         self._note(inos)
         ram.unkeep(inos)

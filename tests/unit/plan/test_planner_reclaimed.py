@@ -233,3 +233,18 @@ def test_of_ranks_that_begin_an_epoch_one_says_that_the_last_was_calm() -> None:
     assert min(begun) >= 1
     steps = max(begun)  # at most: each twice as long as the one before
     assert ram.usable_bytes <= ram.budget_bytes // 2 + (2**steps - 1) * ram.budget_bytes // 16
+
+
+def test_two_files_stay_usable_whatever_is_taken() -> None:
+    """Of large ones an eighth is none: nothing would be staged any more."""
+    scene = make_scene(40, 6, 0)
+    orders = scene.shuffled()
+    scene.open("job", orders, samples=40, batch_size=1)
+    scene.turn()
+    for _ in range(12):
+        inos = np.array(sorted(scene.mount.ram), np.uint32)
+        scene.planner.done(inos, np.full(len(inos), Result.RECLAIMED, np.uint8), scene.now)
+        scene.turn()
+        scene.planner.check_invariants()
+    assert int(scene.planner.status("job")["withheld_bytes"]) == 4 * FILE_BYTES
+    assert scene.planner._jobs["job"].window.size_bytes == 2 * FILE_BYTES
