@@ -368,6 +368,10 @@ def arm(fuse_fd: int, inos: bytes) -> int:
     a LOOKUP; pages stay (before Linux 6.2 they go). How many were armed: not dead or unknown ones.
     Waits for a look-up that is going on in the same directory."""
 
+def open_unseen(path: bytes, /) -> int:
+    """An O_PATH descriptor of a path through the mount. Its look-ups are our own: they cut no wire.
+    OSError. Waits for the origin where the path is not known."""
+
 def stage(fuse_fd: int, mountpoint: bytes, inos: bytes, moves: bytes = b"") -> bytes:
     """Push the pages of files of one block from their segments, verified; results PUSH_*.
 

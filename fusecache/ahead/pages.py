@@ -110,9 +110,7 @@ class Pages:
     async def _push_held(self, ino: int, push: Callable[[], Awaitable[int]]) -> int:
         """While the file is held, so that the kernel knows it, and cannot forget it again."""
         path = os.path.join(self._mountpoint, _native.path(ino))
-        fd = await trio.to_thread.run_sync(
-            os.open, path, os.O_PATH | os.O_NOFOLLOW, abandon_on_cancel=True
-        )
+        fd = await trio.to_thread.run_sync(_native.open_unseen, path, abandon_on_cancel=True)
         try:
             return await push()
         finally:

@@ -79,8 +79,8 @@ def test_each_shard_is_staged_before_it_is_read_and_fetched_once(
         stored_bytes = int(mount.value("ssd", "bytes")) // SHARD_BYTES * SHARD_BYTES
         assert stored_bytes >= SHARD_BYTES
         status = directed.close("job")
-        # The host may page out what waits, on a loaded machine.
-        again_bytes = status["reclaimed"] * SHARD_BYTES
+        # The host may page out what waits, on a loaded machine, and parts of what is read.
+        again_bytes = (status["reclaimed"] + 1) * SHARD_BYTES
         assert fetched_bytes(mount) <= 2 * TOTAL_BYTES - stored_bytes + again_bytes
     assert status["not_late"] >= 2 * SHARDS - 2 - status["reclaimed"], repr(status)
 

@@ -308,6 +308,24 @@ def test_an_armed_file_reports_its_next_look_up_once(place: Place, begin: Begin)
     assert look_ups() == [(inos[1], LOOKUP | WANTED | STAGED)]
 
 
+def test_what_is_staged_of_a_large_file_cuts_no_wire(place: Place, begin: Begin) -> None:
+    """The kernel has never heard of it, so the server looks it up."""
+    content = random_bytes("large", (9 << 20) + 5)
+    os.utime(place.write("d/large", content), (1e9, 1e9))
+    mount, client = begin()
+    (ino,) = inodes(client)
+    client.command("arm", [ino])
+    assert set(staged(client, [ino])) == {STAGED_AND_STORED}
+    mount.drop_kernel_caches()
+    client.command("drop", [ino])
+    assert set(staged(client, [ino])) == {STAGED_AND_STORED}
+    client.settle()
+    assert not any(kind & 7 == LOOKUP for _, kind in client.seen)
+    assert (mount.path / "d/large").read_bytes() == content
+    client.settle()
+    assert [(seen, kind & 7) for seen, kind in client.seen if kind & 7 == LOOKUP] == [(ino, LOOKUP)]
+
+
 def test_reads_are_seen_with_how_the_file_stood(place: Place, begin: Begin) -> None:
     names = write_files(place, 3)
     mount, client = begin()

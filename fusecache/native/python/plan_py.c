@@ -1,6 +1,8 @@
 /* The Python face of plan/, and of what ahead/ stages, drops and lists. The contract is in _native.pyi. */
 #include "python.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -153,6 +155,24 @@ static PyObject *py_arm(PyObject *module, PyObject *args, PyObject *kwargs)
 	Py_END_ALLOW_THREADS
 	PyBuffer_Release(&inos);
 	return PyLong_FromLong(armed);
+}
+
+static PyObject *py_open_unseen(PyObject *module, PyObject *path)
+{
+	const char *name = PyBytes_AsString(path);
+	struct asking *me;
+	int fd;
+
+	(void)module;
+	if (!name)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	me = plan_asking_begin();
+	fd = open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	fd = fd < 0 ? -errno : fd;
+	plan_asking_end(me);
+	Py_END_ALLOW_THREADS
+	return fd < 0 ? os_error(fd) : PyLong_FromLong(fd);
 }
 
 /* ---- pages -------------------------------------------------------------------------------- */
@@ -355,6 +375,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(take_seen),
     WITH_KEYWORDS(note_seen),
     WITH_KEYWORDS(arm),
+    ONE_ARGUMENT(open_unseen),
     WITH_KEYWORDS(stage),
     WITH_KEYWORDS(count_within),
     WITH_KEYWORDS(push_files),
