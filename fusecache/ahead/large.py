@@ -21,8 +21,9 @@ from fusecache.ahead.pages import Pages
 from fusecache.base.errors import OriginChanged, OriginError
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
 from fusecache.base.wire import Result, Standing
-from fusecache.read.fetcher import Fetcher
+from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.reader import Reader
+from fusecache.read.stager import Stager
 from fusecache.reorder.packer import Packer
 from fusecache.store.types import BLOCK_BYTES, Version
 from fusecache.table import namespace
@@ -71,6 +72,7 @@ class LargeFiles:
         self,
         fetcher: Fetcher,
         reader: Reader,
+        stager: Stager,
         packer: Packer,
         fetches: LimitedFetches,
         pages: Pages,
@@ -79,6 +81,7 @@ class LargeFiles:
     ) -> None:
         self._fetcher = fetcher
         self._reader = reader
+        self._stager = stager
         self._packer = packer
         self._fetches = fetches
         self._pages = pages
@@ -143,31 +146,37 @@ class LargeFiles:
 
     async def _do(self, file: _File, block: int) -> None:
         """Raises OriginError."""
-        data: memoryview | None = None
-        has_come = file.is_staged and self._reader.has_come_to(file.ino, block)
+        flight: Flight | None = None
         if not await self._reader.is_cached(file.ino, block):
-            if has_come and not file.may_store:
-                file.is_stored = False
-                return
-            size_bytes = namespace.block_span(file.version.size, block)[1]
-            await self._wait_for_origin(size_bytes, file.plan)
+            await self._wait_for_origin(file.plan)
             if not self._is_wanted(file):
                 file.end(Result.NOT_PUSHED)
                 return
-            file.is_fetched = True
-            data = await self._fetch(file, block, size_bytes)
+            store = file.may_store and file.is_stored
+            store = store and await trio.to_thread.run_sync(self._packer.has_spare, BLOCK_BYTES)
+            if file.is_staged and not store and self._has_come_to(file, block):
+                file.is_stored = False
+                return
+            flight = await self._fetch(file, block, store)
         if not file.is_staged:
             if not file.is_stored:
                 file.end(Result.NO_ROOM)
-        elif not await self._push(file, block, data):
+        elif not await self._push(file, block, flight):
             file.end(Result.NOT_PUSHED)
 
-    async def _push(self, file: _File, block: int, data: memoryview | None) -> bool:
+    def _has_come_to(self, file: _File, block: int) -> bool:
+        """Whether a reader has."""
+        return self._stager.has_brought(file.ino, file.version, block)
+
+    async def _push(self, file: _File, block: int, flight: Flight | None) -> bool:
         """Unless it needs none. False: not wanted any more, or refused."""
-        if file.ended is not None or self._reader.has_come_to(file.ino, block):
+        if file.ended is not None or self._has_come_to(file, block):
             return True
         if not self._is_wanted(file):
             return False
+        if flight is not None:
+            flight.claim_push()
+        data = None if flight is None else flight.data
         return await self._pages.push_block(file.ino, file.version, block, data)
 
     def _is_wanted(self, file: _File) -> bool:
@@ -175,17 +184,17 @@ class LargeFiles:
             return False
         return not file.is_staged or bool(flags(file.ino) & Standing.WANTED)
 
-    async def _wait_for_origin(self, size_bytes: int, plan: int) -> None:
+    async def _wait_for_origin(self, plan: int) -> None:
         while plan == self._answers.plan and not (
             self._fetcher.is_origin_ready() and self._fetches.may_take()
         ):
             await trio.sleep(POLL_S)
-        self._fetches.take(size_bytes)
 
-    async def _fetch(self, file: _File, block: int, size_bytes: int) -> memoryview:
-        """To SSD, if there is room for it, and into memory. Raises OriginError."""
-        store = file.may_store and file.is_stored
-        store = store and await trio.to_thread.run_sync(self._packer.has_spare, BLOCK_BYTES)
+    async def _fetch(self, file: _File, block: int, store: bool) -> Flight:
+        """Into memory, and to SSD if `store`. Raises OriginError."""
+        size_bytes = namespace.block_span(file.version.size, block)[1]
+        file.is_fetched = True
+        self._fetches.take(size_bytes)
         flight = await self._fetcher.block(file.ino, block, asked=store, store=store)
         self._metrics.add(PREFETCHED_BYTES, 0 if flight.was_stored else size_bytes)
         if store:
@@ -195,4 +204,4 @@ class LargeFiles:
             raise OriginChanged
         if not flight.is_settled:
             file.end(Result.NOT_PUSHED)
-        return flight.data
+        return flight

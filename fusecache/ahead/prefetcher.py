@@ -49,6 +49,7 @@ from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
 from fusecache.read.reader import Reader
 from fusecache.read.sources import SsdSource
+from fusecache.read.stager import Stager
 from fusecache.reorder.packer import Packer
 from fusecache.table.pins import Pins
 
@@ -61,6 +62,7 @@ class Prefetcher:
         *,
         fetcher: Fetcher,
         reader: Reader,
+        stager: Stager,
         origin: Origin,
         misses: Misses,
         fetch_threads: FetchThreads,
@@ -75,7 +77,7 @@ class Prefetcher:
         bytes_per_s: int | None,
     ) -> None:
         """`preloaded`: see Stored."""
-        self._fetcher, self._reader = fetcher, reader
+        self._fetcher, self._stager = fetcher, stager
         self._answers = answers = Answers()
         self._to_stage, self._to_fetch = StageQueue(), FetchQueue()
         self._pages = pages = Pages(kernel, mountpoint, metrics, self._to_stage.take_postponed)
@@ -86,7 +88,7 @@ class Prefetcher:
         self._tells_reclaimed = False
         self.window = Window(kernel, metrics, self._lost)
         self._large = large = LargeFiles(
-            fetcher, reader, packer, self._fetches, pages, answers, metrics
+            fetcher, reader, stager, packer, self._fetches, pages, answers, metrics
         )
         self._fetching = fetching = Fetching(
             fetcher=fetcher, origin=origin, misses=misses, fetches=self._fetches, stored=stored,
@@ -121,7 +123,7 @@ class Prefetcher:
         go of, and is not on SSD, it is told; else that is staged again.
         """
         self.end()
-        self._reader.forget_all()
+        self._stager.forget_all()
         _native.plan_begin()
         self._tells_reclaimed = tells_reclaimed
         self._answers.begin(report)
@@ -233,8 +235,8 @@ class Prefetcher:
         self.cancel(inos)
         self._staging.read_lately.forget(inos)
         _native.plan_mark(inos.tobytes(), 0, Standing.FAILED)
-        self._reader.forget(inos.tolist())
         await self._pages.drop(inos)
+        self._stager.forget(inos.tolist())  # what a READ has brought meanwhile, too
 
     async def arm(self, inos: Inos) -> None:
         """Waits for look-ups that are going on in the same directories."""

@@ -40,7 +40,8 @@ from fusecache.store.types import BLOCK_BYTES, Version
 from fusecache.table import namespace
 from fusecache.table.pins import Pins
 
-UNSTORED_MOST = 8  # blocks of large files that are not stored: 32 MiB
+# Blocks of large files that are not stored: READs get them while they are pushed to the kernel.
+UNSTORED_MOST, UNSTORED_S = 8, 1.0
 CHANGES_MOST = 3  # times a file may change under a fetch before the reader gets ESTALE
 
 Span = Callable[[int], tuple[int, int]]  # file size -> (offset, length)
@@ -63,11 +64,25 @@ class Flight:
     is_by_threads: bool = False
     is_asked: bool = False  # it is to be stored, whatever is stored already
     may_evict: bool = True
+    landed_s: float = 0.0
     on_landed: Callable[[], None] | None = None
+    _is_pushed: bool = False
 
     def when_landed(self, call: Callable[[], None]) -> None:
         """Once, when the flight cannot be joined any more."""
         self.on_landed = call
+
+    def land(self, now: float) -> None:
+        self.landed_s = now
+        self.published.set()
+        call, self.on_landed = self.on_landed, None  # it may hold the flight, and so its bytes
+        if call is not None:
+            call()
+
+    def claim_push(self) -> bool:
+        """Whether the caller is to bring the bytes to the kernel: once, if they are not stored."""
+        is_claimed, self._is_pushed = self._is_pushed, True
+        return not (is_claimed or self.stored or self.was_stored)
 
 
 class Fetcher:
@@ -91,8 +106,6 @@ class Fetcher:
         self._kernel = kernel
         self._metrics = metrics
         self._flights: dict[tuple[int, int], Flight] = {}
-        # The last ones of large files that were not stored: READs join them while their pages are
-        # on the way to the kernel.
         self._unstored: OrderedDict[tuple[int, int], Flight] = OrderedDict()
 
     # ---- the publisher ---------------------------------------------------------------------------
@@ -115,7 +128,16 @@ class Fetcher:
         await self._publisher.published()
 
     async def publish_forever(self) -> None:
-        await self._publisher.run_forever()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._publisher.run_forever)
+            nursery.start_soon(self._forget_unstored_forever)
+
+    async def _forget_unstored_forever(self) -> None:
+        while True:
+            await trio.sleep(UNSTORED_S)
+            last = trio.current_time() - UNSTORED_S
+            while self._unstored and next(iter(self._unstored.values())).landed_s <= last:
+                self._unstored.popitem(last=False)
 
     # ---- for readers -----------------------------------------------------------------------------
 
@@ -135,7 +157,7 @@ class Fetcher:
         Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
         """
         key = (ino, block)
-        flight = self._joinable(key)
+        flight = self._joinable(key) or (None if asked else self._lately(key))
         if flight is not None:
             flight.is_asked |= asked
             await flight.done.wait()
@@ -158,16 +180,28 @@ class Fetcher:
         return flight
 
     def _joinable(self, key: tuple[int, int]) -> Flight | None:
-        flight = self._flights.get(key) or self._unstored.get(key)
+        flight = self._flights.get(key)
         if flight is not None and flight.version in (None, namespace.version(key[0])):
             return flight
         return None
 
+    def _lately(self, key: tuple[int, int]) -> Flight | None:
+        """One of a large file that has just landed, and was not stored."""
+        flight = self._unstored.get(key)
+        if flight is None or trio.current_time() - flight.landed_s > UNSTORED_S:
+            return None
+        return flight if flight.version == namespace.version(key[0]) else None
+
+    def has(self, ino: int, block: int) -> bool:
+        """Whether the block is in memory, or about to be."""
+        key = (ino, block)
+        return self._joinable(key) is not None or self._lately(key) is not None
+
     # ---- for what the C fetch threads get: a plan's files, and READs that missed -----------------
 
-    def flight_of(self, ino: int, block: int = 0) -> Flight | None:
-        """The flight of a block that is in the air, or not published yet."""
-        return self._joinable((ino, block))
+    def flight_of(self, ino: int) -> Flight | None:
+        """The flight of a small file that is in the air, or not published yet."""
+        return self._joinable((ino, 0))
 
     def begin(self, ino: int) -> Flight:
         """A flight that the caller will `finish`; readers join it. There is no `flight_of(ino)`."""
@@ -348,7 +382,6 @@ class Fetcher:
 
     def _land(self, key: tuple[int, int], flight: Flight) -> None:
         """The flight cannot be joined any more: the store has the block, or will not get it."""
-        flight.published.set()
         if self._flights.get(key) is flight:
             del self._flights[key]
         self._unstored.pop(key, None)
@@ -357,8 +390,7 @@ class Fetcher:
             self._unstored[key] = flight
             if len(self._unstored) > UNSTORED_MOST:
                 self._unstored.popitem(last=False)
-        if flight.on_landed is not None:
-            flight.on_landed()
+        flight.land(trio.current_time())
 
 
 def read_so_far(now: Mapping[Metric, int]) -> tuple[int, int]:

@@ -12,14 +12,13 @@ Cache faults end here: whatever the store does wrong, the read goes on at the or
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from functools import partial
 
 from fusecache import _native
 from fusecache.base.errors import OriginChanged
 from fusecache.base.metrics import BYTES_REPLIED, FROM_ORIGIN, FROM_SSD, REQUESTS, Metrics
 from fusecache.base.wire import Observed, Standing
-from fusecache.read.fetcher import Fetcher
+from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.sources import Sources, SsdSource
 from fusecache.read.stager import Stager
 from fusecache.store.types import BLOCK_BYTES, Version
@@ -100,7 +99,7 @@ class Reader:
         """
         start, span = namespace.block_span(version.size, block)
         first, last = max(offset, start), min(offset + length, start + span)
-        if version.size > BLOCK_BYTES and not self._is_wanted_whole(ino, block):
+        if version.size > BLOCK_BYTES and not self._is_wanted_whole(ino, version, block):
             part = partial(namespace.clipped, first, last)
             got, data = await self._fetcher.uncached(ino, part)
             self._metrics.add(FROM_ORIGIN)
@@ -109,15 +108,26 @@ class Reader:
         self._metrics.add(FROM_SSD if flight.was_stored else FROM_ORIGIN)
         if flight.version != version or flight.data is None:
             return None
-        if flight.is_settled:
-            push = partial(self._stager.push_rest, ino, version, start, flight.data, first, last)
-            if version.size <= BLOCK_BYTES:
+        if flight.is_settled and version.size <= BLOCK_BYTES:
+            self._stager.push_rest(ino, version, start, flight.data, first, last)
+        elif flight.is_settled:
+            self._stager.note_brought(ino, version, block)
+            push = partial(self._push_unstored, flight, ino, block, first, last)
+            if flight.published.is_set():
                 push()
-            elif not flight.published.is_set():
-                flight.when_landed(lambda: None if flight.stored else push())
+            else:
+                flight.when_landed(push)
         return flight.was_stored, flight.data[first - start : last - start]
 
-    def _is_wanted_whole(self, ino: int, block: int) -> bool:
+    def _push_unstored(self, flight: Flight, ino: int, block: int, first: int, last: int) -> None:
+        """All of a block but [first, last), unless SSD has it, or it was dropped meanwhile."""
+        assert flight.version is not None
+        assert flight.data is not None
+        if self._stager.has_brought(ino, flight.version, block) and flight.claim_push():
+            start = block * BLOCK_BYTES
+            self._stager.push_rest(ino, flight.version, start, flight.data, first, last)
+
+    def _is_wanted_whole(self, ino: int, version: Version, block: int) -> bool:
         """From the second touch of a block on; while it is being fetched; of what a sequential
         reader comes to next, or a plan wants, unless all but its head was pushed ahead already.
         """
@@ -127,27 +137,12 @@ class Reader:
             self._touched.popitem(last=False)
         touched_before = block in blocks
         blocks.add(block)
-        if touched_before or self._fetcher.flight_of(ino, block) is not None:
+        if touched_before or self._fetcher.has(ino, block):
             return True
-        if self._stager.has_asked_for(ino, block):
+        if self._stager.has_brought(ino, version, block):
             return False
         is_planned = _native.plan_flags(ino.to_bytes(4, "little"))[0] & Standing.WANTED
         return bool(is_planned) or self._stager.is_next(ino, block)
-
-    def has_come_to(self, ino: int, block: int) -> bool:
-        """Whether READs have brought the block to the kernel, or are about to, since the file was
-        forgotten.
-        """
-        return block in self._touched.get(ino, ()) or self._stager.has_asked_for(ino, block)
-
-    def forget(self, inos: Iterable[int]) -> None:
-        """What was read of these says nothing of what the kernel has: pages were dropped."""
-        for ino in inos:
-            self._touched.pop(ino, None)
-            self._stager.forget_stream(ino)
-
-    def forget_all(self) -> None:
-        self.forget(list(self._touched))
 
     async def stream_block(self, ino: int, block: int) -> tuple[Version, memoryview] | None:
         """The block's bytes, wherever they were; None: the front can read its segment."""

@@ -150,6 +150,7 @@ class Server:
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
             reader=self.reader,
+            stager=self.stager,
             origin=self.origin,
             misses=self.misses,
             fetch_threads=self.fetch_threads,

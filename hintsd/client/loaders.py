@@ -32,7 +32,7 @@ from hintsd.client.client import (
 )
 from hintsd.client.iterators import drawing_iterator
 from hintsd.client.known.datasets import files_of, is_in_memory
-from hintsd.client.known.extending import Needless, Unreadable
+from hintsd.client.known.extending import NO_INDICES, Needless, Unreadable
 from hintsd.client.known.shards import ShardOrder
 from hintsd.client.link import Ways
 from hintsd.client.sampler_order import SamplerOrder, Seat, generators_kept, seat_of
@@ -205,6 +205,8 @@ def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) 
     from torch.utils.data import IterableDataset
 
     if isinstance(loader.dataset, IterableDataset):
+        if paths is not None:
+            raise Unreadable(NO_INDICES)
         return _read_shards(loader)
     if paths is None:
         with generators_kept():  # others' code is asked

@@ -43,13 +43,15 @@ Mask = npt.NDArray[np.bool_]
 
 def wire_spacing(batch_size: int, sample_bytes: float = 0.0) -> int:
     """Samples from one wire to the next: whole batches when they are small, else a batch or an even
-    part of it (64 to 255 samples), so that each batch begins with a wire. Fewer of large samples;
-    `sample_bytes`: of one, about.
+    part of it (64 to 255 samples), so that each batch begins with a wire. Fewer of large samples,
+    SPACING_BYTES or less; `sample_bytes`: of one, about.
     """
     least = int(min(SPACING_LEAST, max(1, SPACING_BYTES // max(1, sample_bytes))))
     if batch_size < least:
         return -(-least // batch_size) * batch_size
-    return batch_size // max(1, batch_size // (2 * least))
+    if least < SPACING_LEAST:
+        return next(part for part in range(least, 0, -1) if batch_size % part == 0)
+    return batch_size // max(1, batch_size // (2 * SPACING_LEAST))
 
 
 class Progress:

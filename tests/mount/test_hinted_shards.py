@@ -80,8 +80,9 @@ def test_each_shard_is_staged_before_it_is_read_and_fetched_once(
         assert stored_bytes >= SHARD_BYTES
         status = directed.close("job")
         # The host may page out what waits, on a loaded machine, and parts of what is read.
-        again_bytes = (status["reclaimed"] + 1) * SHARD_BYTES
-        assert fetched_bytes(mount) <= 2 * TOTAL_BYTES - stored_bytes + again_bytes
+        again_bytes = status["reclaimed"] * SHARD_BYTES
+        most_bytes = 2.2 * TOTAL_BYTES - stored_bytes + again_bytes
+        assert fetched_bytes(mount) <= most_bytes, repr((status, mount.status()["reads"]))
     assert status["not_late"] >= 2 * SHARDS - 2 - status["reclaimed"], repr(status)
 
 

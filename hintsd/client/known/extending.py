@@ -25,6 +25,8 @@ from typing import Any, Final
 DATASETS: Final = "hintsd.datasets"
 SAMPLERS: Final = "hintsd.samplers"
 
+NO_INDICES: Final = "an IterableDataset has no indices that could be announced"
+
 Function = Callable[[Any], Any]
 
 

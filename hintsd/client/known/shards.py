@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
 from hintsd.client.client import explicit_order, tidy_paths
-from hintsd.client.known.extending import Unreadable, class_name
+from hintsd.client.known.extending import NO_INDICES, Unreadable, class_name
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hintsd.orders.spec import OrderSpec
 
 _PIPELINE: Final = "webdataset.pipeline.DataPipeline"
+_HOLDER: Final = "webdataset.filters.FilterFunction"
 _LIST: Final = "webdataset.shardlists.SimpleShardList"
 _SHUFFLE: Final = "webdataset.filters._shuffle"
 _SPLITTERS: Final = {
@@ -52,18 +53,13 @@ class ShardOrder:
         self.sampler, self.dataset = sampler, dataset
         kinds = {class_name(kind): kind for kind in type(dataset).__mro__}
         if _PIPELINE not in kinds or not _iterates_as(type(dataset), kinds[_PIPELINE]):
-            raise Unreadable("an IterableDataset has no indices that could be announced")
-        self._stages = _naming(dataset.pipeline)
+            raise Unreadable(NO_INDICES)
+        stages = _naming(dataset.pipeline)
         self._workers = loader.num_workers
         self._goes_on = loader.persistent_workers
-        self._passes = min(dataset.repetitions, PASSES_MOST)
-        shuffled = any(class_name(type(stage)) == _EPOCH_SHUFFLE for stage in self._stages)
-        if self._passes > 1 and self._goes_on and shuffled:
-            raise Unreadable(
-                "where an epoch of this WebDataset ends is not known (with_epoch, repeat), and so "
-                "is the next one's order (detshuffle, persistent_workers)"
-            )
-        urls = list(dict.fromkeys(self._stages[0].urls))
+        if self._goes_on and any(class_name(type(stage)) == _EPOCH_SHUFFLE for stage in stages):
+            _check_epochs(loader, dataset.repetitions)
+        urls = list(dict.fromkeys(stages[0].urls))
         self.paths = _paths(urls)
         self._number = {url: number for number, url in enumerate(urls)}
         self._copies: dict[int, list[Any]] = {}  # of the workers that go on
@@ -95,17 +91,28 @@ class ShardOrder:
         return f"{self.described} cannot be told ({error!r})"
 
     def _of_worker(self, number: int) -> list[str]:
-        stages = self._copies.get(number) or copy.deepcopy(self._stages)
+        stages = self._copies.get(number) or copy.deepcopy(_naming(self.dataset.pipeline))
         if self._goes_on:
             self._copies[number] = stages
         found: list[str] = []
         with _as_worker(number, self._workers, self.dataset):
-            for _ in range(self._passes):
+            for _ in range(min(self.dataset.repetitions, PASSES_MOST)):
                 shards: Any = iter(stages[0])
                 for stage in stages[1:]:
                     shards = stage.run(shards) if hasattr(stage, "run") else stage(shards)
                 found += [shard["url"] for shard in shards]
         return found
+
+
+def _check_epochs(loader: DataLoader[Any], repetitions: int) -> None:
+    """Of workers that go on, and shuffle by an epoch that they count. Unreadable."""
+    why = ""
+    if repetitions > 1:
+        why = "where an epoch of this WebDataset ends is not known (with_epoch, repeat)"
+    elif getattr(loader, "_iterator", None) is not None:
+        why = "how many epochs its workers have begun is not known (attach it before the first)"
+    if why:
+        raise Unreadable(f"{why}, and so is the next one's order (detshuffle, persistent_workers)")
 
 
 def _iterates_as(kind: type, base: type) -> bool:
@@ -133,7 +140,7 @@ def _naming(pipeline: list[Any]) -> list[Any]:
 
 def _stage_name(stage: Any) -> str:
     """Of what it runs: a class, or a function (webdataset's FilterFunction holds one)."""
-    function = getattr(stage, "f", stage)
+    function = stage.f if class_name(type(stage)) == _HOLDER else stage
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 

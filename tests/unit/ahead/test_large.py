@@ -58,7 +58,8 @@ class Scene:
         self._at_once = 0
         self.files = LargeFiles(
             fetcher=_any(is_origin_ready=self._is_ready, block=self._block),
-            reader=_any(is_cached=self._is_cached, has_come_to=self._has_come_to),
+            reader=_any(is_cached=self._is_cached),
+            stager=_any(has_brought=self._has_brought),
             packer=_any(has_spare=lambda size_bytes: True),
             fetches=_any(may_take=lambda: True, take=lambda size_bytes: None),
             pages=_any(push_block=self._push),
@@ -97,7 +98,7 @@ class Scene:
     async def _is_cached(self, ino: int, block: int) -> bool:
         return False
 
-    def _has_come_to(self, ino: int, block: int) -> bool:
+    def _has_brought(self, ino: int, version: Version, block: int) -> bool:
         return block <= self._come_to
 
     async def _block(self, ino: int, block: int, *, asked: bool, store: bool) -> Flight:

@@ -229,6 +229,34 @@ def test_workers_that_go_on_in_an_epoch_without_a_known_end(shards: list[str]) -
         loaders.foretell(_loader(data, 2, persistent=True))
 
 
+def test_workers_that_have_begun_already(shards: list[str]) -> None:
+    data = _web(shards, shardshuffle=9, seed=1, detshuffle=True)
+    loader = _loader(data, 2, persistent=True)
+    assert len(_opened(loader)) == SHARDS
+    with pytest.raises(Unreadable, match="attach it before the first"):
+        loaders.foretell(loader)
+
+
+def test_paths_are_of_indices(shards: list[str]) -> None:
+    with pytest.warns(RuntimeWarning, match="no indices"):
+        assert hintsd.attach(_loader(_web(shards)), paths=shards).is_over
+
+
+class _Renamed:
+    """Looks like one of webdataset's stages, and is none."""
+
+    def __init__(self) -> None:
+        self.f = webdataset.split_by_worker
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        raise AssertionError
+
+
+def test_what_looks_like_a_known_stage_is_not_run(shards: list[str]) -> None:
+    with pytest.raises(Unreadable, match="_Renamed"):
+        loaders.foretell(_loader(_web(shards, nodesplitter=_Renamed())))
+
+
 def test_an_order_that_cannot_be_computed_costs_the_hints_alone(
     daemon: FakeHintsd, shards: list[str]
 ) -> None:
@@ -237,7 +265,6 @@ def test_an_order_that_cannot_be_computed_costs_the_hints_alone(
     job = hintsd.attach(loader)
     data.pipeline[0] = copy.copy(data.pipeline[0])
     data.pipeline[0].urls = [*shards, "/elsewhere/007.tar"]  # it was not there when it was attached
-    loaders._jobs[loader][1]._source._stages = data.pipeline[:3]  # type: ignore[union-attr]
     read = iter(loader)
     with pytest.warns(RuntimeWarning, match="shards of WebDataset cannot be told"):
         assert next(read)["__url__"] == shards[0]
