@@ -4,13 +4,15 @@ Blocks are taken in the files' order, BLOCKS_AT_ONCE of them together, be they o
 several: an origin with latency needs as many for its bandwidth.
 
 INVARIANT: a block that is not on SSD is a Flight in Fetcher: readers join it, it joins theirs.
-INVARIANT: a file is answered once all of its blocks that were begun have ended.
+INVARIANT: a file is answered once all of its blocks that were begun have ended, unless it was
+dropped.
 INVARIANT: what a reader has come to is neither fetched nor pushed, unless it is to be stored.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import trio
@@ -40,7 +42,6 @@ class _File:
     version: Version
     is_staged: bool
     """Else it is to be stored, nothing more."""
-    plan: int
     may_store: bool
     is_stored: bool = True
     """All blocks so far."""
@@ -87,16 +88,25 @@ class LargeFiles:
         self._pages = pages
         self._answers = answers
         self._metrics = metrics
-        self._queue: deque[tuple[int, bool, int]] = deque()  # inode, whether to store it, plan
+        self._queue: deque[tuple[int, bool]] = deque()  # inode, whether to store it
+        self._begun: dict[int, _File] = {}  # those that are to be answered
         self._work = trio.lowlevel.ParkingLot()
         self._places = trio.Semaphore(BLOCKS_AT_ONCE)
 
     def put(self, ino: int, store: bool) -> None:
-        self._queue.append((ino, store, self._answers.plan))
+        self._queue.append((ino, store))
         self._work.unpark()
 
     def clear(self) -> None:
+        """The plan ends: nothing that was begun is answered."""
         self._queue.clear()
+        self._begun.clear()
+
+    def forget(self, inos: Iterable[int]) -> None:
+        """They are dropped: what was begun is neither pushed nor answered."""
+        for ino in inos:
+            if self._begun.pop(ino, None) is not None:
+                mark(ino, 0, Standing.FLYING)
 
     async def run_forever(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -104,19 +114,20 @@ class LargeFiles:
                 if not self._queue:
                     await self._work.park()
                     continue
-                ino, store, plan = self._queue.popleft()
+                ino, store = self._queue.popleft()
                 if flags(ino) & Standing.QUEUED:
-                    await self._begin(ino, store, plan, nursery)
+                    await self._begin(ino, store, nursery)
 
-    async def _begin(self, ino: int, store: bool, plan: int, nursery: trio.Nursery) -> None:
+    async def _begin(self, ino: int, store: bool, nursery: trio.Nursery) -> None:
         """Each of its blocks, as soon as there is a place for it."""
         is_staged = bool(flags(ino) & Standing.WANTED)
         mark(ino, Standing.FLYING, Standing.QUEUED)
-        file = _File(ino, namespace.version(ino), is_staged, plan, store)
+        file = self._begun[ino] = _File(ino, namespace.version(ino), is_staged, store)
         for block in range(namespace.block_count(file.version.size)):
             await self._places.acquire()
-            if file.ended is not None:
+            if file.ended is not None or not self._is_wanted(file):
                 self._places.release()
+                file.end(Result.NOT_PUSHED)
                 break
             file.under_way += 1
             nursery.start_soon(self._take, file, block)
@@ -135,8 +146,9 @@ class LargeFiles:
 
     def _leave(self, file: _File) -> None:
         file.under_way -= 1
-        if file.under_way or file.plan != self._answers.plan:
+        if file.under_way or self._begun.get(file.ino) is not file:
             return
+        del self._begun[file.ino]
         result = file.result
         failed = Standing.FAILED if result == Result.ORIGIN_ERROR else 0
         staged = Standing.STAGED if result in (Result.STAGED, Result.STAGED_AND_STORED) else 0
@@ -148,7 +160,7 @@ class LargeFiles:
         """Raises OriginError."""
         flight: Flight | None = None
         if not await self._reader.is_cached(file.ino, block):
-            await self._wait_for_origin(file.plan)
+            await self._wait_for_origin(file)
             if not self._is_wanted(file):
                 file.end(Result.NOT_PUSHED)
                 return
@@ -180,12 +192,12 @@ class LargeFiles:
         return await self._pages.push_block(file.ino, file.version, block, data)
 
     def _is_wanted(self, file: _File) -> bool:
-        if file.plan != self._answers.plan:
+        if self._begun.get(file.ino) is not file:
             return False
         return not file.is_staged or bool(flags(file.ino) & Standing.WANTED)
 
-    async def _wait_for_origin(self, plan: int) -> None:
-        while plan == self._answers.plan and not (
+    async def _wait_for_origin(self, file: _File) -> None:
+        while self._is_wanted(file) and not (
             self._fetcher.is_origin_ready() and self._fetches.may_take()
         ):
             await trio.sleep(POLL_S)

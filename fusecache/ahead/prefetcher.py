@@ -235,6 +235,7 @@ class Prefetcher:
         self.cancel(inos)
         self._staging.read_lately.forget(inos)
         _native.plan_mark(inos.tobytes(), 0, Standing.FAILED)
+        self._large.forget(inos.tolist())
         await self._pages.drop(inos)
         self._stager.forget(inos.tolist())  # what a READ has brought meanwhile, too
 

@@ -75,8 +75,8 @@ class Scene:
         """What is told of them."""
 
         async def work() -> None:
-            for _ in range(files):
-                self.files.put(INO, store)
+            for number in range(files):
+                self.files.put(INO + number, store)
             with trio.move_on_after(5) as waiting:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.files.run_forever)
@@ -93,6 +93,7 @@ class Scene:
         self.asked += 1
         if self.asked == self._ends_after:
             self.answers.end()
+            self.files.clear()
         return self.asked > self._ready_after
 
     async def _is_cached(self, ino: int, block: int) -> bool:
@@ -229,6 +230,25 @@ def test_a_file_that_is_wanted_no_more_is_not_pushed(marks: dict[str, int]) -> N
     scene.on_fetch = cancel
     assert scene.do(store=False) == [Result.NOT_PUSHED]
     assert scene.pushed == []
+
+
+def test_a_file_that_is_dropped_and_staged_again_is_pushed_anew(marks: dict[str, int]) -> None:
+    """What was begun before is not pushed any more, and not answered."""
+    scene = Scene()
+    fetched = 0
+
+    def drop_once() -> None:
+        nonlocal fetched
+        fetched += 1
+        if fetched == 2:
+            scene.files.forget([INO])
+            scene.pushed.clear()
+            marks["now"] = Standing.WANTED | Standing.QUEUED
+            scene.files.put(INO, False)
+
+    scene.on_fetch = drop_once
+    assert scene.do(store=False) == [Result.STAGED]
+    assert sorted(scene.pushed) == [0, 1, 2]
 
 
 def test_nothing_is_fetched_for_a_plan_that_ends_while_the_origin_is_away() -> None:

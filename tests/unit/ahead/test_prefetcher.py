@@ -23,6 +23,7 @@ from fusecache.read.fetch_threads import FetchThreads
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
+from fusecache.read.stager import Stager
 from fusecache.store.types import Version
 from fusecache.table import namespace
 from fusecache.table.pins import Pins
@@ -110,6 +111,7 @@ def bare_prefetcher() -> Prefetcher:
     return Prefetcher(
         fetcher=cast(Fetcher, SimpleNamespace(pins=Pins())),
         reader=stub,
+        stager=cast(Stager, SimpleNamespace(forget_all=lambda: None)),
         origin=cast(Origin, SimpleNamespace(threads=1)),
         misses=stub,
         fetch_threads=FetchThreads(stub),

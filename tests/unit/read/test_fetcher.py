@@ -45,6 +45,7 @@ class Scene:
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
             reader=stub,
+            stager=stub,
             origin=stub,
             misses=stub,
             fetch_threads=FetchThreads(stub),
