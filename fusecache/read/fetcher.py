@@ -85,6 +85,35 @@ class Flight:
         return not (is_claimed or self.stored or self.was_stored)
 
 
+class _Unstored:
+    """Blocks of large files that have just landed, and were not stored."""
+
+    def __init__(self) -> None:
+        self._flights: OrderedDict[tuple[int, int], Flight] = OrderedDict()
+
+    def put(self, key: tuple[int, int], flight: Flight) -> None:
+        """If it is one, in place of an earlier one."""
+        self._flights.pop(key, None)
+        is_large = flight.version is not None and flight.version.size > BLOCK_BYTES
+        if is_large and flight.is_settled and not (flight.stored or flight.was_stored):
+            self._flights[key] = flight
+            if len(self._flights) > UNSTORED_MOST:
+                self._flights.popitem(last=False)
+
+    def get(self, key: tuple[int, int]) -> Flight | None:
+        flight = self._flights.get(key)
+        if flight is None or trio.current_time() - flight.landed_s > UNSTORED_S:
+            return None
+        return flight if flight.version == namespace.version(key[0]) else None
+
+    async def forget_forever(self) -> None:
+        while True:
+            await trio.sleep(UNSTORED_S)
+            last = trio.current_time() - UNSTORED_S
+            while self._flights and next(iter(self._flights.values())).landed_s <= last:
+                self._flights.popitem(last=False)
+
+
 class Fetcher:
     """One flight a block, through all sources; see the module's invariants."""
 
@@ -106,7 +135,7 @@ class Fetcher:
         self._kernel = kernel
         self._metrics = metrics
         self._flights: dict[tuple[int, int], Flight] = {}
-        self._unstored: OrderedDict[tuple[int, int], Flight] = OrderedDict()
+        self._unstored = _Unstored()
 
     # ---- the publisher ---------------------------------------------------------------------------
 
@@ -130,14 +159,7 @@ class Fetcher:
     async def publish_forever(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publisher.run_forever)
-            nursery.start_soon(self._forget_unstored_forever)
-
-    async def _forget_unstored_forever(self) -> None:
-        while True:
-            await trio.sleep(UNSTORED_S)
-            last = trio.current_time() - UNSTORED_S
-            while self._unstored and next(iter(self._unstored.values())).landed_s <= last:
-                self._unstored.popitem(last=False)
+            nursery.start_soon(self._unstored.forget_forever)
 
     # ---- for readers -----------------------------------------------------------------------------
 
@@ -157,7 +179,7 @@ class Fetcher:
         Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
         """
         key = (ino, block)
-        flight = self._joinable(key) or (None if asked else self._lately(key))
+        flight = self._joinable(key) or (None if asked else self._unstored.get(key))
         if flight is not None:
             flight.is_asked |= asked
             await flight.done.wait()
@@ -185,17 +207,10 @@ class Fetcher:
             return flight
         return None
 
-    def _lately(self, key: tuple[int, int]) -> Flight | None:
-        """One of a large file that has just landed, and was not stored."""
-        flight = self._unstored.get(key)
-        if flight is None or trio.current_time() - flight.landed_s > UNSTORED_S:
-            return None
-        return flight if flight.version == namespace.version(key[0]) else None
-
     def has(self, ino: int, block: int) -> bool:
         """Whether the block is in memory, or about to be."""
         key = (ino, block)
-        return self._joinable(key) is not None or self._lately(key) is not None
+        return self._joinable(key) is not None or self._unstored.get(key) is not None
 
     # ---- for what the C fetch threads get: a plan's files, and READs that missed -----------------
 
@@ -384,13 +399,8 @@ class Fetcher:
         """The flight cannot be joined any more: the store has the block, or will not get it."""
         if self._flights.get(key) is flight:
             del self._flights[key]
-        self._unstored.pop(key, None)
-        is_large = flight.version is not None and flight.version.size > BLOCK_BYTES
-        if is_large and flight.is_settled and not (flight.stored or flight.was_stored):
-            self._unstored[key] = flight
-            if len(self._unstored) > UNSTORED_MOST:
-                self._unstored.popitem(last=False)
         flight.land(trio.current_time())
+        self._unstored.put(key, flight)
 
 
 def read_so_far(now: Mapping[Metric, int]) -> tuple[int, int]:
