@@ -157,8 +157,8 @@ class MountPlanner:
         """
         assert name not in self._jobs, "job names are unique"
         assert samples_per_epoch > 0
-        sample = self._ram.bytes_of(dataset[:: max(1, len(dataset) // 1024)])
-        mean_bytes = float(sample.mean()) if len(sample) else 0.0
+        sample = dataset[:: max(1, len(dataset) // 1024)]
+        mean_bytes = self._ram.total_bytes(sample) / max(1, len(sample))
         progress = Progress(
             samples_per_epoch,
             start=epoch * samples_per_epoch + index,
@@ -166,7 +166,7 @@ class MountPlanner:
             workers=workers,
             prefetch_factor=prefetch_factor,
             now=now,
-            sample_bytes=mean_bytes,
+            sample_bytes=self._files.total_bytes(sample) / max(1, len(sample)),
         )
         sequence = Sequence(samples_per_epoch, epochs)
         job = Job(

@@ -165,6 +165,13 @@ def same_sizes(count: int) -> Inos:
 # --- HDMLP 3.1
 
 
+def test_large_samples_have_a_wire_each_before_the_budget_is_known() -> None:
+    scene = Scene(np.full(12, 9 << 20, np.uint32), ram_bytes=6 * (9 << 20))
+    scene.planner.set_budgets(0, 0)  # what a mount's first job may find
+    scene.open("job", scene.shuffled(), samples=12, batch_size=1)
+    assert scene.planner._jobs["job"].progress.spacing == 1
+
+
 def test_rule_1_next_missing_sample_first() -> None:
     scene = Scene(same_sizes(500), ram_bytes=200 * FILE_BYTES)
     orders = scene.shuffled()
