@@ -140,6 +140,9 @@ class LargeFiles:
             file.end(Result.GONE)
         except OriginError:
             file.end(Result.ORIGIN_ERROR)
+        except BaseException:  # a fault of ours, or the server ends
+            file.end(Result.NOT_PUSHED)
+            raise
         finally:
             self._places.release()
             self._leave(file)

@@ -251,6 +251,18 @@ def test_a_file_that_is_dropped_and_staged_again_is_pushed_anew(marks: dict[str,
     assert sorted(scene.pushed) == [0, 1, 2]
 
 
+def test_a_fault_is_not_told_as_staged() -> None:
+    scene = Scene()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    scene.on_fetch = fail
+    with pytest.raises(BaseExceptionGroup):
+        scene.do(store=False)
+    assert scene.told == [Result.NOT_PUSHED]
+
+
 def test_nothing_is_fetched_for_a_plan_that_ends_while_the_origin_is_away() -> None:
     scene = Scene(ready_after=3, ends_after=2)
     assert scene.do(store=True) == []
