@@ -112,7 +112,7 @@ def test_rclone_is_given_the_budget(bench: Bench, monkeypatch: pytest.MonkeyPatc
 def test_a_peer_that_fails_is_left_out_with_one_line(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.names, bench.loaders = ("rclone", "juicefs"), ("litdata", "webdataset")
+    bench.names, bench.loaders = ("rclone", "juicefs"), ("litdata", "mosaicml")
     monkeypatch.setattr(peers, "_tool", lambda name: None)
     monkeypatch.setattr(Bench, "drop", lambda self: None)
     monkeypatch.setattr(budgets, "built_streaming", lambda bench: sys.executable)
@@ -121,7 +121,7 @@ def test_a_peer_that_fails_is_left_out_with_one_line(
     assert sorted(budgets.prepared(runs)) == ["rclone"]
     why = [note for note in bench.results.notes if "was left out: " in note]
     assert [note.split(" was ")[0] for note in why] == [
-        f"budgets, 1 KB, {peer}" for peer in ("juicefs", "webdataset", "litdata")
+        f"budgets, 1 KB, {peer}" for peer in ("juicefs", "mosaicml", "litdata")
     ]
     assert "juicefs is not installed" in why[0]
     assert "No module named" in why[1]
