@@ -59,7 +59,7 @@ TAKES = {  # budgets that a peer can be given
     "litdata": ("half", "all"),
 }
 _COPIES = 6  # of the dataset on its origin: each peer's shards or objects
-_MOUNTS: dict[str, tuple[str, ...]] = {
+MOUNTS: dict[str, tuple[str, ...]] = {
     "unhinted": (),
     "keep": ("--policy", "keep"),
     "fusecache": (),
@@ -183,7 +183,7 @@ class Budgets:
             least = f"RAM {RAM_BYTES_MIN >> 20}, SSD {SSD_BYTES_MIN >> 20} MiB"
             self.bench.results.note(f"{self.row}, {self.what}, {budget}: a mount's least: {least}")
         ram, ssd = max(ram, RAM_BYTES_MIN), max(ssd, SSD_BYTES_MIN)
-        options = ("--ram", str(ram), "--ssd", str(ssd), *_MOUNTS[peer])
+        options = ("--ram", str(ram), "--ssd", str(ssd), *MOUNTS[peer])
         with hinted_mount(daemon, self.source, self.work, options) as mount:
             self._read(peer, number, (budget,), mount.mountpoint, forget=str(self.source))
 
@@ -368,7 +368,7 @@ def _measure(runs: Budgets) -> None:
     with started_hintsd(runs.work) as daemon:
         turns: dict[str, Callable[[int], None]] = {"stock": runs.stock, "copied": runs.copied}
         for budget in runs.budgets:
-            for name in _MOUNTS:
+            for name in MOUNTS:
                 turns[f"{name}, {budget}"] = functools.partial(_mounted, runs, name, daemon, budget)
         others = {
             f"{peer}, {budget}": functools.partial(_other, run, budget)

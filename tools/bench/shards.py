@@ -10,9 +10,11 @@ import random
 import shutil
 import tarfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tools.bench.budgets import Origin, OriginOf, latent, on_device
+from tools.bench.budgets import MOUNTS, Origin, OriginOf, latent, on_device
 from tools.bench.hints import hinted_mount, loader_work, run_reader, started_hintsd
 from tools.bench.rows import Bench
 from tools.hintsd_command import HintsdCommand
@@ -21,11 +23,6 @@ SHARDS, SHARDS_QUICK = 48, 12
 SAMPLES, SAMPLE_BYTES = 160, 100_000
 RAM, SSD = 0.25, 0.5  # of the dataset
 EPOCHS = 3
-_MOUNTS: dict[str, tuple[str, ...]] = {
-    "unhinted": (),
-    "keep": ("--policy", "keep"),
-    "fusecache": (),
-}
 
 
 def shards(bench: Bench) -> None:
@@ -59,14 +56,12 @@ def _row(bench: Bench, row: str, origin_of: OriginOf) -> None:
         (origin.behind / "data").mkdir()
         total = _fill(origin.behind / "data", count)
         with started_hintsd(work) as daemon:
+            runs = Runs(bench, row, work, origin, daemon, total)
             turns: dict[str, Callable[[int], None]] = {
-                "stock": functools.partial(_read, bench, row, total, origin, "stock"),
-                "webdataset": functools.partial(_cached, bench, row, total, origin, work),
+                "stock": functools.partial(runs.read, "stock"),
+                "webdataset": runs.cached,
             }
-            for peer in _MOUNTS:
-                turns[peer] = functools.partial(
-                    _mounted, bench, row, total, origin, work, daemon, peer
-                )
+            turns |= {peer: functools.partial(runs.mounted, peer) for peer in MOUNTS}
             for number in range(bench.rounds(1 if bench.quick else 3)):
                 for turn in bench.turns(number, tuple(turns)):
                     bench.drop()
@@ -74,56 +69,61 @@ def _row(bench: Bench, row: str, origin_of: OriginOf) -> None:
                 bench.say(f"{row}: round {number + 1} done")
 
 
-def _mounted(
-    bench: Bench, row: str, total: int, origin: Origin, work: Path, daemon: HintsdCommand,
-    peer: str, number: int,
-) -> None:  # fmt: skip
-    options = ("--ram", str(int(total * RAM)), "--ssd", str(int(total * SSD)), *_MOUNTS[peer])
-    with hinted_mount(daemon, origin.seen / "data", work, options) as mount:
-        _read(bench, row, total, origin, peer, number, mount.mountpoint)
+@dataclass(frozen=True)
+class Runs:
+    """Of one row, on one origin: each is a round's epochs of a peer."""
 
+    bench: Bench
+    row: str
+    work: Path
+    origin: Origin
+    daemon: HintsdCommand
+    total: int
+    """Bytes of all samples."""
 
-def _cached(bench: Bench, row: str, total: int, origin: Origin, work: Path, number: int) -> None:
-    """WebDataset's own cache, which holds shards as files."""
-    cache = work / "webdataset-cache"
-    cache.mkdir()
-    try:
-        _read(
-            *(bench, row, total, origin, "webdataset", number, None),
-            cache=str(cache),
-            cache_bytes=int(total * SSD),
+    @property
+    def source(self) -> Path:
+        return self.origin.seen / "data"
+
+    def mounted(self, peer: str, number: int) -> None:
+        ram, ssd = int(self.total * RAM), int(self.total * SSD)
+        options = ("--ram", str(ram), "--ssd", str(ssd), *MOUNTS[peer])
+        with hinted_mount(self.daemon, self.source, self.work, options) as mount:
+            self.read(peer, number, shards=str(mount.mountpoint))
+
+    def cached(self, number: int) -> None:
+        """WebDataset's own cache, which holds shards as files."""
+        cache = self.work / "webdataset-cache"
+        cache.mkdir()
+        try:
+            self.read("webdataset", number, cache=str(cache), cache_bytes=int(self.total * SSD))
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
+
+    def read(self, peer: str, number: int, **told: Any) -> None:
+        """`told`: of shards_reader.py's own, in place of no cache, on the origin."""
+        work = loader_work(
+            self.source,
+            (),
+            seed=number,
+            epochs=EPOCHS,
+            device=str(self.origin.counter),
+            hints=peer == "fusecache",
+            forget=str(self.source),
         )
-    finally:
-        shutil.rmtree(cache, ignore_errors=True)
-
-
-def _read(
-    bench: Bench,
-    row: str,
-    total: int,
-    origin: Origin,
-    peer: str,
-    number: int,
-    root: Path | None = None,
-    cache: str = "",
-    cache_bytes: int = 0,
-) -> None:
-    source = origin.seen / "data"
-    options = {"seed": number, "epochs": EPOCHS, "device": str(origin.counter)}
-    told = loader_work(source, (), **options, hints=peer == "fusecache", forget=str(source))
-    told |= {"shards": str(root or source), "cache": cache, "cache_bytes": cache_bytes}
-    for epoch, done in enumerate(run_reader("tools.bench.shards_reader", told)):
-        if done["bytes"] != total:
-            raise RuntimeError(f"{peer} read {done['bytes']} of {total} bytes")
-        what = "later epochs" if epoch else "first epoch"
-        figures = (
-            ("", "s", done["seconds"]),
-            (": waiting", "s", done["stall_s"]),
-            (": origin", "of the dataset", done["device_bytes"] / total),
-            (": CPU", "s", done["cpu_s"]),
-        )
-        for more, unit, value in figures:
-            bench.results.add(row, what + more, peer, unit, value)
+        work |= {"shards": str(self.source), "cache": "", "cache_bytes": 0} | told
+        for epoch, done in enumerate(run_reader("tools.bench.shards_reader", work)):
+            if done["bytes"] != self.total:
+                raise RuntimeError(f"{peer} read {done['bytes']} of {self.total} bytes")
+            what = "later epochs" if epoch else "first epoch"
+            figures = (
+                ("", "s", done["seconds"]),
+                (": waiting", "s", done["stall_s"]),
+                (": origin", "of the dataset", done["device_bytes"] / self.total),
+                (": CPU", "s", done["cpu_s"]),
+            )
+            for more, unit, value in figures:
+                self.bench.results.add(self.row, what + more, peer, unit, value)
 
 
 ROWS: dict[str, Callable[[Bench], None]] = {"shards": shards, "shards-latency": shards_latency}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import hintsd
 from tools.bench.loader_reader import clean, measured
-from tools.bench.streaming_reader import of_tar, sizes, web_dataset
+from tools.bench.streaming_reader import loading, of_tar, web_dataset
 
 ACCEPTED_S = 60.0
 
@@ -22,13 +22,7 @@ ACCEPTED_S = 60.0
 def main() -> None:
     work = json.load(sys.stdin)
     torch.set_num_threads(1)
-    loader: DataLoader[Any] = DataLoader(
-        web_dataset(work).map(of_tar),
-        batch_size=work["batch"],
-        num_workers=work["workers"],
-        persistent_workers=True,
-        collate_fn=sizes,
-    )
+    loader: DataLoader[Any] = DataLoader(web_dataset(work).map(of_tar), **loading(work))
     clean(work)  # before hints may fetch anything
     if work["hints"]:
         hintsd.attach(loader, epochs=work["epochs"]).hear(ACCEPTED_S)

@@ -44,23 +44,23 @@ def _contents(source: str, paths: list[str]) -> Iterator[Sample]:
             yield from enumerate(pool.map(Path.read_bytes, some), first)
 
 
-def sizes(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+def _sizes(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
     indices, contents = zip(*samples, strict=True)
     return torch.tensor(indices), torch.tensor([len(content) for content in contents])
 
 
-def import_library(name: str) -> Any:
+def _library(name: str) -> Any:
     with contextlib.suppress(ImportError):
         import_torchvision()  # they may import it
     return importlib.import_module(name)
 
 
-def _loading(work: dict[str, Any]) -> dict[str, Any]:
+def loading(work: dict[str, Any]) -> dict[str, Any]:
     return {
         "batch_size": work["batch"],
         "num_workers": work["workers"],
         "persistent_workers": True,
-        "collate_fn": sizes,
+        "collate_fn": _sizes,
     }
 
 
@@ -70,7 +70,7 @@ def of_tar(sample: dict[str, Any]) -> Sample:
 
 def web_dataset(work: dict[str, Any]) -> Any:
     """Of the tar files in `shards`, in another order each epoch; with its own cache, or without."""
-    wds: Any = import_library("webdataset")
+    wds: Any = _library("webdataset")
     shards, has_cache = sorted(Path(work["shards"]).iterdir()), work["cache_bytes"] > 0
     dataset = wds.WebDataset(
         # a plain path would not be cached
@@ -94,17 +94,17 @@ class WebDataset:
 
     def convert(self, source: str, paths: list[str], to: Path) -> None:
         to.mkdir()
-        wds: Any = import_library("webdataset")
+        wds: Any = _library("webdataset")
         with wds.ShardWriter(f"{to}/%06d.tar", maxsize=SHARD_BYTES, verbose=0) as shards:
             for index, content in _contents(source, paths):
                 shards.write({"__key__": f"{index:08d}", "bin": content})
 
     def loader(self, work: dict[str, Any]) -> Iterable[Any]:
-        wds: Any = import_library("webdataset")
+        wds: Any = _library("webdataset")
         dataset = web_dataset(work)
         held = work["ram_bytes"] // work["workers"] // work["sample_bytes"]
         samples = dataset.compose(wds.detshuffle(max(1, held), seed=work["seed"])).map(of_tar)
-        return DataLoader(samples, **_loading(work))
+        return DataLoader(samples, **loading(work))
 
 
 class Mosaic:
@@ -113,14 +113,14 @@ class Mosaic:
     package = "mosaicml-streaming"
 
     def convert(self, source: str, paths: list[str], to: Path) -> None:
-        streaming: Any = import_library("streaming")
+        streaming: Any = _library("streaming")
         columns = {"index": "int", "content": "bytes"}
         with streaming.MDSWriter(out=str(to), columns=columns, size_limit=SHARD_BYTES) as shards:
             for index, content in _contents(source, paths):
                 shards.write({"index": index, "content": content})
 
     def loader(self, work: dict[str, Any]) -> Iterable[Any]:
-        streaming: Any = import_library("streaming")
+        streaming: Any = _library("streaming")
 
         class Samples(streaming.StreamingDataset):  # type: ignore[misc]  # it has no types
             def __getitem__(self, at: int) -> Sample:
@@ -136,7 +136,7 @@ class Mosaic:
             shuffle_seed=work["seed"],
             shuffle_block_size=max(1, work["cache_bytes"] // _BLOCKS // work["sample_bytes"]),
         )
-        return DataLoader(dataset, **_loading(work))
+        return DataLoader(dataset, **loading(work))
 
 
 class LitData:
@@ -145,7 +145,7 @@ class LitData:
     package = "litdata"
 
     def convert(self, source: str, paths: list[str], to: Path) -> None:
-        litdata: Any = import_library("litdata")
+        litdata: Any = _library("litdata")
         litdata.optimize(
             fn=_read,
             inputs=[(index, f"{source}/{path}") for index, path in enumerate(paths)],
@@ -156,7 +156,7 @@ class LitData:
         )
 
     def loader(self, work: dict[str, Any]) -> Iterable[Any]:
-        litdata: Any = import_library("litdata")
+        litdata: Any = _library("litdata")
         dataset = litdata.StreamingDataset(
             f"local:{work['shards']}",  # a plain path would not be cached
             cache_dir=work["cache"],
@@ -164,7 +164,7 @@ class LitData:
             shuffle=True,
             seed=work["seed"],
         )
-        loader: Iterable[Any] = litdata.StreamingDataLoader(dataset, **_loading(work))
+        loader: Iterable[Any] = litdata.StreamingDataLoader(dataset, **loading(work))
         return loader
 
 
