@@ -61,7 +61,8 @@ def test_the_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         return series.median
 
     for peer, epoch in itertools.product(_PEERS, ("first epoch", "later epochs")):
-        assert 0 < median(f", {epoch}: busy", peer) < 1
+        assert 0 < median(f", {epoch}: AU", peer) < 1
+        assert median(f", {epoch}: first step", peer) > 0
         assert median(f", {epoch}: speed", peer) > 0
     assert median(": CPU of the workers", "stock") > 0
     assert median(": CPU of the mount", "stock") == 0 < median(": CPU of the mount", "fusecache")
@@ -82,7 +83,8 @@ def test_an_epoch_has_every_sample(tmp_path: Path, decode: str) -> None:
         epoch = gpu_reader._epoch(loader, trainer, 60)
         assert (epoch["samples"], epoch["bytes"]) == (10, size_bytes)
         assert epoch["is_whole"]
-        assert 0 < epoch["compute_s"] < epoch["seconds"]
+        assert 0 < epoch["first_compute_s"] < epoch["compute_s"] < epoch["seconds"]
+        assert epoch["first_compute_s"] < epoch["first_step_s"] < epoch["seconds"]
     assert not gpu_reader._epoch(loader, trainer, 0)["is_whole"], "left behind the first batch"
 
 

@@ -1,4 +1,4 @@
-"""The row of an accelerator: how busy a network's training keeps it, from where its images lie.
+"""The row of an accelerator: how well a training uses it, from where its images lie.
 
 INVARIANT: it ends: each epoch of each run after Setting.limit_s (gpu_reader.py), the process that
 reads after that and what it takes to start.
@@ -119,7 +119,10 @@ class _Runs:
         add = self.bench.results.add
         for number, epoch in enumerate(epochs):
             which = f"{what}, {'later epochs' if number else 'first epoch'}"
-            add("gpu", f"{which}: busy", peer, "of the time", epoch["compute_s"] / epoch["seconds"])
+            behind_s = epoch["seconds"] - epoch["first_step_s"]
+            computed_s = epoch["compute_s"] - epoch["first_compute_s"]
+            add("gpu", f"{which}: AU", peer, "of the time", computed_s / behind_s)
+            add("gpu", f"{which}: first step", peer, "s", epoch["first_step_s"])
             speed = epoch["samples"] / epoch["seconds"]
             add("gpu", f"{which}: speed", peer, "images/s", speed)
             if not epoch["is_whole"]:

@@ -1,15 +1,17 @@
 """A network on an accelerator, trained from a stock ImageFolder and DataLoader: how busy is it?
 
-As MLPerf Storage counts it: compute / (compute + waiting). Compute is from the moment in which the
-device begins with a batch (its copy there, decoding there, the step) until it is done with it; by
-the device's own clock, if it has one. The loop asks for the next batch while the device is at the
-one before, and no further ahead.
+What accelerator utilization (AU) needs, as MLPerf Storage counts it: of the time behind an epoch's
+first step, the share in which the device computes (its rules for training, 3.3.2). Compute is from
+the moment in which the device begins with a batch (its copy there, decoding there, the step) until
+it is done with it; by the device's own clock, if it has one. The loop asks for the next batch while
+the device is at the one before, and no further ahead.
 
 Run as a process with a JSON object on standard input: root, images (so many of those below root,
 evenly spread), seed, epochs, batch, workers, prefetch_factor, pixels (width and height of what the
 network sees), network (resnet50 or tiny), device (cuda or cpu), decode ("workers" or "device"),
 hints (true: `hintsd.attach`), limit_s (an epoch that lasts longer is left).
-Prints a JSON list, one object an epoch: seconds, compute_s, samples, bytes, is_whole (false: it was
+Prints a JSON list, one object an epoch: seconds, compute_s, first_step_s and first_compute_s (of
+these, until the device was done with the first batch), samples, bytes, is_whole (false: it was
 left), workers_cpu_s (processor time of the loader's workers).
 
 INVARIANT: it ends: an epoch after limit_s and one batch, a batch that does not come after limit_s.
@@ -199,18 +201,25 @@ def _batches(loader: DataLoader[Any], limit_s: float) -> Iterator[Any]:
 
 def _epoch(loader: DataLoader[Any], trainer: Trainer, limit_s: float) -> dict[str, Any]:
     samples = total = 0
-    compute_s, before = 0.0, _workers_s()
+    compute_s = first_step_s = first_compute_s = 0.0
+    before = _workers_s()
     span: Span | None = None
     begin = time.perf_counter()
     for images, size_bytes, labels in _batches(loader, limit_s):
         last, span = span, trainer.step(images, labels)
-        compute_s += last.compute_s() if last is not None else 0.0
+        if last is not None:
+            compute_s += last.compute_s()
+        else:
+            first_compute_s = span.compute_s()
+            first_step_s = time.perf_counter() - begin
         samples += len(labels)
         total += size_bytes
     compute_s += span.compute_s() if span is not None else 0.0
     return {
         "seconds": time.perf_counter() - begin,
         "compute_s": compute_s,
+        "first_step_s": first_step_s,
+        "first_compute_s": first_compute_s,
         "samples": samples,
         "bytes": total,
         "is_whole": samples == len(loader.dataset),  # type: ignore[arg-type]  # it is a Subset

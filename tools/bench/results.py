@@ -86,7 +86,7 @@ TARGETS = (
     Target("latency", "first epoch", "stock", 10),
     Target("stall", "later epochs", "stock", 0.02, at_most=True),
     *(
-        Target("gpu", f"decode in {decode}, later epochs: busy", None, 0.98)
+        Target("gpu", f"decode in {decode}, later epochs: AU", None, 0.98)
         for decode in ("workers", "device")
     ),
     Target("trace", "110 KB, hot, 1 reader", "fusecache", 0.98, peer="recorded"),
