@@ -108,12 +108,13 @@ class Evictions:
         return self._store.can_evict()
 
     def evict(self, inos: list[int], by_user: bool = False) -> dict[int, Places | None]:
-        """Have them on SSD no more, but for what a user has pinned. Of each where its blocks were;
+        """Have them on SSD no more, but for what a user has pinned, or may have: a name that came a
+        moment ago, all of a server that has just started. Of each where its blocks were;
         None: it stays. Those that are no inodes are missing. `forget` has to follow.
         """
         names: dict[int, tuple[bytes, Version]] = {}
         pinned: dict[int, Places | None] = {}
-        are_pinned = self._user_pins.holds(np.array(inos, np.uint32)).tolist()
+        are_pinned = self._user_pins.may_hold(np.array(inos, np.uint32)).tolist()
         for ino, is_pinned in zip(inos, are_pinned, strict=True):
             with contextlib.suppress(UnknownInode):
                 if is_pinned:

@@ -17,10 +17,11 @@ from fusecache.control.control import Message, RequestError, Send
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.operations import Operations
 from fusecache.reorder.packer import Packer
+from fusecache.server.pinning import Pinning
 from fusecache.server.selecting import Asked, Failures, select, telling
 from fusecache.store import Store
 from fusecache.table import namespace
-from fusecache.table.pins import Inos, UserPins
+from fusecache.table.pins import Inos
 
 BATCH = 1024  # files
 AGAIN_MOST = 1 << 16  # those that stayed, together: they may share blocks with each other alone
@@ -62,7 +63,7 @@ class Evicting:
         evictions: Evictions,
         store: Store,
         packer: Packer,
-        user_pins: UserPins,
+        pinning: Pinning,
     ) -> None:
         self._operations = operations
         self._prefetcher = prefetcher
@@ -70,7 +71,7 @@ class Evicting:
         self._evictions = evictions
         self._store = store
         self._packer = packer
-        self._user_pins = user_pins
+        self._pinning = pinning
         self._one = trio.Lock()
 
     async def evict(self, request: Message, send: Send) -> Message:
@@ -105,6 +106,7 @@ class Evicting:
             freed_before = self._store.evicted_bytes()
             await self._fetcher.published()
             await trio.to_thread.run_sync(self._store.seal)
+            await self._pinning.look()  # names may have come that it has not seen
             outcome, staying = await self._evict_all(files, progress)
         return {
             "result": {
@@ -135,7 +137,7 @@ class Evicting:
 
     def _unpinned(self, inos: Inos, outcome: _Outcome) -> Inos:
         of_jobs = self._prefetcher.pins.holds(inos)
-        of_users = self._user_pins.holds(inos) & ~of_jobs
+        of_users = self._pinning.holds(inos) & ~of_jobs
         outcome.of_jobs += int(of_jobs.sum())
         outcome.pinned += int(of_users.sum())
         return inos[~(of_jobs | of_users)]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from fusecache import _native
 from fusecache.base.errors import UnknownInode, UserError
@@ -26,7 +27,7 @@ from fusecache.server.selecting import Asked, Failures, Turns, select, telling
 from fusecache.store import Store
 from fusecache.store.directory.pin_files import Pinned
 from fusecache.table import namespace
-from fusecache.table.pins import UserPins
+from fusecache.table.pins import NO_LATER_ONES, Inos, UserPins
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,16 @@ class Pinning:
             async with self._lock:
                 await self._tell_segments()
 
+    async def look(self) -> None:
+        """What is pinned of the names that are known now."""
+        async with self._lock:
+            await self._follow()
+            await self._mark_new()
+
+    def holds(self, inos: Inos) -> NDArray[np.bool_]:
+        """Which of these are pinned, as of the last look."""
+        return self._pins.holds(inos)
+
     async def _follow(self) -> None:
         """What the file says now."""
         try:
@@ -131,7 +142,7 @@ class Pinning:
                 some = []
         await self._mark(some)
         self._marked_to = count
-        self._pins.note_known()
+        self._pins.note_known(count if self._kept.globs else NO_LATER_ONES)
 
     async def _mark(self, inos: list[int]) -> None:
         if inos:
@@ -217,7 +228,7 @@ class Pinning:
         inos = np.array(files).astype(np.uint32)
         await trio.to_thread.run_sync(lambda: self._locate_all(inos.tolist()))
         pins = UserPins()
-        pins.replace(inos)
+        pins.replace(inos, count)
         segnos = await trio.to_thread.run_sync(pins.segments) or frozenset[int]()
         if failures.count:  # files may be pinned that nobody knows
             segnos |= self._kept.segnos
@@ -226,7 +237,7 @@ class Pinning:
             await trio.to_thread.run_sync(self._store.keep_pins, self._dataset, kept)
         except (OSError, sqlite3.Error) as error:
             raise RequestError(f"pins cannot be kept: {error}") from None
-        self._pins.replace(inos)
+        self._pins.replace(inos, count if globs else NO_LATER_ONES)
         self._kept, self._globs, self._marked_to = kept, matching, count
         self._files, self._bytes = progress.files_total, progress.bytes_total
         return {

@@ -505,7 +505,7 @@ def _commands(server: Server, operations: Operations) -> dict[str, Operation]:
         evictions=server.evictions,
         store=server.store,
         packer=server.packer,
-        user_pins=server.user_pins,
+        pinning=server.pinning,
     )
     return {
         "status": server.status,

@@ -7,6 +7,8 @@ all the time. So do a user's pins.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,31 +70,34 @@ class Pins:
         return _are_marked(self._marks, inos)
 
 
+NO_LATER_ONES: Final = 1 << 32
+
+
 class UserPins:
     """Of one mount: the files that a user has pinned. One thread changes it, any may ask."""
 
     def __init__(self) -> None:
         self._marks: Marks = np.zeros(0, np.uint8)
-        self._is_known = False
+        self._known_to = 0  # inodes up to this one were looked at
 
     def begin(self) -> None:
         """Other globs: of what they name nothing is marked."""
-        self._marks, self._is_known = np.zeros(0, np.uint8), False
+        self._marks, self._known_to = np.zeros(0, np.uint8), 0
 
     def mark(self, inos: Inos) -> None:
         self._marks = _marked(self._marks, inos)
 
-    def replace(self, inos: Inos) -> None:
-        """These are all that are pinned."""
-        self._marks, self._is_known = _marked(np.zeros(0, np.uint8), inos), True
+    def replace(self, inos: Inos, known_to: int) -> None:
+        """These are all that are pinned; `known_to` as in `note_known`."""
+        self._marks, self._known_to = _marked(np.zeros(0, np.uint8), inos), known_to
 
-    def note_known(self) -> None:
-        """All names that are known were looked at."""
-        self._is_known = True
+    def note_known(self, known_to: int = NO_LATER_ONES) -> None:
+        """Inodes up to this one were looked at; without it: none that comes later is pinned."""
+        self._known_to = known_to
 
     @property
     def is_known(self) -> bool:
-        return self._is_known
+        return self._known_to > 0
 
     def forget_dead(self) -> None:
         """What has lost its name at the origin."""
@@ -108,12 +113,17 @@ class UserPins:
     def holds_one(self, ino: int) -> bool:
         return ino < len(self._marks) and self._marks[ino] != 0
 
+    def may_hold(self, inos: Inos) -> NDArray[np.bool_]:
+        """Which of these are pinned, or were not looked at yet."""
+        found: NDArray[np.bool_] = self.holds(inos) | (inos > self._known_to)
+        return found
+
     def segments(self) -> frozenset[int] | None:
         """In which a pinned file has a block; None: that is not known yet. Costs a pass over all
         marks.
         """
         marks = self._marks
-        if not self._is_known:
+        if not self.is_known:
             return None
         return _segments(marks) if len(marks) else frozenset()
 

@@ -37,11 +37,14 @@ def test_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pins.holds(asked).tolist() == [True, False, True, True, False, False]
     pins.forget_dead()
     assert pins.holds(asked).tolist() == [True, False, False, True, False, False]
-    pins.replace(inos(4))
+    assert pins.may_hold(asked).tolist() == pins.holds(asked).tolist(), "no later ones"
+    pins.replace(inos(4), known_to=9)
+    assert pins.may_hold(asked).tolist() == [False, True, False, False, True, True]
     assert pins.holds(asked).tolist() == [False, True, False, False, False, False]
     assert [pins.holds_one(4), pins.holds_one(3), pins.holds_one(99)] == [True, False, False]
     pins.begin()
     assert pins.segments() is None
+    assert pins.may_hold(asked).all(), "nothing was looked at"
 
 
 class Table:
