@@ -166,7 +166,9 @@ class Windows:
         return budget_bytes - min(need_bytes, budget_bytes // NEED_SHARE)
 
     def keep(self) -> None:
-        """What is kept beyond what windows can spare is spare, too, what is used last first."""
+        """What is kept beyond what windows can spare is spare, too, what is used last first. And
+        what goes from SSD for files used sooner is chosen by the same uses.
+        """
         jobs, keeping, keep_bytes = self._live, self._keeping, self._keep_bytes()
         stored = functools.partial(_stored, self._files, jobs)
         in_ram: Callable[[Inos], Uses] | None
@@ -513,7 +515,7 @@ def _overlap(some: list[EpochOrder], others: list[EpochOrder]) -> bool:
     """
     samples = [order.inos[:: max(1, len(order.inos) // OVERLAP_SAMPLES)] for order in some]
     shares = [other.contains(sample).mean() for sample in samples for other in others]
-    return bool(shares) and min(shares) > OVERLAP_SHARE
+    return bool(shares) and bool(min(shares) > OVERLAP_SHARE)
 
 
 class _Turns:

@@ -196,7 +196,8 @@ class ImportanceSampler:
                 if count_of(losses) == np.count_nonzero(computed) < len(computed):
                     factors = factors[computed]
                 else:
-                    factors *= computed * np.float32(len(computed) / max(1, computed.sum()))
+                    share = max(1, int(np.count_nonzero(computed))) / len(computed)
+                    factors *= computed.astype(np.float32) / np.float32(share)
             return weighed(losses, factors)
         except Exception as error:
             say(f"losses cannot be weighed ({error})")

@@ -16,4 +16,6 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[warnings.WarningMess
     monkeypatch.setattr(warning, "_warned", set())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        # of Python 3.12 and later, whenever a DataLoader with workers begins
+        warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
         yield found
