@@ -137,8 +137,7 @@ def test_a_first_start_that_fails_leaves_nobody(place: Place, zero_open: bool) -
             done = subprocess.run(
                 ["sh", "-c", limited], capture_output=True, env=environment(), timeout=110
             )
-            if done.returncode == 0:
-                assert command("umount", place.mountpoint).returncode == 0
+            assert done.returncode != 0, "it was to have no memory to answer with"
         assert not is_mounted(place.mountpoint)
         eventually(lambda: not processes_of(mount.path))
         left = [pid for pid in set(children(os.getpid())) - before if state(pid) not in "ZX"]

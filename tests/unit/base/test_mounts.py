@@ -113,6 +113,7 @@ def test_links_are_followed_up_to_the_mount(
     assert mounts.find(str(tmp_path / "loop")) is None
 
 
+@pytest.mark.claim("S6")
 def test_a_runtime_directory_of_somebody_else_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

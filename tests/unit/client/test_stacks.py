@@ -121,12 +121,14 @@ STATEFUL: dict[str, Callable[[Numbers], dict[str, Any]]] = {
 }
 
 
-def _stateful(kind: str, workers: int, daemon: FakeHintsd | None) -> tuple[Any, hintsd.Job | None]:
+def _stateful(
+    kind: str, workers: int, daemon: FakeHintsd | None, copies: bool = False
+) -> tuple[Any, hintsd.Job | None]:
     data = Numbers()
     loader: Any = StatefulDataLoader(data, num_workers=workers, **STATEFUL[kind](data))
     if daemon is None:
         return loader, None
-    job = hintsd.attach(loader, paths=PATHS, copy_sampler=kind == "unknown code")
+    job = hintsd.attach(loader, paths=PATHS, copy_sampler=copies or kind == "unknown code")
     assert not job.is_over
     return loader, job
 
@@ -134,18 +136,23 @@ def _stateful(kind: str, workers: int, daemon: FakeHintsd | None) -> tuple[Any, 
 @pytest.mark.claim("P3")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("kind", "workers"),
+    ("kind", "workers", "copies"),
     [
-        *((kind, 0) for kind in STATEFUL),
-        *((kind, 2) for kind in ("shuffle, generator", "distributed", "unknown code")),
+        *((kind, 0, False) for kind in STATEFUL),
+        *((kind, 2, False) for kind in ("shuffle, generator", "distributed", "unknown code")),
+        *((kind, 0, True) for kind in STATEFUL),
     ],
 )
-def test_checkpoints_of_a_stateful_loader(daemon: FakeHintsd, kind: str, workers: int) -> None:
-    """What is read, saved, and read after a resume, is what it is without us."""
+def test_checkpoints_of_a_stateful_loader(
+    daemon: FakeHintsd, kind: str, workers: int, copies: bool
+) -> None:
+    """What is read, saved, and read after a resume, is what it is without us; `copies`: also where
+    copies of samplers are allowed that need none.
+    """
     results: list[Any] = []
     for told in (None, daemon):
         torch.manual_seed(1)
-        loader, job = _stateful(kind, workers, told)
+        loader, job = _stateful(kind, workers, told, copies)
         read: list[list[list[int]]] = []
         states = [loader.state_dict()]
         for epoch in range(EPOCHS):
@@ -160,7 +167,7 @@ def test_checkpoints_of_a_stateful_loader(daemon: FakeHintsd, kind: str, workers
         if job is not None:
             _check_announced(daemon, job, read)
         for state in [states[0], states[2], states[-1]]:
-            resumed, job = _stateful(kind, workers, told)
+            resumed, job = _stateful(kind, workers, told, copies)
             resumed.load_state_dict(copy.deepcopy(state))
             ahead = []
             for _ in range(2):
@@ -252,15 +259,18 @@ PREPARED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.claim("P4")
 @pytest.mark.filterwarnings("error:hintsd:RuntimeWarning")
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", PREPARED)
-def test_what_accelerate_gives_each_process(daemon: FakeHintsd, kind: str, rank: int) -> None:
+def test_what_accelerate_gives_each_process(
+    daemon: FakeHintsd, kind: str, rank: int, copies: bool
+) -> None:
     of_loader, of_prepare = PREPARED[kind]
     torch.manual_seed(2)
     plain = _read(_prepared(_loader(**of_loader), rank, **of_prepare))
     torch.manual_seed(2)
     prepared = _prepared(_loader(**of_loader), rank, **of_prepare)
-    job = hintsd.attach(prepared, paths=PATHS)
+    job = hintsd.attach(prepared, paths=PATHS, copy_sampler=copies)
     read = _read(prepared)
     assert read == plain
     _check_announced(daemon, job, read)

@@ -631,6 +631,7 @@ WRONG = {
     "no hello": wire.encode("status", {}),
     "length 0": frame(b""),
     "oversized": frame(b"", 1 << 31),
+    "a byte more than a client may send": frame(b"", wire.CLIENT_FRAME_BYTES_MOST + 1),
     "no msgpack": frame(b"\xc1"),
     "http": b"GET / HTTP/1.1\r\n\r\n",
     "not a pair": frame(msgpack.packb([1, 2, 3])),
@@ -665,6 +666,12 @@ def test_wrong_frames_close_the_connection_after_a_word(daemon: Daemon, sent: by
     assert answers[-1].type == "error"
     assert re.fullmatch(r"[^\n]+", answers[-1].fields.str("message", 1000))
     Client(daemon.path).close()
+
+
+def test_what_frames_of_all_connections_take() -> None:
+    """However many begin a frame and stop."""
+    assert wire.CLIENT_FRAME_BYTES_MOST <= 64 << 20
+    assert server.CONNECTIONS_MOST * wire.CLIENT_FRAME_BYTES_MOST <= 512 << 20
 
 
 def test_slow_clients_are_cut_off(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

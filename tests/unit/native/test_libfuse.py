@@ -17,7 +17,7 @@ import pytest
 
 from fusecache import _native
 from tests.conftest import Place
-from tests.support.mounted import ROOT, Mount, environment
+from tests.support.mounted import COMMAND, ROOT, Mount, environment, is_mounted
 
 PARTS = Path(__file__).with_name("libfuse_parts.c")
 FUSE_INIT = 26
@@ -148,6 +148,25 @@ def test_a_mount_with_a_libfuse_never_seen(place: Place, tmp_path: Path) -> None
         mount.kill_server()
         for name, content in files.items():
             assert (mount.path / name).read_bytes() == content
+
+
+@pytest.mark.claim("X7")
+def test_lists_that_cannot_be_honoured(place: Place, tmp_path: Path) -> None:
+    detour = compiled(tmp_path / "detour.so", "-DDETOUR", "-ldl")
+    place.write("file", b"content")
+    done = subprocess.run(
+        [
+            *(*COMMAND, "mount", place.source, place.mountpoint, "--cache-dir", place.cache_dir),
+            *("--ssd", "64M", "--hintsd", "none", "--allow-other"),
+        ],
+        capture_output=True,
+        text=True,
+        env=environment(LD_PRELOAD=str(detour)),
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "--allow-other: the origin's access control lists would not be honoured" in done.stderr
+    assert not is_mounted(place.mountpoint)
 
 
 def test_it_compiles_where_the_entry_is_a_macro(tmp_path: Path) -> None:
