@@ -299,7 +299,8 @@ def pid_namespace() -> int:
 
 # ---- numbers of the plan channel -----------------------------------------------------------------
 # Plain ints: numpy takes a member of an enum for an int64, which widens arrays of bytes and makes a
-# comparison up to 18 times as long. native/plan/plan.h and native/trace/trace.h have the same ones.
+# comparison up to 18 times as long. The C part has Standing again in native/plan/plan.h (a byte, of
+# which no bit is left), and Observed in native/trace/trace.h.
 
 
 class Result:

@@ -9,7 +9,7 @@ be killed, so no handler may wait for the origin without a limit: the call is ab
 limiter until the origin lets them go, so a dead origin holds at most `threads` of them.
 
 The kernel asks twice: a READ that failed ahead of the reader is sent again when the reader comes to
-its page. So a call about an inode that was abandoned a moment ago and still hangs fails at once:
+its page. So a call about an inode that was abandoned a moment ago and still hangs soon fails:
 one hang costs a reader one time-out.
 
 ESTALE is retried once: every operation starts from the path, so the retry finds the file anew.

@@ -272,7 +272,8 @@ def full_disk_bytes(place: Place, segment_bytes: int) -> int | None:
 def oldest(rows: Iterable[idx.SegmentRow], unused: Collection[int] = ()) -> idx.SegmentRow | None:
     """By `lrf`, for limits, saved tables, `warm`, plans, and where there is no `reuse`; for a block
     that was missed `may_go` asks it. Of the sealed segments, one in which nothing is in use, or
-    else the one fetched longest ago.
+    else the one whose `fetched_ns` is least: fetched longest ago, or, where `reuse` notes what is
+    read (housekeeping.py), used longest ago.
     """
     sealed = [row for row in rows if row.sealed]
     return min(

@@ -43,8 +43,8 @@ Mask = npt.NDArray[np.bool_]
 
 def wire_spacing(batch_size: int, sample_bytes: float = 0.0) -> int:
     """Samples from one wire to the next: whole batches when they are small, else a batch or an even
-    part of it (64 to 255 samples), so that each batch begins with a wire. Fewer of large samples,
-    SPACING_BYTES or less; `sample_bytes`: of one, about.
+    part of it (64 to 255 samples), so that a batch begins with a wire if that is even. Fewer of
+    large samples, SPACING_BYTES or less; `sample_bytes`: of one, about.
     """
     least = int(min(SPACING_LEAST, max(1, SPACING_BYTES // max(1, sample_bytes))))
     if batch_size < least:

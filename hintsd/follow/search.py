@@ -9,7 +9,7 @@ If no reader follows an epoch's order, each order of m of its files is as likely
 the number of pairs that were opened the wrong way round is distributed as the inversions of a
 random permutation (Kendall 1938, "A new measure of rank correlation"). A DataLoader's workers swap
 near files only. A place is *found* when chance explains so few inversions with at most FOUND_ERROR:
-12 files all in turn, or 64 with three pairs of ten the wrong way round. The latest files count,
+12 files all in turn, or 64 with a quarter of the pairs the wrong way round. The latest files count,
 since the earlier ones may be of the epoch before.
 
 Where others read beside it, whole files are foreign, and inversions say little. But its own make

@@ -4,7 +4,7 @@
  * reads. So its READ waits, and the thread that stages the file answers it with the bytes it has in hand; or
  * it is read as ever, when they are not coming any more, or not soon. No thread waits with it.
  *
- * INVARIANT: a READ that was taken is given back to the front once, by parking_came or by the one thread
+ * INVARIANT: a READ that was taken is answered, or passed on, once: by parking_came, or by the one thread
  *   that looks after those whose bytes do not come.
  */
 #include "ahead.h"

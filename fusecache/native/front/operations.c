@@ -16,7 +16,7 @@
 #include "../trace/trace.h"
 
 #define FOREVER_S 1e9
-#define BLOCK_SIZE_HINT (128 << 10) /* what one READ brings; the same in read/operations.py */
+#define BLOCK_SIZE_HINT (128 << 10) /* st_blksize; the same in read/operations.py */
 
 static struct {
 	struct fuse_lowlevel_ops inner; /* pyfuse3's */

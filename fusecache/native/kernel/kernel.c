@@ -1,5 +1,5 @@
-/* Notifications to the kernel. They may wait for locks that only an answer releases: no thread that answers calls
- * them.
+/* Notifications to the kernel. They may wait for locks that only an answer releases: no thread on which an answer
+ * depends calls them (docs/ARCHITECTURE.md, Threads do not block each other).
  */
 #include "kernel.h"
 

@@ -1,4 +1,6 @@
-/* Nodes are made, changed and buried, as the origin's attributes want it. table.lock is held. */
+/* What the origin says of a file, without the lock; and nodes that are made, changed and buried as it says, with
+ * table.lock held (table.h says which is which).
+ */
 #include "table.h"
 
 #define XXH_INLINE_ALL

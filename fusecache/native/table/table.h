@@ -312,7 +312,8 @@ struct attributes {
 	bool refused;	 /* only origin_ino and the type in mode are known */
 };
 enum { SAME, ATTRIBUTES_CHANGED, VERSION_CHANGED, REPLACED };
-int origin_stat(int dir_fd, const char *name, int flags, struct attributes *out); /* without the lock */
+/* Without the lock: the origin may hang. (table_create: no other thread is there yet.) */
+int origin_stat(int dir_fd, const char *name, int flags, struct attributes *out);
 void node_fill(struct node *n, const struct attributes *a);
 int node_update(uint32_t ino, const struct attributes *a);
 bool same_object(uint32_t ino, const struct attributes *a);

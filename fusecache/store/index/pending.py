@@ -49,7 +49,7 @@ class Pending:
             return len(self._files) >= BATCH_ROWS or is_late
 
     def touch(self, segno: int, fetched_ns: int) -> None:
-        """The segment was fetched into, or deduplicated against, at this time."""
+        """The segment was fetched into, deduplicated against or, as `reuse` notes it, read from."""
         with self._lock:
             self._fetched_ns[segno] = fetched_ns
 
