@@ -213,7 +213,7 @@ class LargeFiles:
         flight = await self._fetcher.block(file.ino, block, asked=store, store=store)
         self._metrics.add(PREFETCHED_BYTES, 0 if flight.was_stored else size_bytes)
         if store:
-            await flight.published.wait()
+            await flight.landed.wait()
         file.is_stored &= flight.was_stored or flight.stored
         if flight.version != file.version or flight.data is None:
             raise OriginChanged

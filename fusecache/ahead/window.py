@@ -1,4 +1,5 @@
-"""What is staged, in the order of need, and which of it the kernel has let go of.
+"""What is staged, of all jobs, in the order of need, and which of it the kernel has let go of. (The
+window of one job is hintsd's: hintsd/plan/job.py.)
 
 The kernel evicts pages without a word: under memory pressure, or when a process writes to
 drop_caches. Once a second a few of the staged files are looked at, some of those that come first

@@ -60,7 +60,7 @@ class Flight:
     was_stored: bool = False  # the bytes came from this host's SSD
     is_queued: bool = False
     stored: bool = False
-    published: trio.Event = field(default_factory=trio.Event)
+    landed: trio.Event = field(default_factory=trio.Event)
     is_by_threads: bool = False
     is_asked: bool = False  # it is to be stored, whatever is stored already
     may_evict: bool = True
@@ -74,7 +74,7 @@ class Flight:
 
     def land(self, now: float) -> None:
         self.landed_s = now
-        self.published.set()
+        self.landed.set()
         call, self.on_landed = self.on_landed, None  # it may hold the flight, and so its bytes
         if call is not None:
             call()
@@ -259,7 +259,7 @@ class Fetcher:
 
     def land(self, ino: int, flight: Flight) -> None:
         """The bytes of a finished flight are where they are wanted, unless they are published."""
-        if flight.done.is_set() and not flight.is_queued and not flight.published.is_set():
+        if flight.done.is_set() and not flight.is_queued and not flight.landed.is_set():
             self._land((ino, 0), flight)
 
     def fail(

@@ -113,7 +113,7 @@ class Reader:
         elif flight.is_settled:
             self._stager.note_brought(ino, version, block)
             push = partial(self._push_unstored, flight, ino, block, first, last)
-            if flight.published.is_set():
+            if flight.landed.is_set():
                 push()
             else:
                 flight.when_landed(push)
@@ -160,7 +160,7 @@ class Reader:
         if await self.is_cached(ino, block):
             return True
         flight = await self._fetcher.block(ino, block, asked=True, evict=evict)
-        await flight.published.wait()
+        await flight.landed.wait()
         return False if flight.stored else None
 
     async def is_cached(self, ino: int, block: int) -> bool:

@@ -144,7 +144,7 @@ class SsdSource:
         return _native.read_cached(ino, offset, length)
 
 
-class SourceFiles:
+class OriginFiles:
     """The origin. It has everything."""
 
     counts = Counts(ORIGIN_FILES, BYTES_FROM_ORIGIN)

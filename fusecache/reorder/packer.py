@@ -99,7 +99,7 @@ class Packer:
         with self._lock:
             self._is_abandoned = False
             self._finish()
-            self._segments.sweep()
+            self._segments.remove_dead()
             self._sizes = Sizes.of(chunks, size_bytes, samples, buffer_bytes, epochs)
             adopted = self._store.adopted
             self._packing = self._begin(chunks, buffer_bytes)
@@ -107,7 +107,7 @@ class Packer:
                 # The server of another mount may have died meanwhile.
                 self._store.adopt_orphans()
                 if self._store.adopted > adopted:
-                    self._segments.sweep()
+                    self._segments.remove_dead()
                     self._packing = self._begin(chunks, buffer_bytes)
         if self._token is not None:
             self._token.run_sync_soon(lambda: self._wake.set())
@@ -264,10 +264,10 @@ class Packer:
                 self._open.look_if_moved()
                 self._packing = self._open.packing()
 
-    def sweep(self) -> None:
+    def remove_dead(self) -> None:
         """Delete sealed segments to which nothing leads: what logs that were cut off have left."""
         with self._lock:
-            self._segments.sweep()
+            self._segments.remove_dead()
 
     # ---- figures ---------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class Segments:
                 self._kept.pop(segno, None)
         return True
 
-    def sweep(self) -> None:
+    def remove_dead(self) -> None:
         """Delete sealed segments to which nothing leads: what logs that were cut off have left."""
         directory, segnos = self._store.logs.unused()
         live = {use.segno for use in survey()} if segnos else set[int]()

@@ -41,7 +41,7 @@ from fusecache.read.misses import Misses
 from fusecache.read.operations import FOREVER_S, Operations
 from fusecache.read.origin import Origin, file_system_of
 from fusecache.read.reader import Reader
-from fusecache.read.sources import LogBuffers, Pool, SourceFiles, Sources, SsdSource
+from fusecache.read.sources import LogBuffers, OriginFiles, Pool, Sources, SsdSource
 from fusecache.read.stager import Stager
 from fusecache.recording.passings import Passings
 from fusecache.recording.recording import Recording
@@ -131,7 +131,7 @@ class Server:
         self.hosts = pooling.join(config, self.metrics, launch)
         pool = Pool() if self.hosts else None
         # native/ahead/fetch.c (`fetch_one`) repeats the far ones: the fetch threads see no list.
-        sources = Sources([LogBuffers(), segments], [SourceFiles()], self.faults, pool)
+        sources = Sources([LogBuffers(), segments], [OriginFiles()], self.faults, pool)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
             pins,
@@ -345,7 +345,7 @@ class Server:
         for round_ in itertools.count():
             await trio.to_thread.run_sync(self.store.housekeeping)
             if round_ % SWEEP_ROUNDS == 0:
-                await trio.to_thread.run_sync(self.packer.sweep)
+                await trio.to_thread.run_sync(self.packer.remove_dead)
             await trio.sleep(HOUSEKEEPING_S)
 
     async def _take_events(self) -> None:

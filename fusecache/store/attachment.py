@@ -18,7 +18,7 @@ from typing import Final, TypeGuard
 
 from fusecache.base.errors import UserError
 from fusecache.store import index as idx
-from fusecache.store.capacity import Place, log_bytes
+from fusecache.store.capacity import Place, wal_bytes
 from fusecache.store.directory import Directory
 from fusecache.store.directory.given import Faults, Given
 from fusecache.store.index import recovery
@@ -58,7 +58,7 @@ class CurrentIndex:
         self._given = given
         self._faults = faults
         self._followed = followed
-        self._log_bytes = log_bytes(limit_bytes)
+        self._wal_bytes = wal_bytes(limit_bytes)
         self._generation = 0
         self._why_bad: str | None = None
         self._repair_at = 0.0
@@ -75,9 +75,9 @@ class CurrentIndex:
         self._generation = 0
 
     def follow_limit(self, limit_bytes: int) -> None:
-        self._log_bytes = log_bytes(limit_bytes)
+        self._wal_bytes = wal_bytes(limit_bytes)
         if self.index is not None:
-            self.index.database.bound_log(self._log_bytes)
+            self.index.database.bound_wal(self._wal_bytes)
 
     def is_sound(self) -> bool:
         """As far as is known. Any thread."""
@@ -189,7 +189,7 @@ class CurrentIndex:
         return index
 
     def _open_index(self, directory: Directory, generation: int) -> idx.Index:
-        return idx.Index(directory.generations.path(generation), self._tell, self._log_bytes)
+        return idx.Index(directory.generations.path(generation), self._tell, self._wal_bytes)
 
 
 class Attachment:

@@ -3,7 +3,7 @@ several processes share one directory.
 
 INVARIANT: reserved segment bytes + index + allowance <= limit_bytes whenever a segment is created.
 INVARIANT: the index grows by no more than the allowance while what is open is written: a segment
-takes no more rows than there is room for (`rows_bytes`), SQLite's log is short (`log_bytes`).
+takes no more rows than there is room for (`rows_bytes`), SQLite's log is short (`wal_bytes`).
 INVARIANT: only sealed segments are evicted, so no writer loses its file.
 
 A log reserves what it may still write, and the index rows to come of that, in the row of its first
@@ -197,7 +197,7 @@ def rows_bytes(segment_bytes: int) -> int:
     return segment_bytes // ROWS_PART
 
 
-def log_bytes(limit_bytes: int) -> int:
+def wal_bytes(limit_bytes: int) -> int:
     """How long SQLite's log may become."""
     return max(512 << 10, min(limit_bytes // 256, 8 << 20))
 
@@ -210,7 +210,7 @@ def make_room(place: Place, segment_bytes: int) -> None:
 
 def _allowance(opened_bytes: int, limit_bytes: int) -> int:
     """By how much the index will grow by the rows of segments that are being written."""
-    return rows_bytes(opened_bytes) + log_bytes(limit_bytes) + _PAGES_BYTES
+    return rows_bytes(opened_bytes) + wal_bytes(limit_bytes) + _PAGES_BYTES
 
 
 def room_to_come(place: Place, own: SegmentWriter | None, returned: int = 0) -> int:
@@ -295,7 +295,7 @@ def may_go(
 
 
 def evict(place: Place, segno: int) -> None:
-    """Give the space of a segment back at once. Within a transaction; `Index.sweep` after it."""
+    """Give the space of a segment back at once. In a transaction; `Index.delete_rows` after it."""
     place.gone(segno)
     directory = place.directory
     try:
@@ -337,7 +337,7 @@ def evict_least(place: Place) -> None:
             evict(place, row.segno)
             victims.append(row.segno)
     for segno in victims:
-        place.index.sweep(segno)
+        place.index.delete_rows(segno)
 
 
 def create(
@@ -407,7 +407,7 @@ def create(
             writer.abandon()
         raise
     for segno in victims:
-        index.sweep(segno)
+        index.delete_rows(segno)
     return writer, failed
 
 
@@ -470,7 +470,7 @@ def _evict_for(
             del rows[victim.segno]
             victims.append(victim.segno)
     for segno in victims:
-        index.sweep(segno)
+        index.delete_rows(segno)
     return is_within
 
 

@@ -64,7 +64,7 @@ def tidy(place: Place, own: SegmentWriter | None) -> None:
         dangling = index.referenced_segments() - {row.segno for row in index.segments.all()}
         directory.remove_unborn_segments()
     for segno in dangling:
-        index.sweep(segno)
+        index.delete_rows(segno)
 
 
 def insert(index: idx.Index, found: recovery.Scan) -> None:
@@ -101,7 +101,7 @@ def _check(place: Place, row: idx.SegmentRow) -> None:
         _forget(place, row.segno)
     elif row.sealed and size < row.length:
         place.fault("missing", f"segment {row.segno} of {place.directory.path} was cut")
-        index.sweep(row.segno, size)
+        index.delete_rows(row.segno, size)
         _count_anew(index, row, row._replace(reserved=fmt.align(size), holes=0).taking(taken))
     elif row.sealed and size > row.length:
         with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ def _forget(place: Place, segno: int) -> None:
         place.gone(segno)
         discard(directory.segment_path(segno))
         index.segments.delete(segno)
-    index.sweep(segno)
+    index.delete_rows(segno)
     if not directory.is_short():
         place.fault("missing", f"segment {segno} of {directory.path} is missing or another file")
 

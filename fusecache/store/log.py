@@ -333,7 +333,7 @@ class Logs:
         for row in gone:
             with self.sharing() as place:
                 if place is not None and place.directory is directory:
-                    place.index.sweep(row.segno)
+                    place.index.delete_rows(row.segno)
         return freed
 
     def unused(self) -> tuple[Directory | None, list[int]]:

@@ -40,7 +40,7 @@ int front_asker(int64_t *begun_ns)
 /* Answers here never expire in the kernel, so only what the sweep watches is answered here. */
 static bool is_watched(uint32_t node) { return operations.negative_timeout_s >= FOREVER_S || node_is_watched(node); }
 
-static void give_up(fuse_req_t req)
+static void pass_on(fuse_req_t req)
 {
 	real.reply_none(req); /* frees the object, sends nothing */
 	self->slow = true;
@@ -146,7 +146,7 @@ static void front_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		real.reply_err(req, ENAMETOOLONG);
 	else if (!operations_lookup(req, parent, name, &unchecked) &&
 		 !(unchecked && looks_take(req, unchecked, self->raw, self->raw_size)))
-		give_up(req);
+		pass_on(req);
 }
 
 bool front_stat(uint64_t ino, struct stat *st, int64_t *born_ns)
@@ -179,7 +179,7 @@ static void front_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
 	} else if (front_stat(ino, &st, &born_ns)) {
 		real.reply_attr(req, &st, FOREVER_S);
 	} else {
-		give_up(req);
+		pass_on(req);
 	}
 }
 
@@ -208,7 +208,7 @@ static void front_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	if (offset >= 0 && !is_unchecked(ino) &&
 	    (parking_take(&one) || answer_from_ssd(&one, self->scratch) || missed_take(&one)))
 		return;
-	give_up(req);
+	pass_on(req);
 }
 
 static void front_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
@@ -233,7 +233,7 @@ static void front_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t
 	dir = node_at(ino);
 	if (!dir || (node_flags(dir) & (NODE_LISTED | NODE_DEAD)) != NODE_LISTED || offset < 0) {
 		pthread_rwlock_unlock(&table.lock);
-		give_up(req);
+		pass_on(req);
 		return;
 	}
 	/* "." and "..": names only (node 0), so that the kernel counts no look-up for them. */

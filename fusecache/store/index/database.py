@@ -4,7 +4,7 @@ Connections: one for writing, guarded by the caller (the store's write lock); a 
 handed out one thread at a time. Errors of SQLite leave this package as they are (`ERRORS`);
 `damage` says whether one of them means that the file is broken.
 INVARIANT: transactions are small (`rows_at_once`), so that SQLite's log stays as short as the
-capacity check counts on (`bound_log`).
+capacity check counts on (`bound_wal`).
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _check_plain(path: str) -> None:
 class Database:
     """The file of one generation. `rows_at_once`: how many rows a transaction may change."""
 
-    def __init__(self, path: Path, log_bytes: int) -> None:
-        """`log_bytes`: see `bound_log`. sqlite3.Error, OSError: cannot be opened, or is not an
+    def __init__(self, path: Path, wal_bytes: int) -> None:
+        """`wal_bytes`: see `bound_wal`. sqlite3.Error, OSError: cannot be opened, or is not an
         index of this schema.
         """
         self.path = path
@@ -106,7 +106,7 @@ class Database:
         self.writer = self._connect()
         try:
             self.writer.executescript("PRAGMA journal_mode=WAL; PRAGMA journal_size_limit=524288;")
-            self.bound_log(log_bytes)
+            self.bound_wal(wal_bytes)
             found = self.writer.execute("PRAGMA user_version").fetchone()[0]
             tables = self.writer.execute(
                 "SELECT count(*) FROM sqlite_master WHERE name IN "
@@ -158,14 +158,14 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
-    def bound_log(self, log_bytes: int) -> None:
+    def bound_wal(self, wal_bytes: int) -> None:
         """SQLite's log is to stay about as short as that: it is written back when it is three
         quarters as long, and the rest is what one transaction may come to.
         """
-        self._log_bytes = log_bytes
-        pages = max(8, min(128, log_bytes * 3 // 4 // 4096))
+        self._wal_bytes = wal_bytes
+        pages = max(8, min(128, wal_bytes * 3 // 4 // 4096))
         self.writer.execute(f"PRAGMA wal_autocheckpoint={pages}")
-        most = (log_bytes // 4 - _LOGGED_BYTES) // _LOGGED_ROW_BYTES
+        most = (wal_bytes // 4 - _LOGGED_BYTES) // _LOGGED_ROW_BYTES
         self.rows_at_once = max(1, min(BATCH_ROWS, most))
 
     def checkpoint(self) -> None:
@@ -214,7 +214,7 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 self.writer.execute("ROLLBACK")
             raise
-        if self.log_size() > self._log_bytes and time.monotonic() >= self._checkpoint_at:
+        if self.log_size() > self._wal_bytes and time.monotonic() >= self._checkpoint_at:
             self.checkpoint()  # a reader was in the way
-            if self.log_size() > self._log_bytes:  # and is so still
+            if self.log_size() > self._wal_bytes:  # and is so still
                 self._checkpoint_at = time.monotonic() + _CHECKPOINT_PAUSE_SECONDS

@@ -41,9 +41,9 @@ class Index:
     those of `segments`. `damaged` (called from any thread, without locks) reports a broken row.
     """
 
-    def __init__(self, path: Path, damaged: Callable[[str], None], log_bytes: int) -> None:
+    def __init__(self, path: Path, damaged: Callable[[str], None], wal_bytes: int) -> None:
         """See `Database`."""
-        self.database = Database(path, log_bytes)
+        self.database = Database(path, wal_bytes)
         self.segments = Segments(self.database)
         self.pending = Pending()
         self._damaged = damaged
@@ -259,7 +259,7 @@ class Index:
                 ]
             )
 
-    def sweep(self, segno: int, from_offset: int = 0) -> None:
+    def delete_rows(self, segno: int, from_offset: int = 0) -> None:
         """Delete the rows of a segment (at `from_offset` or behind), in small transactions.
         IndexDamaged: some cannot be.
         """

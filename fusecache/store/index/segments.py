@@ -73,7 +73,7 @@ class Segments:
         self._database.writer.executemany(INSERT_SEGMENT, [segment_values(row) for row in rows])
 
     def delete(self, segno: int) -> None:
-        """Its row only, within the caller's transaction; `Index.sweep` takes the other rows."""
+        """Its row only, in the caller's transaction; `Index.delete_rows` takes the other rows."""
         self.gone.add(segno)
         self._database.writer.execute("DELETE FROM segments WHERE segno=?", (segno,))
 

@@ -116,7 +116,7 @@ class Scene:
         flight = Flight(version=self.version, data=memoryview(bytes(length)))
         flight.was_stored, flight.is_settled = self._was_stored, self.is_settled
         flight.stored = store and self._is_stored
-        flight.published.set()
+        flight.landed.set()
         return flight
 
     async def _push(self, ino: int, version: Version, block: int, data: Any) -> bool:

@@ -697,7 +697,7 @@ def test_what_is_drawn_is_no_room_any_more(disk: Disk, monkeypatch: pytest.Monke
 def test_what_logs_that_were_cut_off_have_left_is_swept(disk: Disk) -> None:
     disk.segments |= {70, 71}
     disk.rowless, disk.live = [70, 71], {71: 1, STATIC: 5}
-    disk.packer.sweep()
+    disk.packer.remove_dead()
     assert disk.segments == {STATIC, 71}  # a copy there is used, the index leads to another
     assert not disk.releasing
 

@@ -685,7 +685,7 @@ def test_a_segment_without_rows_is_unused_and_evicted_first(tmp_path: Path) -> N
         assert second is not None
         index = store.index
         assert index is not None
-        index.sweep(second.segno)  # as another copy's row does it
+        index.delete_rows(second.segno)  # as another copy's row does it
         assert store.store.logs.unused()[1] == [second.segno]
         n = 0
         while not store.gone:
