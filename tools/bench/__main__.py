@@ -82,7 +82,7 @@ def _counts(asked: tuple[str, ...]) -> dict[int, int]:
     "--files",
     multiple=True,
     metavar="SIZE=COUNT",
-    help="log-…, budgets…: so many samples of that size in bytes; again for another size.",
+    help="hot, cold, log-…, budgets…: so many of that size in bytes; again for another size.",
 )
 @click.option(
     "--epochs", type=click.IntRange(1), help="log-…: so many of a mount count, behind its first."
@@ -169,7 +169,7 @@ def main(
 
 def _columns(names: tuple[str, ...]) -> tuple[str, ...]:
     """Rows of their own readers have figures of fusecache whichever peers are chosen."""
-    own = (*hints.COLUMNS, *budgets.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
+    own = (*rows.COLUMNS, *hints.COLUMNS, *budgets.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
     return tuple(dict.fromkeys((*names, "fusecache", *own)))
 
 

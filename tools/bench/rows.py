@@ -25,6 +25,8 @@ from tools.slow_origin import LoopOrigin, drop_caches, drops_seen
 
 FILE_BYTES = 110_000
 READER_COUNTS = (1, 4)
+WRITTEN = "written"  # native files that were written just before, and never read from disk
+COLUMNS = (WRITTEN,)
 _SLOW_READ_S = 0.005  # a read of 110 KB that takes longer has waited for something
 _DYING_S = 0.05
 _ATTEMPTS = 20  # of a pass that other processes disturb
@@ -102,23 +104,28 @@ def _readers(count: int) -> str:
 
 
 def small_files(bench: Bench, hot: bool, cold: bool) -> None:
-    """Rows hot and cold: whole files of 110 KB, one and four readers."""
-    results, count = bench.results, 2000 if bench.quick else 5000
+    """Rows hot and cold: whole files of 110 KB, or those that were asked for."""
+    for size_bytes, count in (bench.files or {FILE_BYTES: 2000 if bench.quick else 5000}).items():
+        _files_of(bench, size_bytes, count, hot, cold)
+
+
+def _files_of(bench: Bench, size_bytes: int, count: int, hot: bool, cold: bool) -> None:
+    results, size = bench.results, f"{size_bytes // 1000} KB, " if bench.files else ""
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(bench.folder("small"))
-        source = work / "source"
+        source, written = work / "source", work / WRITTEN
         source.mkdir()
-        files = bench.readers.fill_files(source, count, FILE_BYTES, 1)
+        files = bench.readers.fill_files(source, count, size_bytes, 1)
         mounted: dict[str, peers.Peer] = {}
         for name in bench.names:
-            bench.say(f"mounting {name} over {count} files of {FILE_BYTES} bytes")
+            bench.say(f"mounting {name} over {count} files of {size_bytes} bytes")
             peer = stack.enter_context(peers.make(name, source, work))
             peer.warm()
             mounted[name] = peer
 
         def run(name: str, readers: int, seed: int, in_python: bool = False) -> float:
             some = files[:_SLOW_PEER_FILES] if name == "rclone" else files
-            root = mounted[name].root
+            root = written if name == WRITTEN else mounted[name].root
             return bench.readers.read_files(root, some, readers, seed, in_python).items_per_s
 
         for name in bench.names:  # twice: the first may only have started to fill a cache
@@ -128,12 +135,14 @@ def small_files(bench: Bench, hot: bool, cold: bool) -> None:
         def hot_round(number: int) -> list[Figure]:
             """Pages lie anew in each round: where they happen to lie is worth 20 % either way."""
             bench.drop()
-            turns = bench.turns(number, bench.names)
-            for name in turns:
+            for name in bench.turns(number, bench.names):
                 run(name, 1, number)
+            shutil.rmtree(written, ignore_errors=True)
+            shutil.copytree(source, written)
+            turns = bench.turns(number, (*bench.names, WRITTEN))
             figures: list[Figure] = []
             for readers, in_python in itertools.product(READER_COUNTS, (False, True)):
-                what = _readers(readers) + ", in Python" * in_python
+                what = size + _readers(readers) + ", in Python" * in_python
                 for name in turns:
                     speed = run(name, readers, number, in_python)
                     figures.append((what, name, "files/s", speed))
@@ -150,7 +159,7 @@ def small_files(bench: Bench, hot: bool, cold: bool) -> None:
                     for name in bench.turns(number, bench.names):
                         bench.drop()
                         speed = run(name, readers, number)
-                        results.add("cold", _readers(readers), name, "files/s", speed)
+                        results.add("cold", size + _readers(readers), name, "files/s", speed)
                 bench.say(f"cold: round {number + 1} done")
             if "fusecache" in mounted:
                 more = _from_origin(mounted["fusecache"]) - fetched["fusecache"]
