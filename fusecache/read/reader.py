@@ -161,6 +161,8 @@ class Reader:
             return True
         flight = await self._fetcher.block(ino, block, asked=True, evict=evict)
         await flight.landed.wait()
+        if flight.was_stored:  # in the log's buffers, say
+            return True
         return False if flight.stored else None
 
     async def is_cached(self, ino: int, block: int) -> bool:

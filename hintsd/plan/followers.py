@@ -29,7 +29,7 @@ from hintsd.follow.search import (
 )
 from hintsd.follow.sequence import FAR, Inos, Positions
 from hintsd.plan.files import Files, Wires
-from hintsd.plan.job import Job
+from hintsd.plan.job import Cause, Job
 from hintsd.plan.lanes import Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.ram import Ram, Reclaimed
@@ -173,7 +173,7 @@ class Followers:
         elif self._may_be_others(job) or not _is_clear(job):
             job.end_search(now)
         elif job.search is not None and job.search.lasted(now, job.search_spacing):
-            self._condemn(job, now)
+            self._condemn(job, now, Cause.SEARCH)
 
     def _may_be_others(self, job: Job) -> bool:
         """Whether what was seen may be of another live job's reader."""
@@ -223,8 +223,8 @@ class Followers:
         job.restart()
         job.placed.demand()
 
-    def _condemn(self, job: Job, now: float, *, is_unread: bool = False) -> None:
-        job.condemn(now, is_unread=is_unread)
+    def _condemn(self, job: Job, now: float, cause: Cause) -> None:
+        job.condemn(now, cause)
         self._retire(job)
         self._notices.append((job.name, f"wrong hint: {job.reason}"))
 
@@ -386,11 +386,11 @@ class Followers:
             progress.settle(job.wiring.first_unfired(), job.wiring.laid_from)
             job.wiring.doubt_fired()
             if job.wiring.passed.is_much_left_out:
-                self._condemn(job, now, is_unread=True)
+                self._condemn(job, now, Cause.UNREAD)
             elif progress.is_to_be_checked and not job.sequence.has_repeats:
                 job.check(now)
             elif progress.evidence.condemned(now):
-                self._condemn(job, now)
+                self._condemn(job, now, Cause.STRAYS)
         if job.live and job.search and job.search.is_hopeless(job.sequence.orders.values()):
             self._give_up(job, now)
         if is_any_in_order:

@@ -18,6 +18,7 @@ INVARIANT: begin ≤ sent ≤ end; a job that is not live has an empty window.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -43,6 +44,17 @@ from hintsd.reorder.log import Log
 
 FOLLOWED_S = 60.0  # a hint that was followed for so long is looked for as at first
 LATE_LATELY_S = 5.0  # a late read is no more told of then
+
+
+class Cause(enum.Enum):
+    """Why a job is taken for wrong."""
+
+    STRAYS = enum.auto()
+    """Too much that was seen was not in order (hintsd/follow/evidence.py)."""
+    SEARCH = enum.auto()
+    """Its epochs are short, and its reader is in none of them (hintsd/follow/search.py)."""
+    UNREAD = enum.auto()
+    """Too much of it is not read (hintsd/follow/passed.py)."""
 
 
 class Window:
@@ -387,13 +399,13 @@ class Job:
         self.search, self.is_lost = None, False
         self.wiring.passed.forget()
 
-    def condemn(self, now: float, *, is_unread: bool = False) -> None:
-        """It is taken for wrong: its reader is looked for less and less. `is_unread`: too much of
-        it is not read. That its reader follows the order says nothing then: it is not looked for.
+    def condemn(self, now: float, cause: Cause) -> None:
+        """It is taken for wrong: its reader is looked for less and less. Of what is UNREAD it is
+        not: that it follows the order says nothing then.
         """
         seen, passed = self.progress.evidence, self.wiring.passed
         self.state, self.is_lost = "wrong", True
-        if is_unread:
+        if cause is Cause.UNREAD:
             self.reason = (
                 f"{passed.unopened} of {passed.wires} files that were watched were never opened: "
                 "does the dataset leave files out (a filter, a subset, a cache of its own)?"
@@ -401,9 +413,10 @@ class Job:
             self.search = None
             return
         self.reason = (
-            f"{seen.strays} of {seen.observations} reads seen were not in the hinted "
-            "order: another seed, rank, world size or directory, no shuffling, or other readers?"
-        )
+            "what was read last is in turn in none of the epochs that are known"
+            if cause is Cause.SEARCH
+            else f"{seen.strays} of {seen.observations} reads seen were not in the hinted order"
+        ) + ": another seed, rank, world size or directory, no shuffling, or other readers?"
         if self.running_since and now - self.running_since > FOLLOWED_S:
             self._rest_s = REST_FIRST_S
         # where it is known that its own readers strayed, and have before, they soon would again

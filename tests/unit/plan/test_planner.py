@@ -463,7 +463,7 @@ def test_a_wrong_hint_is_noticed_and_its_plan_dropped(reader: str, ram_files: in
     assert not scene.mount.fetch_queue
     [(job, line)] = scene.planner.followers.notices()
     assert job == "job"
-    assert "not in the hinted order" in line
+    assert "in none of the epochs that are known" in line
 
 
 @pytest.mark.claim("P9")

@@ -11,6 +11,7 @@ import trio.testing
 
 from fusecache.base.metrics import BYTES_FROM_ORIGIN, ORIGIN_FILES, Metrics
 from fusecache.read.fetcher import UNSTORED_MOST, UNSTORED_S, Fetcher, Flight
+from fusecache.read.reader import Reader
 from fusecache.read.sources import Counts
 from fusecache.read.stager import Stager
 from fusecache.store.types import BLOCK_BYTES, Version
@@ -65,6 +66,27 @@ def test_it_is_joined_for_a_moment(scene: Scene) -> None:
     trio.run(work, clock=trio.testing.MockClock(autojump_threshold=0))
     assert scene.read == [3, 3]
     assert scene.queued == [3], "what a plan does not want stored is not, what a reader missed is"
+
+
+@pytest.mark.parametrize(
+    ("flight", "answer"),
+    [
+        (Flight(was_stored=True), True),
+        (Flight(stored=True), False),
+        (Flight(), None),
+    ],
+    ids=["a near source had it", "stored", "no room"],
+)
+def test_what_warm_is_told(flight: Flight, answer: bool | None) -> None:
+    async def is_cached(ino: int, block: int) -> bool:
+        return False
+
+    async def block(ino: int, block: int, **_: Any) -> Flight:
+        flight.landed.set()
+        return flight
+
+    reader: Any = SimpleNamespace(is_cached=is_cached, _fetcher=SimpleNamespace(block=block))
+    assert trio.run(Reader.ensure_cached, reader, INO, 0) is answer
 
 
 def test_another_version_is_not_joined(scene: Scene) -> None:
