@@ -102,7 +102,7 @@ class Jobs:
             self._end_if_done(job)
 
     def _landed(self, job: Job, flight: Flight) -> None:
-        """Our flight is published, or never will be."""
+        """Our flight can be joined no more: it is stored, or never will be."""
         if job.stored == WAITING and self.is_current(job):
             job.stored = Result.STORED if flight.stored else Result.NO_ROOM
             self._end_if_done(job)

@@ -49,7 +49,7 @@ Span = Callable[[int], tuple[int, int]]  # file size -> (offset, length)
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """One fetch that any number of readers join, until the block is published."""
+    """One fetch that any number of readers join, until it has landed: stored, or not to be."""
 
     done: trio.Event = field(default_factory=trio.Event)
     version: Version | None = None

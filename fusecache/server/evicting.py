@@ -102,11 +102,11 @@ class Evicting:
                 "nothing was evicted: the cache directory is away, or its disk cannot give back a "
                 "part of a file"
             )
+        await self._pinning.look()  # names may have come that it has not seen
         async with self._one:
             freed_before = self._store.evicted_bytes()
             await self._fetcher.published()
             await trio.to_thread.run_sync(self._store.seal)
-            await self._pinning.look()  # names may have come that it has not seen
             outcome, staying = await self._evict_all(files, progress)
         return {
             "result": {
@@ -137,7 +137,7 @@ class Evicting:
 
     def _unpinned(self, inos: Inos, outcome: _Outcome) -> Inos:
         of_jobs = self._prefetcher.pins.holds(inos)
-        of_users = self._pinning.holds(inos) & ~of_jobs
+        of_users = self._pinning.may_hold(inos) & ~of_jobs
         outcome.of_jobs += int(of_jobs.sum())
         outcome.pinned += int(of_users.sum())
         return inos[~(of_jobs | of_users)]

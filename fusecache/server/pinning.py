@@ -103,19 +103,21 @@ class Pinning:
             await self._follow()
             await self._mark_new()
 
-    def holds(self, inos: Inos) -> NDArray[np.bool_]:
-        """Which of these are pinned, as of the last look."""
-        return self._pins.holds(inos)
+    def may_hold(self, inos: Inos) -> NDArray[np.bool_]:
+        """Which of these are pinned, or were not looked at yet."""
+        return self._pins.may_hold(inos)
 
     async def _follow(self) -> None:
         """What the file says now."""
         try:
             found = await trio.to_thread.run_sync(self._store.pins_of, self._dataset)
             self._said = ""
-        except (ValueError, UserError, OSError) as error:
-            if str(error) != self._said:
-                log.warning("pins are not used: %s", error)
-            self._said, found = str(error), Pinned()
+        except OSError as error:  # it may pass
+            self._say(f"pins cannot be read, and stay as they are: {error}")
+            return
+        except (ValueError, UserError) as error:
+            self._say(f"pins are not used: {error}")
+            found = Pinned()
         if found is None:
             return  # the cache directory is not there
         if self._kept is None or found.globs != self._kept.globs:
@@ -123,6 +125,11 @@ class Pinning:
             self._globs, self._marked_to = Globs(found.globs), 0
             self._files = self._bytes = 0
         self._kept = found
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            log.warning("%s", line)
+        self._said = line
 
     async def _mark_new(self) -> None:
         """Of inodes that have come since, those that are pinned."""
@@ -140,6 +147,7 @@ class Pinning:
             if len(some) == LOCATED_AT_ONCE:
                 await self._mark(some)
                 some = []
+                self._pins.note_looked(ino)
         await self._mark(some)
         self._marked_to = count
         self._pins.note_known(count if self._kept.globs else NO_LATER_ONES)
@@ -237,9 +245,15 @@ class Pinning:
             await trio.to_thread.run_sync(self._store.keep_pins, self._dataset, kept)
         except (OSError, sqlite3.Error) as error:
             raise RequestError(f"pins cannot be kept: {error}") from None
-        self._pins.replace(inos, count if globs else NO_LATER_ONES)
-        self._kept, self._globs, self._marked_to = kept, matching, count
-        self._files, self._bytes = progress.files_total, progress.bytes_total
+        self._kept, self._globs = kept, matching
+        if failures.count:
+            self._pins.begin()
+            self._files = self._bytes = self._marked_to = 0
+            await self._mark_new()
+        else:
+            self._pins.replace(inos, count if globs else NO_LATER_ONES)
+            self._marked_to = count
+            self._files, self._bytes = progress.files_total, progress.bytes_total
         return {
             "result": {
                 "globs": list(globs),

@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 ORDINARY = 0  # _native.table_mode
 HOUSEKEEPING_S = 1.0
-SWEEP_ROUNDS = 30  # of housekeeping, from one sweep for dead segments to the next
+REMOVE_ROUNDS = 30  # of housekeeping, from one look for dead segments to the next
 RETRY_TASK_S = 1.0
 DRAINERS = 4  # each may be held up by one inode whose page is being fetched
 RESUME_STORE_WAIT_S = 0.5
@@ -344,7 +344,7 @@ class Server:
     async def _keep_house(self) -> None:
         for round_ in itertools.count():
             await trio.to_thread.run_sync(self.store.housekeeping)
-            if round_ % SWEEP_ROUNDS == 0:
+            if round_ % REMOVE_ROUNDS == 0:
                 await trio.to_thread.run_sync(self.packer.remove_dead)
             await trio.sleep(HOUSEKEEPING_S)
 

@@ -79,25 +79,31 @@ class UserPins:
     def __init__(self) -> None:
         self._marks: Marks = np.zeros(0, np.uint8)
         self._known_to = 0  # inodes up to this one were looked at
+        self._is_known = False
 
     def begin(self) -> None:
         """Other globs: of what they name nothing is marked."""
-        self._marks, self._known_to = np.zeros(0, np.uint8), 0
+        self._marks, self._known_to, self._is_known = np.zeros(0, np.uint8), 0, False
 
     def mark(self, inos: Inos) -> None:
         self._marks = _marked(self._marks, inos)
 
     def replace(self, inos: Inos, known_to: int) -> None:
         """These are all that are pinned; `known_to` as in `note_known`."""
-        self._marks, self._known_to = _marked(np.zeros(0, np.uint8), inos), known_to
+        self._marks = _marked(np.zeros(0, np.uint8), inos)
+        self.note_known(known_to)
+
+    def note_looked(self, known_to: int) -> None:
+        """Inodes up to this one were looked at; more are to be."""
+        self._known_to = known_to
 
     def note_known(self, known_to: int = NO_LATER_ONES) -> None:
-        """Inodes up to this one were looked at; without it: none that comes later is pinned."""
-        self._known_to = known_to
+        """All names up to this inode were; without it: none that comes later is pinned."""
+        self._known_to, self._is_known = known_to, True
 
     @property
     def is_known(self) -> bool:
-        return self._known_to > 0
+        return self._is_known
 
     def forget_dead(self) -> None:
         """What has lost its name at the origin."""

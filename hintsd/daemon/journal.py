@@ -5,7 +5,7 @@ One directory, `jobs/` beside hintsd's socket (docs/WIRE.md, "Journal"):
     lock             held by the hintsd that lives
     number           of the job that began last
     <job>.job        the job: its message, its process
-    <job>.position   [epoch, index], rewritten as the reader goes on
+    <job>.position   [epoch, position], rewritten as the reader goes on
     <job>.scores     expected uses of each sample, if they were told
 
 These are files of their own because a job's message can be hundreds of megabytes of paths.

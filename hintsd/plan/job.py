@@ -400,8 +400,8 @@ class Job:
         self.wiring.passed.forget()
 
     def condemn(self, now: float, cause: Cause) -> None:
-        """It is taken for wrong: its reader is looked for less and less. Of what is UNREAD it is
-        not: that it follows the order says nothing then.
+        """It is taken for wrong: its reader is looked for less and less; not at all if it is
+        UNREAD: that its reader follows the order says nothing then.
         """
         seen, passed = self.progress.evidence, self.wiring.passed
         self.state, self.is_lost = "wrong", True

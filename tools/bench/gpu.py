@@ -121,7 +121,8 @@ class _Runs:
             which = f"{what}, {'later epochs' if number else 'first epoch'}"
             behind_s = epoch["seconds"] - epoch["first_step_s"]
             computed_s = epoch["compute_s"] - epoch["first_compute_s"]
-            add("gpu", f"{which}: AU", peer, "of the time", computed_s / behind_s)
+            if computed_s:  # else it was left after one batch
+                add("gpu", f"{which}: AU", peer, "of the time", computed_s / behind_s)
             add("gpu", f"{which}: first step", peer, "s", epoch["first_step_s"])
             speed = epoch["samples"] / epoch["seconds"]
             add("gpu", f"{which}: speed", peer, "images/s", speed)

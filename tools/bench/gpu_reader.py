@@ -4,7 +4,8 @@ What accelerator utilization (AU) needs, as MLPerf Storage counts it: of the tim
 first step, the share in which the device computes (its rules for training, 3.3.2). Compute is from
 the moment in which the device begins with a batch (its copy there, decoding there, the step) until
 it is done with it; by the device's own clock, if it has one. The loop asks for the next batch while
-the device is at the one before, and no further ahead.
+the device is at the one before, and no further ahead; of an epoch's second one when the first is
+done.
 
 Run as a process with a JSON object on standard input: root, images (so many of those below root,
 evenly spread), seed, epochs, batch, workers, prefetch_factor, pixels (width and height of what the

@@ -139,6 +139,7 @@ def _files_of(bench: Bench, size_bytes: int, count: int, hot: bool, cold: bool) 
                 run(name, 1, number)
             shutil.rmtree(written, ignore_errors=True)
             shutil.copytree(source, written)
+            os.sync()  # not beside the passes
             turns = bench.turns(number, (*bench.names, WRITTEN))
             figures: list[Figure] = []
             for readers, in_python in itertools.product(READER_COUNTS, (False, True)):

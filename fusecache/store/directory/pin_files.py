@@ -49,6 +49,7 @@ class PinFiles:
         try:
             return self._read(dataset.hex())
         except FileNotFoundError:
+            os.stat(self._path.parent)  # else all of the cache is away, not the pins
             return Pinned()
 
     def _read(self, name: str) -> Pinned:

@@ -26,8 +26,8 @@ BATCH_ROWS: Final = 256
 _BUSY_SECONDS: Final = 10.0
 _READERS_KEPT: Final = 8
 # A row changes so many bytes of pages in SQLite's log, at most, and each transaction some more.
-_LOGGED_ROW_BYTES: Final = 3 * 4120
-_LOGGED_BYTES: Final = 8 * 4120
+_WAL_ROW_BYTES: Final = 3 * 4120
+_WAL_LEAST_BYTES: Final = 8 * 4120
 _CHECKPOINT_SECONDS: Final = 0.1
 _CHECKPOINT_PAUSE_SECONDS: Final = 1.0
 
@@ -165,14 +165,14 @@ class Database:
         self._wal_bytes = wal_bytes
         pages = max(8, min(128, wal_bytes * 3 // 4 // 4096))
         self.writer.execute(f"PRAGMA wal_autocheckpoint={pages}")
-        most = (wal_bytes // 4 - _LOGGED_BYTES) // _LOGGED_ROW_BYTES
+        most = (wal_bytes // 4 - _WAL_LEAST_BYTES) // _WAL_ROW_BYTES
         self.rows_at_once = max(1, min(BATCH_ROWS, most))
 
     def checkpoint(self) -> None:
         """Write SQLite's log back and empty it, unless somebody reads it for long. With the write
         lock.
         """
-        if self.log_size() == 0:
+        if self.wal_size() == 0:
             return
         with contextlib.suppress(sqlite3.OperationalError):
             self.writer.execute(f"PRAGMA busy_timeout={int(_CHECKPOINT_SECONDS * 1000)}")
@@ -190,7 +190,7 @@ class Database:
         _, _, pages = self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return int(pages)
 
-    def log_size(self) -> int:
+    def wal_size(self) -> int:
         try:
             return os.stat(f"{self.path}-wal").st_size
         except OSError:
@@ -214,7 +214,7 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 self.writer.execute("ROLLBACK")
             raise
-        if self.log_size() > self._wal_bytes and time.monotonic() >= self._checkpoint_at:
+        if self.wal_size() > self._wal_bytes and time.monotonic() >= self._checkpoint_at:
             self.checkpoint()  # a reader was in the way
-            if self.log_size() > self._wal_bytes:  # and is so still
+            if self.wal_size() > self._wal_bytes:  # and is so still
                 self._checkpoint_at = time.monotonic() + _CHECKPOINT_PAUSE_SECONDS

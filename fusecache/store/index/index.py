@@ -278,7 +278,7 @@ class Index:
             if self.database.writer.execute(place, (segno, from_offset)).fetchone():
                 raise IndexDamaged(f"places of {table} lead to no rows")  # as after a power cut
         if from_offset == 0:
-            self.segments.swept(segno)
+            self.segments.rows_deleted(segno)
 
     def quarantine(self, segno: int, offset: int) -> int:
         """Delete the rows of one record; returns how many there were."""

@@ -77,6 +77,6 @@ class Segments:
         self.gone.add(segno)
         self._database.writer.execute("DELETE FROM segments WHERE segno=?", (segno,))
 
-    def swept(self, segno: int) -> None:
+    def rows_deleted(self, segno: int) -> None:
         """No row leads to it any more."""
         self.gone.discard(segno)

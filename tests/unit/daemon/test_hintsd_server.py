@@ -670,7 +670,7 @@ def test_wrong_frames_close_the_connection_after_a_word(daemon: Daemon, sent: by
 
 def test_what_frames_of_all_connections_take() -> None:
     """However many begin a frame and stop."""
-    assert wire.CLIENT_FRAME_BYTES_MOST <= 64 << 20
+    assert wire.CLIENT_FRAME_BYTES_MOST == 1.125 * (1 << 20), "docs/WIRE.md"
     assert server.CONNECTIONS_MOST * wire.CLIENT_FRAME_BYTES_MOST <= 512 << 20
 
 

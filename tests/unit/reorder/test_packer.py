@@ -694,7 +694,7 @@ def test_what_is_drawn_is_no_room_any_more(disk: Disk, monkeypatch: pytest.Monke
     assert disk.packer.room_bytes() == before
 
 
-def test_what_logs_that_were_cut_off_have_left_is_swept(disk: Disk) -> None:
+def test_what_logs_that_were_cut_off_have_left_is_removed(disk: Disk) -> None:
     disk.segments |= {70, 71}
     disk.rowless, disk.live = [70, 71], {71: 1, STATIC: 5}
     disk.packer.remove_dead()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import trio
 
 from fusecache import _native
+from fusecache.base.errors import OriginError
 from fusecache.base.metrics import Metrics
 from fusecache.server.pinning import Pinning
 from fusecache.store.directory.pin_files import Pinned
@@ -74,8 +77,58 @@ class Table:
         )
 
     async def look(self) -> None:
-        await self.pinning._follow()
-        await self.pinning._mark_new()
+        await self.pinning.look()
+
+
+def test_a_listing_that_fails_unpins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not listed now may be pinned, and what is known stays so."""
+
+    async def list_checked(directory: int) -> None:
+        raise OriginError(errno.EIO)
+
+    async def send(message: object) -> None:
+        pass
+
+    with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
+        table = Table(monkeypatch, store)
+        table.pinning._operations = SimpleNamespace(list_checked=list_checked)  # type: ignore[assignment]
+
+        async def run() -> None:
+            store.store.keep_pins(DATASET, Pinned(("d/[23]*", "d/[45]*"), frozenset()))
+            await table.look()
+            assert table.pinning.status()["files"] == 4
+            await table.pinning.pin({"globs": ["d/[45]*"], "prefix": "", "remove": True}, send)
+            assert table.pinning.status()["globs"] == ["d/[23]*"]
+            assert table.pins.holds(inos(2, 3, 4, 5)).tolist() == [True, True, False, False]
+            assert table.pins.may_hold(inos(5, 6)).tolist() == [False, True]
+
+        trio.run(run)
+
+
+def test_pins_that_cannot_be_read_now_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "cache", limit_bytes=64 * MIB) as store:
+        table = Table(monkeypatch, store)
+
+        def fail(dataset: bytes) -> Pinned:
+            raise OSError(errno.EIO, "no disk")
+
+        async def run() -> None:
+            store.store.keep_pins(DATASET, Pinned(("d/*",), frozenset()))
+            with monkeypatch.context() as patch:
+                patch.setattr(store.store, "pins_of", fail)
+                await table.look()
+                assert not table.pins.is_known
+                assert table.pins.may_hold(inos(2)).all()
+            await table.look()
+            with monkeypatch.context() as patch:
+                patch.setattr(store.store, "pins_of", fail)
+                await table.look()
+            assert table.pins.holds(inos(2, 5)).all()
+            assert table.pins.is_known
+
+        trio.run(run)
 
 
 def segments(store: Opened, count: int) -> list[int]:

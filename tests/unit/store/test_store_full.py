@@ -214,14 +214,14 @@ def test_a_checkpoint_waits_for_that_of_another_process(
         store.store.flush()
         index = store.index
         assert index is not None
-        assert index.database.log_size() > 0
+        assert index.database.wal_size() > 0
         shared = f"{index.database.path}-shm"
         command = [sys.executable, "-c", CHECKPOINTING, shared]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             other.stdout.readline()
             index.database.checkpoint()
-            assert index.database.log_size() == 0
+            assert index.database.wal_size() == 0
 
 
 def test_to_earlier_versions_a_row_of_a_record_within_a_page_is_a_damaged_one() -> None:
