@@ -8,6 +8,7 @@ its time stamps were so old that a further change would have changed them.
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 import threading
@@ -71,7 +72,8 @@ class _Buffer(threading.local):
     """Of each thread its own."""
 
     def __init__(self) -> None:
-        self.block = memoryview(bytearray(BLOCK_BYTES))
+        # from a page's beginning: see BlockBuffers in fusecache/read/origin.py
+        self.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
 
 
 class Digesting:

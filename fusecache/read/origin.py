@@ -18,9 +18,11 @@ ESTALE is retried once: every operation starts from the path, so the retry finds
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -30,7 +32,7 @@ import trio
 from fusecache import _native
 from fusecache.base.errors import AWAY_ERRNOS, OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import ORIGIN_ERRORS, Metrics
-from fusecache.store.types import Version
+from fusecache.store.types import BLOCK_BYTES, Version
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,11 @@ PROBE_AGAIN_S = 1.0
 BACKGROUND_THREADS = 4
 
 PIECE_BYTES = 1 << 20  # progress is noticed after each piece
+
+BUFFER_BYTES_LEAST = 1 << 20  # glibc uses what is smaller again by itself (native/ahead/fetch.c)
+PAGE_BYTES = 4096
+BUFFERS_MOST = 16  # 64 MiB: blocks under way, and those that are kept for a second (fetcher.py)
+BUFFERS_KEPT_S = 10.0
 
 
 class Hang(NamedTuple):
@@ -235,7 +242,69 @@ def file_system_of(device: str) -> str:
     return ""
 
 
-def read_range(ino: int, version: Version, offset: int, length: int, tick: Tick) -> bytearray:
+class BlockBuffers:
+    """Memory that blocks of large files are read into, used again once nothing refers to it.
+
+    A fresh 4 MiB cost 20 times as much (5.4 ms of a processor, here 0.3) as reading them from the
+    origin's page cache: its pages come one by one, and glibc begins a large piece 16 bytes into a
+    page, whereto AMD's processors copy from the start of a page at a twelfth of their speed.
+
+    INVARIANT: what a memoryview refers to is given to nobody else: Python refuses to resize such a
+    bytearray, and that is asked before each use.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buffers: list[bytearray] = []
+        self._used_s = 0.0
+        self._is_watched = False
+
+    def take(self, length: int) -> memoryview:
+        """Of this length, with whatever in it."""
+        if length < BUFFER_BYTES_LEAST or length > BLOCK_BYTES:
+            return memoryview(bytearray(length))
+        with self._lock:
+            self._used_s = time.monotonic()
+            buffer = next(filter(_is_free, self._buffers), None)
+            if buffer is None:
+                buffer = bytearray(PAGE_BYTES + BLOCK_BYTES)
+                if len(self._buffers) < BUFFERS_MOST:
+                    self._buffers.append(buffer)
+            self._watch()
+            begin = -ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % PAGE_BYTES
+            return memoryview(buffer)[begin : begin + length]
+
+    def count(self) -> int:
+        return len(self._buffers)
+
+    def _watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            threading.Thread(target=self._let_go, daemon=True).start()
+
+    def _let_go(self) -> None:
+        """Of all, when none was taken for a while. (What is in use lives on without the list.)"""
+        while self._is_watched:
+            time.sleep(BUFFERS_KEPT_S)
+            with self._lock:
+                if time.monotonic() - self._used_s >= BUFFERS_KEPT_S:
+                    self._buffers.clear()
+                    self._is_watched = False
+
+
+def _is_free(buffer: bytearray) -> bool:
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    buffer.pop()
+    return True
+
+
+buffers = BlockBuffers()
+
+
+def read_range(ino: int, version: Version, offset: int, length: int, tick: Tick) -> memoryview:
     """Bytes [offset, offset + length) of the file, all of `version`.
 
     Raises OriginChanged when the file is not (or no longer, when all is read) of that version;
@@ -251,11 +320,10 @@ def read_range(ino: int, version: Version, offset: int, length: int, tick: Tick)
     fd = _native.open(ino, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         check_version()
-        content = bytearray(length)
-        view = memoryview(content)
+        content = buffers.take(length)
         done = 0
         while done < length:
-            count = os.preadv(fd, [view[done : done + PIECE_BYTES]], offset + done)
+            count = os.preadv(fd, [content[done : done + PIECE_BYTES]], offset + done)
             if count == 0:
                 check_version()
                 raise OSError(errno.EIO, "origin ends the file before its size")

@@ -77,7 +77,7 @@ class Source(Protocol):
 
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick
-    ) -> bytes | bytearray | None:
+    ) -> bytes | memoryview | None:
         """Exactly these bytes of one block, verified, of `version`; None: it has them not. Calls
         `tick` whenever it made progress. OSError, OriginChanged: as the origin's.
         """
@@ -94,7 +94,7 @@ class LogBuffers:
 
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick
-    ) -> bytes | bytearray | None:
+    ) -> bytes | memoryview | None:
         return _native.log_read(ino, version, offset, length)
 
 
@@ -138,7 +138,7 @@ class SsdSource:
 
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick
-    ) -> bytes | bytearray | None:
+    ) -> bytes | memoryview | None:
         if not self.has(ino, version, offset // BLOCK_BYTES):
             return None
         return _native.read_cached(ino, offset, length)
@@ -154,12 +154,12 @@ class OriginFiles:
 
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick
-    ) -> bytes | bytearray | None:
+    ) -> bytes | memoryview | None:
         return read_range(ino, version, offset, length, tick)
 
 
 class Loaded(NamedTuple):
-    data: bytes | bytearray
+    data: bytes | memoryview
     counts: Counts | None
     """Of the source that had them."""
 

@@ -104,7 +104,8 @@ static void end_batch(struct shared *s, size_t reader) {
 
 static uint64_t read_files(struct shared *s, size_t first, size_t step, size_t batch, size_t ahead) {
     size_t room = 1 << 20;
-    char *buffer = malloc(room);
+    /* malloc's would begin 16 bytes into a page, whereto AMD's processors copy at a twelfth of their speed */
+    char *buffer = aligned_alloc(4096, room);
     uint64_t total = 0;
     if (!buffer) die("memory");
     memset(buffer, 1, room); /* the page faults of the buffer are not the peer's */
@@ -115,8 +116,9 @@ static uint64_t read_files(struct shared *s, size_t first, size_t step, size_t b
         if (fd < 0) die(paths[i]);
         if (fstat(fd, &st)) die(paths[i]);
         if ((size_t)st.st_size > room) {
-            room = (size_t)st.st_size;
-            buffer = realloc(buffer, room);
+            room = ((size_t)st.st_size + 4095) & ~(size_t)4095;
+            free(buffer);
+            buffer = aligned_alloc(4096, room);
             if (!buffer) die("memory");
         }
         size_t got = 0;
