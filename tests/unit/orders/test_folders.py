@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,7 +216,11 @@ def test_a_link_in_a_loop_is_followed_as_far_as_torchvision_does(tmp_path: Path)
     # Linux counts links twice, to 40, if a mount elsewhere makes it begin a look-up anew: the
     # longest of several walks is the one that was left alone.
     stock = max((ImageFolder(tmp_path).samples for _ in range(10)), key=len)
-    samples = max((sample_files(OsTree(tmp_path)) for _ in range(10)), key=len)
+    walks = list[Any]()
+    for _ in range(10):
+        with contextlib.suppress(DatasetError):  # a link that was counted twice looks like a loop
+            walks.append(sample_files(OsTree(tmp_path)))
+    samples = max(walks, key=len)
     assert len(samples) == len(stock) > 40
     assert pairs(samples) == as_torchvision([path for path, _ in stock])
 
