@@ -61,7 +61,6 @@ class Pinning:
         self._lock = trio.Lock()
         self._kept: Pinned | None = None  # as the file says; None: not read yet
         self._globs = Globs(())
-        self._marked_to = 0  # inodes up to this one were looked at
         self._files = self._bytes = 0  # that are marked
         self._changes = 0
         self._said = ""
@@ -122,7 +121,7 @@ class Pinning:
             return  # the cache directory is not there
         if self._kept is None or found.globs != self._kept.globs:
             self._pins.begin()
-            self._globs, self._marked_to = Globs(found.globs), 0
+            self._globs = Globs(found.globs)
             self._files = self._bytes = 0
         self._kept = found
 
@@ -136,7 +135,7 @@ class Pinning:
         if self._kept is None:
             return
         turns, some, count = Turns(), list[int](), _native.count()
-        for ino in range(self._marked_to + 1, count + 1) if self._kept.globs else ():
+        for ino in range(self._pins.known_to + 1, count + 1) if self._kept.globs else ():
             await turns.give_way()
             try:
                 mode, path = _native.attributes(ino)[0], _native.path(ino)
@@ -149,7 +148,6 @@ class Pinning:
                 some = []
                 self._pins.note_looked(ino)
         await self._mark(some)
-        self._marked_to = count
         self._pins.note_known(count if self._kept.globs else NO_LATER_ONES)
 
     async def _mark(self, inos: list[int]) -> None:
@@ -248,11 +246,10 @@ class Pinning:
         self._kept, self._globs = kept, matching
         if failures.count:
             self._pins.begin()
-            self._files = self._bytes = self._marked_to = 0
+            self._files = self._bytes = 0
             await self._mark_new()
         else:
             self._pins.replace(inos, count if globs else NO_LATER_ONES)
-            self._marked_to = count
             self._files, self._bytes = progress.files_total, progress.bytes_total
         return {
             "result": {

@@ -78,12 +78,13 @@ class UserPins:
 
     def __init__(self) -> None:
         self._marks: Marks = np.zeros(0, np.uint8)
-        self._known_to = 0  # inodes up to this one were looked at
+        self.known_to = 0
+        """Inodes up to this one were looked at."""
         self._is_known = False
 
     def begin(self) -> None:
         """Other globs: of what they name nothing is marked."""
-        self._marks, self._known_to, self._is_known = np.zeros(0, np.uint8), 0, False
+        self._marks, self.known_to, self._is_known = np.zeros(0, np.uint8), 0, False
 
     def mark(self, inos: Inos) -> None:
         self._marks = _marked(self._marks, inos)
@@ -95,11 +96,11 @@ class UserPins:
 
     def note_looked(self, known_to: int) -> None:
         """Inodes up to this one were looked at; more are to be."""
-        self._known_to = known_to
+        self.known_to = known_to
 
     def note_known(self, known_to: int = NO_LATER_ONES) -> None:
         """All names up to this inode were; without it: none that comes later is pinned."""
-        self._known_to, self._is_known = known_to, True
+        self.known_to, self._is_known = known_to, True
 
     @property
     def is_known(self) -> bool:
@@ -121,7 +122,7 @@ class UserPins:
 
     def may_hold(self, inos: Inos) -> NDArray[np.bool_]:
         """Which of these are pinned, or were not looked at yet."""
-        found: NDArray[np.bool_] = self.holds(inos) | (inos > self._known_to)
+        found: NDArray[np.bool_] = self.holds(inos) | (inos > self.known_to)
         return found
 
     def segments(self) -> frozenset[int] | None:

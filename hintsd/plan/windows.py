@@ -515,7 +515,7 @@ def _overlap(some: list[EpochOrder], others: list[EpochOrder]) -> bool:
     """
     samples = [order.inos[:: max(1, len(order.inos) // OVERLAP_SAMPLES)] for order in some]
     shares = [other.contains(sample).mean() for sample in samples for other in others]
-    return bool(shares) and bool(min(shares) > OVERLAP_SHARE)
+    return bool(shares and min(shares) > OVERLAP_SHARE)
 
 
 class _Turns:

@@ -60,7 +60,7 @@ int fetch_submit(struct fetch_job *job);
 int fetch_fd(void);
 struct fetch_job *fetch_take(size_t most); /* a list */
 
-/* ---- READs that wait for what is being staged ------------------------------------------------------ */
+/* ---- READs that wait for what is being staged --------------------------------------------- */
 /* Does it wait? Then `raw` was copied, and the request is answered later. */
 bool parking_take(const struct read_request *read);
 /* The bytes of a COMING file are there, or (data: NULL) will not be: READs that wait for them are answered.

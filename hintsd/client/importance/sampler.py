@@ -193,11 +193,12 @@ class ImportanceSampler:
                 factors = mine.weights[turn].copy()
             if mine.computed is not None:
                 computed = mine.computed[turn]
-                if count_of(losses) == np.count_nonzero(computed) < len(computed):
+                count = int(np.count_nonzero(computed))
+                if count_of(losses) == count < len(computed):
                     factors = factors[computed]
                 else:
-                    share = max(1, int(np.count_nonzero(computed))) / len(computed)
-                    factors *= computed.astype(np.float32) / np.float32(share)
+                    share = np.float32(len(computed) / max(1, count))
+                    factors *= computed.astype(np.float32) * share
             return weighed(losses, factors)
         except Exception as error:
             say(f"losses cannot be weighed ({error})")
