@@ -28,7 +28,10 @@ EXCEPTIONS = (
     "hintsd.autohint loader_class.__new__",
     "hintsd.autohint spec.loader.exec_module",
     "hintsd.autohint.sitecustomize sys.*",
-    "hintsd.client.known.shards worker._worker_info",  # torch has no other way to say so
+    "hintsd.client.known.streams dataset.*",  # the library tells its order to itself alone
+    "hintsd.client.known.streams node.*",
+    "hintsd.client.known.streams self.dataset.*",
+    "hintsd.client.known.web_dataset worker._worker_info",  # torch has no other way to say so
     "hintsd.client.client weakref.finalize(*).atexit",
     "hintsd.lab.replay policy.on_load",  # a policy's caller sets them
     "hintsd.orders.samplers twin.batch_sampler",

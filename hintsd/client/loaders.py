@@ -34,6 +34,8 @@ from hintsd.client.iterators import drawing_iterator
 from hintsd.client.known.datasets import files_of, is_in_memory
 from hintsd.client.known.extending import NO_INDICES, Needless, Unreadable
 from hintsd.client.known.shards import ShardOrder
+from hintsd.client.known.streams import StreamedShards
+from hintsd.client.known.web_dataset import WebDatasetShards
 from hintsd.client.link import Ways
 from hintsd.client.sampler_order import SamplerOrder, Seat, generators_kept, seat_of
 from hintsd.client.warning import warn_once
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 SHARDS_AHEAD: Final = 1  # a worker goes through its shards one by one: none waits for it
 REQUIRED_TIMEOUT_S: Final = 60.0  # hintsd may have to list the dataset
 
+_SHARDS: Final = (WebDatasetShards, StreamedShards)
 _IN_MEMORY: Final = "a dataset in memory reads no files"
 
 # INVARIANT: nothing in a value refers to its key, else no loader would ever be collected.
@@ -231,8 +234,11 @@ def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) 
 
 def _read_shards(loader: DataLoader[Any]) -> Readable:
     """Of a loader whose dataset gives out samples of shards: files that are read one by one."""
+    kind = next((kind for kind in _SHARDS if kind.knows(loader.dataset)), None)
+    if kind is None:
+        raise Unreadable(NO_INDICES)
     seat = seat_of(loader)
-    source = ShardOrder(loader, _plain(seat.taken_by))
+    source = kind(loader, _plain(seat.taken_by))
     root, listed = common_root(source.paths), source.paths
     return Readable(root, (listed_files(root, lambda: listed),), seat, source, None, True)
 
@@ -252,7 +258,8 @@ def _attach(
             spec=found.spec,
             epochs=epochs,
             start_epoch=source.epoch,
-            workers=loader.num_workers or 1,  # 0 is not known: here the trainer is the one reader
+            # 0 is not known: here the trainer is the one reader
+            workers=source.at_once if isinstance(source, ShardOrder) else loader.num_workers or 1,
             prefetch_factor=ahead if isinstance(source, SamplerOrder) else SHARDS_AHEAD,
             name=program_name(),
         ),

@@ -585,8 +585,20 @@ def datasets_arrow(root: str) -> Iterator[None]:
     return _epochs(DataLoader(datasets.load_from_disk(saved), BATCH, shuffle=True))
 
 
-@stack("datasets", "`streaming=True`", "no")
+@stack("datasets", "parquet files, `streaming=True`, shuffled")
 def datasets_streaming(root: str) -> Iterator[None]:
+    import datasets
+    from torch.utils.data import DataLoader
+
+    files = [os.path.join(root, "class0", f"{number}.parquet") for number in range(8)]
+    for number, file in enumerate(files):
+        datasets.Dataset.from_dict({"x": [number] * BATCH}).to_parquet(file)
+    data = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    return _epochs(DataLoader(data.shuffle(seed=3, buffer_size=4), BATCH))
+
+
+@stack("datasets", "`imagefolder`, `streaming=True`", "no")
+def datasets_streamed_images(root: str) -> Iterator[None]:
     import datasets
     from torch.utils.data import DataLoader
 

@@ -24,6 +24,7 @@ from hintsd.client import loaders  # noqa: E402
 from hintsd.client.known.extending import Unreadable  # noqa: E402
 from hintsd.client.known.shards import ShardOrder  # noqa: E402
 from tests.support.fake_hintsd import FakeHintsd  # noqa: E402
+from tests.support.shard_orders import announced  # noqa: E402
 
 SHARDS = 7
 EPOCHS = 3
@@ -92,26 +93,10 @@ def _opened(loader: Iterable[Any]) -> list[str]:
     return [url[len("file:") :] if url.startswith("file:") else url for url in urls]
 
 
-def _announced(daemon: FakeHintsd, job: hintsd.Job, shards: list[str]) -> dict[int, list[str]]:
-    """By epoch. (One that is over soon may be left out.)"""
-
-    def told() -> Any:
-        return next((told for told in daemon.jobs if told.name == job.name), None)
-
-    daemon.wait(lambda: told() is not None and told().steps[-1:] == [(EPOCHS - 1, 0)])
-    paths = bytes(told().job["files"]["paths"]).decode().split("\0")
-    files = [f"{told().job['path'].decode()}/{path}" for path in paths]
-    assert sorted(files) == shards
-    sequences = told().sequences()
-    orders: dict[int, list[str]] = {e: [files[i] for i in order] for e, order in sequences}
-    assert EPOCHS - 1 in orders
-    return orders
-
-
 def _check_announced(
     daemon: FakeHintsd, job: hintsd.Job, shards: list[str], read: list[list[str]]
 ) -> None:
-    for epoch, order in _announced(daemon, job, shards).items():
+    for epoch, order in announced(daemon, job, shards, EPOCHS).items():
         assert order == read[epoch]
 
 
@@ -158,7 +143,7 @@ def test_an_epoch_of_so_many_samples_may_begin_anew_within(
     loader = _loader(_web(shards, shardshuffle=9, seed=1, detshuffle=True).with_epoch(SHARDS + 2))
     job = hintsd.attach(loader)
     read = [_opened(loader) for _ in range(EPOCHS)]
-    for epoch, order in _announced(daemon, job, shards).items():
+    for epoch, order in announced(daemon, job, shards, EPOCHS).items():
         assert len(order) == 2 * SHARDS
         assert order[: SHARDS + 2] == read[epoch]
 

@@ -1,0 +1,1 @@
+../../../../hintsd/client/known/streams.py
