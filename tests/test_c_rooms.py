@@ -72,6 +72,8 @@ def test_no_file_is_too_long() -> None:
 
 def test_all_are_built() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    (extension,) = project["tool"]["setuptools"]["ext-modules"]
-    built = [*extension["sources"], *extension["depends"]]
+    rooms, alone = project["tool"]["setuptools"]["ext-modules"]
+    built = [*rooms["sources"], *rooms["depends"]]
     assert sorted(built) == sorted(str(path.relative_to(ROOT)) for path in FILES)
+    other = [str(path.relative_to(ROOT)) for path in (ROOT / "hintsd/native").iterdir()]
+    assert alone["sources"] == other

@@ -43,7 +43,7 @@ check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "mypy --strict" mypy
 check "import-linter" lint-imports
-check "clang-format" clang-format --dry-run -Werror fusecache/native/*/*.[ch]
+check "clang-format" clang-format --dry-run -Werror fusecache/native/*/*.[ch] hintsd/native/*.c
 include=(-I/usr/include/fuse3 "-I$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')")
-check "gcc -Wall -Wextra -Werror" gcc -fsyntax-only -Wall -Wextra -Werror "${include[@]}" fusecache/native/*/*.c
+check "gcc -Wall -Wextra -Werror" gcc -fsyntax-only -Wall -Wextra -Werror "${include[@]}" fusecache/native/*/*.c hintsd/native/*.c
 check "vermin (client: Python 3.9)" vermin -q --no-tips -t=3.9- client

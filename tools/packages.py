@@ -207,7 +207,14 @@ def check(made: list[Path], *, manylinux: bool) -> list[str]:
         wanted = {"LICENSE", "README.md", "PKG-INFO"}
         wanted |= {"pyproject.toml", "setup.py", "hintsd/hintsd.pth"}
         if name == "fusecache":
-            tree = ("*.md", "docs/*.md", "deploy/*/*", "systemd/*", "fusecache/native/*/*.[ch]")
+            tree = (
+                "*.md",
+                "docs/*.md",
+                "deploy/*/*",
+                "systemd/*",
+                "fusecache/native/*/*.[ch]",
+                "hintsd/native/*.c",
+            )
             wanted |= {str(p.relative_to(ROOT)) for pattern in tree for p in ROOT.glob(pattern)}
         missing = wanted - members.keys()
         _require(not missing, f"{path.name} lacks {', '.join(sorted(missing))}")

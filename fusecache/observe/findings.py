@@ -170,7 +170,7 @@ def libfuse(version: str, fault: str) -> Finding:
 def torch(version: str | None) -> Finding:
     """`version`: None: it is not installed."""
     if version is None:
-        says = "not installed here: of hints, orders given as indices alone are taken"
+        says = "not installed here: hints of a WeightedRandomSampler are not taken"
         return Finding("ok", "torch", says)
     if numbers(version) < TORCH_LEAST:
         return Finding("warning", "torch", f"{version}: too old for hints", "install torch 2.1")

@@ -198,21 +198,21 @@ def _open_log(path: str) -> TextIO:
 
 
 def _look_for_torch() -> None:
-    """Say whether orders can be computed. torch is not imported: TorchProcess does, if need be."""
+    """Say whether weighted orders can be computed. torch is not imported: TorchProcess does."""
     import logging
     from importlib import metadata, util
 
     log = logging.getLogger(__name__)
     if util.find_spec("torch") is None:
-        log.warning(
-            "orders given as indices alone are taken: there is no torch; pip install torch for %s",
+        log.info(
+            "orders of a WeightedRandomSampler are not known: there is no torch in %s",
             sys.executable,
         )
         return
     version = "of an unknown version"
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("torch")
-    log.info("torch %s computes the orders, in a process of its own", version)
+    log.info("torch %s computes weighted orders, in a process of its own", version)
 
 
 def _ready() -> None:

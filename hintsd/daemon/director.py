@@ -19,6 +19,7 @@ from hintsd.daemon.mount import JobInfo, Mount
 from hintsd.daemon.ordering import Ordering
 from hintsd.keeping import AUTO
 from hintsd.orders.hint import Hint
+from hintsd.orders.own_drawing import OwnDrawing
 from hintsd.orders.torch_process import TorchProcess
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Director:
         self.ordering = Ordering()
         self.resolving = trio.CapacityLimiter(RESOLVING_AT_ONCE)
         self.torch = TorchProcess()
+        self.drawing = OwnDrawing(self.torch)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -38,7 +38,8 @@ from hintsd.daemon.planning import STEP_HELD_S, Coming, Decided, Planning, clock
 from hintsd.follow.readers import Hinted
 from hintsd.orders.drawing import Order
 from hintsd.orders.hint import Hint
-from hintsd.orders.spec import OrderSpec, needs_torch
+from hintsd.orders.own_drawing import OwnDrawing, needs_torch
+from hintsd.orders.spec import OrderSpec
 from hintsd.orders.torch_process import TorchProcess
 from hintsd.plan.planner import MountPlanner
 
@@ -65,6 +66,7 @@ class Owner(Protocol):
     """The Director, to a mount."""
 
     torch: TorchProcess
+    drawing: OwnDrawing
     keep: str
     ordering: Ordering
     resolving: trio.CapacityLimiter
@@ -351,7 +353,7 @@ class Mount:
             with self._coming.order():
                 try:
                     job.samples_of(spec)
-                    order = Order(spec, self._owner.torch)
+                    order = Order(spec, self._owner.drawing)
                     inos = await self._owner.ordering.sequence(files, order, epoch)
                     if inos is None:
                         raise JobRefused(f"the order does not tell epoch {epoch}")

@@ -10,22 +10,22 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.errors import UserError
 from fusecache.traces.traces import Trace
-from hintsd.orders.drawing import NoTorch, Order
+from hintsd.orders.drawing import Drawing, Order
+from hintsd.orders.own_drawing import OwnDrawing
 from hintsd.orders.spec import OrderSpec
 
 ITEM_BYTES: Final = 100 << 10
 
 
 def shuffled(items: int, epochs: int, seed: int, item_bytes: int = ITEM_BYTES) -> Trace:
-    """RandomSampler(generator of this seed) over items of one size. UserError: torch is missing."""
+    """RandomSampler(generator of this seed) over items of one size."""
     source = f"uniform shuffles: {items:,} items, {epochs} epochs, seed {seed}"
     return _drawn(OrderSpec("random", items, seed=seed), epochs, item_bytes, source)
 
 
 def of_rank(items: int, epochs: int, ranks: int, seed: int, item_bytes: int = ITEM_BYTES) -> Trace:
-    """What rank 0 of `ranks` reads by DistributedSampler. UserError: torch is missing."""
+    """What rank 0 of `ranks` reads by DistributedSampler."""
     order = OrderSpec("distributed", items, seed=seed, world_size=ranks, rank=0)
     source = f"rank 0 of {ranks}: {items:,} items, {epochs} epochs, seed {seed}"
     return _drawn(order, epochs, item_bytes, source)
@@ -41,11 +41,8 @@ def zipf(items: int, epochs: int, seed: int, item_bytes: int = ITEM_BYTES) -> Tr
 
 
 def _drawn(spec: OrderSpec, epochs: int, item_bytes: int, source: str) -> Trace:
-    order = Order(spec)
-    try:
-        sequences = [order.sequence(epoch) for epoch in range(epochs)]
-    except NoTorch:
-        raise UserError("a shuffle needs torch: pip install torch") from None
+    order = Order(spec, OwnDrawing(Drawing()))
+    sequences = [order.sequence(epoch) for epoch in range(epochs)]
     return _trace(np.concatenate(sequences), spec.length, epochs, item_bytes, source)
 
 

@@ -1,8 +1,8 @@
 """Orders: which sample a training job reads when, element by element as torch yields it.
 
-`Drawing` makes the calls that torch's stock samplers make, on the same kind of generator, so torch
-itself computes each order. torch is imported when the first order is drawn, not before; hintsd has
-a process of its own for that (torch_process.py).
+`Drawing` makes the calls that torch's stock samplers make, on the same kind of generator. Here that
+is torch's own, and torch is imported when the first order is drawn, not before. hintsd has one of
+its own (own_drawing.py), and torch in another process for what that cannot draw (torch_process.py).
 
 When a sampler draws (torch/utils/data/sampler.py and dataloader.py; it is the same with and without
 worker processes, because samplers and `BatchSampler` are Python generators that run at the first
@@ -24,6 +24,7 @@ INVARIANT: an order that is given out is torch's, index by index; what cannot be
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -35,7 +36,7 @@ from hintsd.orders.spec import (
     GENERATED,
     Indices,
     OrderSpec,
-    needs_torch,
+    is_drawn,
     rank_samples,
     samples_per_epoch,
 )
@@ -60,7 +61,7 @@ class NoTorch(OrderUnknown):
 
     def __init__(self) -> None:
         super().__init__(
-            f"this order has to be computed, and hintsd's Python ({sys.executable}) has no torch: "
+            f"torch has to compute this order, and hintsd's Python ({sys.executable}) has none: "
             "pip install torch there"
         )
 
@@ -89,8 +90,73 @@ def access_sequence(spec: OrderSpec, epoch: int) -> Indices:
     return Order(spec).sequence(epoch)
 
 
+class Generator(ABC):
+    """Of random numbers, torch's: mt19937 (Matsumoto and Nishimura 1998)."""
+
+    @abstractmethod
+    def permutation(self, length: int) -> Indices:
+        """Of 0 … length - 1."""
+
+    @abstractmethod
+    def numbers(self, below: int, count: int) -> Indices:
+        """Independent ones, all alike likely."""
+
+    @abstractmethod
+    def seed(self) -> int:
+        """As DataLoader draws its base seed, and RandomSampler the seed of its own generator."""
+
+    @abstractmethod
+    def state(self) -> bytes:
+        """As torch.Generator.get_state()."""
+
+
+class TorchGenerator(Generator):
+    """torch's own."""
+
+    def __init__(self, state: bytes | None, seed: int | None) -> None:
+        import torch
+
+        self._generator = torch.Generator()
+        if state is not None:
+            self._generator.set_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
+        else:
+            assert seed is not None
+            self._generator.manual_seed(seed)
+
+    def permutation(self, length: int) -> Indices:
+        import torch
+
+        return _array(torch.randperm(length, generator=self._generator))
+
+    def numbers(self, below: int, count: int) -> Indices:
+        # torch's samplers draw 32 at a time. One call makes the same draws, in a hundredth of the
+        # time.
+        import torch
+
+        return _array(torch.randint(below, (count,), dtype=torch.int64, generator=self._generator))
+
+    def weighted(self, spec: OrderSpec, count: int) -> Indices:
+        """As WeightedRandomSampler draws."""
+        import torch
+
+        assert spec.weights is not None
+        weights = torch.from_numpy(spec.weights.copy())
+        return _array(
+            torch.multinomial(weights, count, spec.replacement, generator=self._generator)
+        )
+
+    def seed(self) -> int:
+        import torch
+
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+        return int(drawn.item())
+
+    def state(self) -> bytes:
+        return self._generator.get_state().numpy().tobytes()
+
+
 class Drawing:
-    """torch, in this process.
+    """By torch, in this process.
 
     An *end* is how a spec's generator stood when the last index of an epoch was drawn
     (`torch.Generator.get_state()`); None: before `start_epoch`, and of a DistributedSampler.
@@ -104,21 +170,60 @@ class Drawing:
         """What is read in each of these epochs, and its end. `end`: of the epoch before them."""
         count = samples_per_epoch(spec)
         if spec.sampler == "distributed":
-            return [(_distributed(spec, epoch)[:count], None) for epoch in epochs]
-        generator = _generator_at(spec, end)
+            return [(self._distributed(spec, epoch)[:count], None) for epoch in epochs]
+        generator = self._generator_at(spec, end)
         drawn: list[tuple[Indices, bytes | None]] = []
         for epoch in epochs:
             _begin(spec, epoch, generator)
-            drawn.append((_draw(spec, generator)[:count], _state_of(generator)))
+            drawn.append((self._draw(spec, generator)[:count], generator.state()))
         return drawn
 
     def skip(self, spec: OrderSpec, epochs: range, end: bytes | None) -> bytes:
         """The end of the last one of these epochs."""
-        generator = _generator_at(spec, end)
+        generator = self._generator_at(spec, end)
         for epoch in epochs:
             _begin(spec, epoch, generator)
-            _skip(spec, generator)
-        return _state_of(generator)
+            self._skip(spec, generator)
+        return generator.state()
+
+    def generator(self, state: bytes | None, seed: int | None) -> Generator:
+        """One in that state; None: with that seed."""
+        return TorchGenerator(state, seed)
+
+    def _generator_at(self, spec: OrderSpec, end: bytes | None) -> Generator:
+        """The spec's generator at the end of an epoch; None: at the beginning."""
+        return self.generator(spec.generator_state if end is None else end, spec.seed)
+
+    def _draw(self, spec: OrderSpec, generator: Generator) -> Indices:
+        """The indices of one epoch, with no draw behind the last index (see `_finish`)."""
+        count = spec.num_samples or spec.length
+        if spec.sampler == "subset_random":
+            assert spec.indices is not None
+            return spec.indices[generator.permutation(len(spec.indices))]
+        if spec.sampler == "weighted_random":
+            assert isinstance(generator, TorchGenerator)
+            return generator.weighted(spec, count)
+        source = self.generator(None, generator.seed()) if spec.draws_seed else generator
+        if spec.replacement:
+            return source.numbers(spec.length, count)
+        if count == spec.length:
+            return source.permutation(spec.length)
+        sequence = np.empty(count, np.int64)
+        for begin in range(0, count, spec.length):
+            part = sequence[begin : begin + spec.length]
+            part[:] = source.permutation(spec.length)[: len(part)]
+        return sequence
+
+    def _skip(self, spec: OrderSpec, generator: Generator) -> None:
+        """As `_draw`, of which only the generator matters."""
+        if spec.draws_seed:
+            generator.seed()
+        else:
+            self._draw(spec, generator)
+
+    def _distributed(self, spec: OrderSpec, epoch: int) -> Indices:
+        assert spec.seed is not None
+        return _of_rank(spec, self.generator(None, spec.seed + epoch).permutation(spec.length))
 
 
 class Order:
@@ -148,7 +253,7 @@ class Order:
         """
         first, stop = epochs[0], epochs[0] + 1
         self._check_known(first)
-        if needs_torch(self.spec) and first not in self._sequences:
+        if is_drawn(self.spec) and first not in self._sequences:
             self._make_room()
             while not self.approach(first):
                 pass
@@ -176,7 +281,7 @@ class Order:
 
     def _compute(self, epoch: int) -> Indices:
         spec = self.spec
-        if needs_torch(spec):
+        if is_drawn(spec):
             while not self.approach(epoch):
                 pass
             self._draw(range(epoch, epoch + 1))
@@ -185,7 +290,7 @@ class Order:
         if spec.sampler == "sequential":
             return np.arange(spec.length, dtype=np.int64)[:count]
         if spec.sampler == "distributed":
-            return _distributed(spec, epoch)[:count]
+            return _of_rank(spec, np.arange(spec.length, dtype=np.int64))[:count]
         assert spec.indices is not None
         return spec.indices[:count]
 
@@ -253,75 +358,13 @@ def _torch_faults() -> Iterator[None]:
         raise ValueError(f"torch refuses this order: {reason}") from error
 
 
-def _generator_at(spec: OrderSpec, end: bytes | None) -> torch.Generator:
-    """The spec's generator at the end of an epoch; None: at the beginning."""
-    import torch
-
-    generator = torch.Generator()
-    state = spec.generator_state if end is None else end
-    if state is not None:
-        generator.set_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
-    else:
-        assert spec.seed is not None
-        generator.manual_seed(spec.seed)
-    return generator
-
-
-def _state_of(generator: torch.Generator) -> bytes:
-    return generator.get_state().numpy().tobytes()
-
-
-def _begin(spec: OrderSpec, epoch: int, generator: torch.Generator) -> None:
+def _begin(spec: OrderSpec, epoch: int, generator: Generator) -> None:
     """What is drawn between the last index of the epoch before and the first one of this."""
     if epoch > spec.start_epoch:
         _finish(spec, generator)
     which = "first" if epoch == spec.start_epoch else "later"
     if spec.loader_draws in (which, "every"):
-        _draw_seed(generator)
-
-
-def _draw_seed(generator: torch.Generator) -> int:
-    """As DataLoader draws its base seed, and RandomSampler the seed of its own generator."""
-    import torch
-
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
-def _draw(spec: OrderSpec, generator: torch.Generator) -> Indices:
-    """The indices of one epoch, with no draw behind the last index (see `_finish`)."""
-    import torch
-
-    count = spec.num_samples or spec.length
-    if spec.sampler == "subset_random":
-        assert spec.indices is not None
-        return spec.indices[_array(torch.randperm(len(spec.indices), generator=generator))]
-    if spec.sampler == "weighted_random":
-        assert spec.weights is not None
-        weights = torch.from_numpy(spec.weights.copy())
-        drawn = torch.multinomial(weights, count, spec.replacement, generator=generator)
-        return _array(drawn)
-    source = generator
-    if spec.draws_seed:
-        source = torch.Generator()
-        source.manual_seed(_draw_seed(generator))
-    if spec.replacement:
-        # torch draws 32 at a time. One call makes the same draws, in a hundredth of the time.
-        return _array(torch.randint(spec.length, (count,), dtype=torch.int64, generator=source))
-    if count == spec.length:
-        return _array(torch.randperm(spec.length, generator=source))
-    sequence = np.empty(count, np.int64)
-    for begin in range(0, count, spec.length):
-        part = sequence[begin : begin + spec.length]
-        part[:] = torch.randperm(spec.length, generator=source).numpy()[: len(part)]
-    return sequence
-
-
-def _skip(spec: OrderSpec, generator: torch.Generator) -> None:
-    """As `_draw`, of which only the generator matters."""
-    if spec.draws_seed:
-        _draw_seed(generator)
-    else:
-        _draw(spec, generator)
+        generator.seed()
 
 
 def _draws_to_skip(spec: OrderSpec) -> int:
@@ -338,27 +381,16 @@ def _draws_to_skip(spec: OrderSpec) -> int:
     return count if spec.replacement else permutations * (spec.length + EPOCH_DRAWS)
 
 
-def _finish(spec: OrderSpec, generator: torch.Generator) -> None:
+def _finish(spec: OrderSpec, generator: Generator) -> None:
     """What the sampler still draws when it is asked for one index more than it has."""
-    import torch
-
     if spec.sampler != "random" or spec.draws_seed or spec.replacement:
         return
     if (spec.num_samples or spec.length) % spec.length == 0:
-        torch.randperm(spec.length, generator=generator)
+        generator.permutation(spec.length)
 
 
-def _distributed(spec: OrderSpec, epoch: int) -> Indices:
+def _of_rank(spec: OrderSpec, everyone: Indices) -> Indices:
     """DistributedSampler.__iter__: element p of the padded list is element p % length."""
-    if spec.shuffle:
-        import torch
-
-        assert spec.seed is not None
-        generator = torch.Generator()
-        generator.manual_seed(spec.seed + epoch)
-        everyone = _array(torch.randperm(spec.length, generator=generator))
-    else:
-        everyone = np.arange(spec.length, dtype=np.int64)
     count = rank_samples(spec)
     mine = everyone[spec.rank : count * spec.world_size : spec.world_size]
     padding = np.arange(len(mine), count, dtype=np.int64) * spec.world_size + spec.rank

@@ -167,7 +167,7 @@ def _check_state(state: bytes) -> None:
     )
 
 
-def needs_torch(spec: OrderSpec) -> bool:
+def is_drawn(spec: OrderSpec) -> bool:
     """Whether its order is drawn."""
     return spec.sampler in GENERATED or (spec.sampler == "distributed" and spec.shuffle)
 

@@ -16,6 +16,7 @@ from hintsd.daemon.director import Director
 from hintsd.daemon.messages import Sampled
 from hintsd.daemon.mount import JobInfo, Mount
 from hintsd.orders.hint import Files, Hint
+from hintsd.orders.own_drawing import OwnDrawing
 from hintsd.orders.spec import OrderSpec
 from hintsd.orders.torch_process import TorchProcess
 from tests.support import PATIENCE_S
@@ -54,6 +55,7 @@ class Directed:
             **options,
         )
         self.director.torch = TORCH
+        self.director.drawing = OwnDrawing(TORCH)
         self._running = threading.Event()
         self._often = mock.patch("hintsd.daemon.planning.REPORT_EVERY_S", 0.05)
         self._thread = threading.Thread(target=trio.run, args=(self._run,))

@@ -506,13 +506,13 @@ def test_torch_is_imported_for_the_first_order_only() -> None:
 
 def test_a_far_epoch_is_approached_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    skip = drawing._skip
+    skip = drawing.Drawing._skip
 
-    def counting(spec: OrderSpec, generator: torch.Generator) -> None:
+    def counting(own: drawing.Drawing, spec: OrderSpec, generator: drawing.Generator) -> None:
         steps[-1] += 1
-        skip(spec, generator)
+        skip(own, spec, generator)
 
-    monkeypatch.setattr(drawing, "_skip", counting)
+    monkeypatch.setattr(drawing.Drawing, "_skip", counting)
     monkeypatch.setattr(drawing, "SLICE_DRAWS", 10 * (drawing.EPOCH_DRAWS + 200))
     for spec in (
         OrderSpec("random", 100, seed=1, loader_draws="every"),
@@ -556,5 +556,5 @@ def test_a_copy_of_an_order_leaves_it_where_it_is(monkeypatch: pytest.MonkeyPatc
     ahead = order.copy()
     for epoch in range(6, 6 + 2 * drawing.ENDS_KEPT):
         ahead.sequence(epoch)
-    monkeypatch.setattr(drawing, "_skip", None)  # nothing has to be drawn again
+    monkeypatch.setattr(drawing.Drawing, "_skip", None)  # nothing has to be drawn again
     order.sequence(6)

@@ -272,7 +272,7 @@ def test_without_torch_only_given_orders_are_known(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     inos = np.arange(7, 12, dtype=np.uint32)
     why = (
-        rf"^this order has to be computed, and hintsd's Python \({sys.executable}\) has no torch: "
+        rf"^torch has to compute this order, and hintsd's Python \({sys.executable}\) has none: "
         "pip install torch there$"
     )
 
