@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+EXTENSIONS: Final = ("fusecache/_native", "hintsd/orders/_mt19937")
 GLIBC: Final = (2, 28)  # of --manylinux
 LIBC: Final = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux[-.\w]*\.so\.\d+")
 NOT_SOURCES: Final = (
@@ -236,22 +237,30 @@ def _check_server(wheel: Wheel, manylinux: bool) -> str:
         missing = tree - wheel.files.keys()
         _require(not missing, f"{name} lacks {', '.join(sorted(missing))}")
     _require(bool(wheel.pages), f"{name} has no man pages")
-    extensions = [file for file in wheel.files if file.endswith(".so")]
-    _require(len(extensions) == 1, f"{name}: extensions are {extensions}")
+    extensions = sorted(file for file in wheel.files if file.endswith(".so"))
+    known = [file.partition(".")[0] for file in extensions]
+    _require(known == list(EXTENSIONS), f"{name}: extensions are {extensions}")
+    newest = max(_check_extension(wheel, file, manylinux) for file in extensions)
+    return (
+        f"{_size(wheel.path)}: {len(wheel.files)} files, {wheel.tag}, "
+        f"needs glibc {'.'.join(map(str, newest))}, "
+        f"{', '.join(wheel.requires())}"
+    )
+
+
+def _check_extension(wheel: Wheel, extension: str, manylinux: bool) -> tuple[int, ...]:
+    """The glibc that it needs."""
+    name = wheel.path.name
     with tempfile.NamedTemporaryFile() as file:
-        file.write(wheel.files[extensions[0]])
+        file.write(wheel.files[extension])
         file.flush()
         libraries, glibc, sections = _elf(file.name)
     foreign = [library for library in libraries if not LIBC.fullmatch(library)]
     _require(not foreign, f"{name} needs {', '.join(foreign)}")
     debug = [section for section in sections if re.match(r"\.(symtab|z?debug)", section)]
     _require(not debug, f"{name} is not stripped: {', '.join(debug)}")
-    newest = ".".join(map(str, glibc))
-    _require(not manylinux or glibc <= GLIBC, f"{name} needs glibc {newest}")
-    return (
-        f"{_size(wheel.path)}: {len(wheel.files)} files, {wheel.tag}, needs glibc {newest}, "
-        f"{', '.join(wheel.requires())}"
-    )
+    _require(not manylinux or glibc <= GLIBC, f"{name} needs glibc {'.'.join(map(str, glibc))}")
+    return glibc
 
 
 def _check_client(wheel: Wheel, server: Wheel) -> str:

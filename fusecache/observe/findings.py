@@ -173,7 +173,9 @@ def torch(version: str | None) -> Finding:
         says = "not installed here: hints of a WeightedRandomSampler are not taken"
         return Finding("ok", "torch", says)
     if numbers(version) < TORCH_LEAST:
-        return Finding("warning", "torch", f"{version}: too old for hints", "install torch 2.1")
+        return Finding(
+            "warning", "torch", f"{version}: too old for weighted hints", "install torch 2.1"
+        )
     return Finding("ok", "torch", version)
 
 

@@ -305,7 +305,7 @@ class Mount:
         job.resolve(found.samples.inos)
         spec = hint.spec_over(job.samples)
         if spec is not None:
-            order = Order(spec, torch)
+            order = Order(spec, self._owner.drawing)
             warnings += job.describe(order, is_new=is_new)
             inos = await self._owner.ordering.sequence(job.inos, order, job.tidy_place()[0])
         # From here on the planner knows a job that we know.

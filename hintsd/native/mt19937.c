@@ -171,7 +171,7 @@ static PyObject *draw(Py_buffer *state, uint32_t below, Py_buffer *out)
 	return generator_store(&g, state->buf, 0);
 }
 
-static PyObject *drawn(PyObject *args, PyObject *kwargs, const char *format, char **names, unsigned int *below)
+static PyObject *drawn(PyObject *args, PyObject *kwargs, const char *format, char **names, long long *below)
 {
 	PyObject *after = NULL, *out_arg;
 	Py_buffer state, out;
@@ -180,10 +180,10 @@ static PyObject *drawn(PyObject *args, PyObject *kwargs, const char *format, cha
 
 	if (!is_read)
 		return NULL;
-	if (below && (!*below || *below > BELOW_MOST))
+	if (below && (*below < 1 || *below > BELOW_MOST))
 		PyErr_Format(PyExc_ValueError, "below: 1 to %u", BELOW_MOST);
 	else if (!PyObject_GetBuffer(out_arg, &out, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)) {
-		after = draw(&state, below ? *below : 0, &out);
+		after = draw(&state, below ? (uint32_t)*below : 0, &out);
 		PyBuffer_Release(&out);
 	}
 	PyBuffer_Release(&state);
@@ -198,10 +198,10 @@ static PyObject *py_permute(PyObject *module, PyObject *args, PyObject *kwargs)
 
 static PyObject *py_draw(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	unsigned int below;
+	long long below;
 
 	(void)module;
-	return drawn(args, kwargs, "y*IO", KEYWORDS("state", "below", "out"), &below);
+	return drawn(args, kwargs, "y*LO", KEYWORDS("state", "below", "out"), &below);
 }
 
 /* clang-format off */

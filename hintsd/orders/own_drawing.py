@@ -1,6 +1,6 @@
 """Orders drawn here, without torch: permutations and numbers below a bound, as torch draws them.
 
-What torch would draw otherwise than with 32 bits, and weighted samples, torch draws itself.
+Weighted samples, and more than SAMPLES_MOST, are left to torch, which draws so many with 64 bits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import numpy as np
 
 from hintsd.orders import _mt19937
 from hintsd.orders.drawing import Drawing, Generator
-from hintsd.orders.spec import Indices, OrderSpec
+from hintsd.orders.spec import ALL, Indices, OrderSpec
 
 SAMPLES_MOST: Final = 1 << 27
+PASSES_MOST: Final = 1 << 10  # over a dataset in an epoch: each costs a call
 
 
 class OwnGenerator(Generator):
@@ -70,5 +71,9 @@ class OwnDrawing(Drawing):
 
 
 def needs_torch(spec: OrderSpec) -> bool:
-    """Whether torch must draw its order."""
-    return spec.sampler == "weighted_random" or spec.length > SAMPLES_MOST
+    """Whether torch must draw its order. (A length that is not known yet is short.)"""
+    if spec.sampler == "weighted_random":
+        return True
+    length = len(spec.indices) if spec.indices is not None else spec.length
+    passes = (spec.num_samples or 0) // max(1, length)
+    return SAMPLES_MOST < max(length, spec.length) != ALL or passes > PASSES_MOST

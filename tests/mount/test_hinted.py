@@ -17,7 +17,9 @@ import pytest
 from hintsd.daemon.messages import JobRefused
 from hintsd.follow.progress import SPACING_LEAST as SPACING
 from hintsd.orders.drawing import access_sequence
+from hintsd.orders.own_drawing import OwnDrawing
 from hintsd.orders.spec import OrderSpec
+from hintsd.orders.torch_process import TorchProcess
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.commands import WithTorch
 from tests.support.directed import Directed, request
@@ -99,10 +101,13 @@ def staged(
 
 @pytest.mark.claim("P6")
 def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
+    """Without torch's process: a shuffle needs none."""
     names, spec = make_dataset(place), shuffled()
     mount = mounting("--ram", "64M")
     reader = Reader(mount, names)
     with Directed() as directed:
+        torch = directed.director.torch = TorchProcess()
+        directed.director.drawing = OwnDrawing(torch)
         info = directed.open("job", request(mount.path, spec, epochs=3))
         assert info.mount.mountpoint == str(mount.path)
         assert info.samples_per_epoch == FILES
@@ -118,6 +123,7 @@ def test_everything_is_staged(place: Place, mounting: Mounting) -> None:
         last = directed.close("job")
         assert (last["state"], last["not_late"] >= FILES) == ("done", True)
         assert directed.status()["jobs"] == []
+        assert torch._process is None
 
 
 @pytest.mark.claim("P6")

@@ -60,8 +60,7 @@ class ShardOrder(ABC):
 
     def begun(self) -> OrderSpec:
         """The order of the epoch that begins now. Exception: `untold` says why there is none."""
-        turns = in_turns([self._of_worker(number) for number in range(max(1, self._workers))])
-        order = [self._number[url] for url in turns]
+        order = [self._number[url] for url in in_turns(self._of_workers())]
         return explicit_order(order, self.epoch, 1, False, len(self.paths))
 
     def begin(self, epoch: int) -> None:
@@ -72,8 +71,8 @@ class ShardOrder(ABC):
         return f"{self.described} cannot be told ({error!r})"
 
     @abstractmethod
-    def _of_worker(self, number: int) -> list[str]:
-        """The shards that this worker (without workers: the process itself) reads now."""
+    def _of_workers(self) -> list[list[str]]:
+        """The shards that each worker (without workers: the process itself) reads now."""
 
 
 def in_turns(lists: Sequence[list[str]]) -> list[str]:
@@ -88,4 +87,5 @@ def _paths(urls: list[str]) -> list[str]:
     strange = next((found for found in parsed if found.scheme not in ("", "file")), None)
     if strange is not None:
         raise Unreadable(f"a shard of this dataset is no file: {strange.geturl()}")
-    return tidy_paths([found.path for found in parsed], os.getcwd())
+    paths = [found.path if found.scheme else url for found, url in zip(parsed, urls)]
+    return tidy_paths(paths, os.getcwd())

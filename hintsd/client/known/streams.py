@@ -24,6 +24,7 @@ _LEAVES: Final = {"ArrowExamplesIterable", "ExamplesIterable"}
 _CHAIN: Final = "VerticallyConcatenatedMultiSourcesExamplesIterable"
 _INTERLEAVED: Final = "InterleavedShardsExamplesIterable"
 _REPEATED: Final = "RepeatExamplesIterable"
+JOINED_MOST: Final = 256  # the library deals n of them out in n² steps, for each worker
 _READ_THROUGH: Final = {
     "BufferShuffledExamplesIterable",
     "FilteredExamplesIterable",
@@ -35,7 +36,7 @@ _READ_THROUGH: Final = {
     "StepExamplesIterable",
 }
 """They ask for all that is below them, from front to back."""
-_FORMATS: Final = {"arrow", "csv", "hdf5", "json", "pandas", "parquet", "text", "webdataset", "xml"}
+_FORMATS: Final = {"arrow", "csv", "hdf5", "json", "parquet", "text", "webdataset"}
 _BUILDERS: Final = {f"datasets.packaged_modules.{name}.{name}" for name in _FORMATS}
 _FILES: Final = ("base_files", "tar_paths", "files")  # of a builder's arguments: the first there is
 
@@ -53,23 +54,26 @@ class StreamedShards(ShardOrder):
         dataset: Any = loader.dataset
         super().__init__(loader, sampler, self._files(dataset._ex_iterable))
         self._each = 1
-        self._of_worker(0)
+        self._of_workers()
 
     @property
     def at_once(self) -> int:
         return super().at_once * self._each
 
-    def _of_worker(self, number: int) -> list[str]:
+    def _of_workers(self) -> list[list[str]]:
         dataset = object.__new__(type(self.dataset))  # copy.copy's would share its attributes
         tree = _copied(self.dataset._ex_iterable)  # preparing it marks places in it
         dataset.__dict__.update(self.dataset.__dict__, _ex_iterable=tree)
         tree = dataset._prepare_ex_iterable_for_iteration()
-        if self._workers:
-            told = {"num_shards": self._workers, "index": number, "contiguous": False}
-            if not tree.split_shard_indices_by_worker(**told):
-                return []
-            tree = tree.shard_data_sources(**told)
-        return self._files(tree)
+        if not self._workers:
+            return [self._files(tree)]
+        return [self._of_worker(tree, number) for number in range(self._workers)]
+
+    def _of_worker(self, tree: Any, number: int) -> list[str]:
+        told = {"num_shards": self._workers, "index": number, "contiguous": False}
+        if not tree.split_shard_indices_by_worker(**told):
+            return []
+        return self._files(tree.shard_data_sources(**told))
 
     def _files(self, node: Any) -> list[str]:
         """As they are read. Unreadable."""
@@ -77,14 +81,19 @@ class StreamedShards(ShardOrder):
         if name in _LEAVES:
             return _of_leaf(node)
         if name == _CHAIN:
+            if node.num_shards > JOINED_MOST:
+                raise Unreadable(
+                    f"{node.num_shards} files of joined datasets are more than {JOINED_MOST}: to "
+                    "say which come next would hold up each epoch"
+                )
             return [file for part in node.ex_iterables for file in self._files(part)]
         if name == _INTERLEAVED:
             parts = getattr(node._interleave_shards(), "ex_iterables", [])
             self._each = max(self._each, len(parts))
             return in_turns([self._files(part) for part in parts])
         if name == _REPEATED:
-            times = PASSES_MOST if node.num_times is None else max(0, node.num_times)
-            return self._files(node.ex_iterable) * times
+            times = PASSES_MOST if node.num_times is None else node.num_times
+            return self._files(node.ex_iterable) * max(0, min(times, PASSES_MOST))
         if name in _READ_THROUGH:
             return self._files(node.ex_iterable)
         raise Unreadable(f"which files come next cannot be told of a {name}")

@@ -53,6 +53,9 @@ class WebDatasetShards(ShardOrder):
         self._copies: dict[int, list[Any]] = {}  # of the workers that go on
         super().__init__(loader, sampler, stages[0].urls)
 
+    def _of_workers(self) -> list[list[str]]:
+        return [self._of_worker(number) for number in range(max(1, self._workers))]
+
     def _of_worker(self, number: int) -> list[str]:
         stages = self._copies.get(number) or copy.deepcopy(_naming(self.dataset.pipeline))
         if self._goes_on:

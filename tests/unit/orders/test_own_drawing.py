@@ -123,6 +123,14 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         Order(weighted, drawing).sequence(0)
 
 
+def test_what_is_left_to_torch() -> None:
+    assert not needs_torch(OrderSpec("random", seed=1)), "its length is not known yet"
+    assert not needs_torch(OrderSpec("distributed", 1 << 27, seed=1))
+    assert needs_torch(OrderSpec("random", (1 << 27) + 1, seed=1))
+    assert not needs_torch(OrderSpec("random", 2, seed=1, num_samples=2048))
+    assert needs_torch(OrderSpec("random", 2, seed=1, num_samples=2050))
+
+
 STATE = _mt19937.seeded(1)
 NUMBERS = np.empty(3, np.int64)
 READ_ONLY = np.empty(3, np.int64)
@@ -143,6 +151,8 @@ BAD: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     "far behind": (ValueError, lambda: _mt19937.permute(_state(1, 2**64 - 1), NUMBERS)),
     "below 0": (ValueError, lambda: _mt19937.draw(STATE, 0, NUMBERS)),
     "below too much": (ValueError, lambda: _mt19937.draw(STATE, 2**28, NUMBERS)),
+    "below far too much": (ValueError, lambda: _mt19937.draw(STATE, 2**32 + 5, NUMBERS)),
+    "below 0 by far": (ValueError, lambda: _mt19937.draw(STATE, -(2**32) + 5, NUMBERS)),
     "read-only": (ValueError, lambda: _mt19937.permute(STATE, READ_ONLY)),
     "32 bits": (ValueError, lambda: _mt19937.permute(STATE, NUMBERS.astype(np.int32))),
     "every second": (ValueError, lambda: _mt19937.permute(STATE, np.empty(6, np.int64)[::2])),
