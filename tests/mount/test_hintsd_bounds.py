@@ -150,19 +150,26 @@ def test_torch_is_in_a_process_of_its_own_once_a_job_needs_it(
         {"sampler": "sequential"},
         {"sampler": "indices", "length": SAMPLES, "indices": order},
         {"sampler": "distributed", "shuffle": False, "world_size": 2},
+        {"sampler": "distributed", "seed": 3, "world_size": 2},
+        {"sampler": "random", "seed": 3},
     ):
         with clients(daemon, 1) as (client,):
             assert "job" in client.job(**a_job(dataset, spec=spec))
             assert not children(pid)
             assert not has_torch(pid)
             assert resident_bytes(pid) <= WITHOUT_TORCH_BYTES_MOST
-    assert is_served(daemon, dataset)
+    weights = {"length": SAMPLES, "weights": np.ones(SAMPLES, "<f8").tobytes()}
+    weighted = {"sampler": "weighted_random", "seed": 3, "num_samples": 5, **weights}
+    with clients(daemon, 1) as (client,):
+        assert "job" in client.job(**a_job(dataset, spec=weighted))
     (child,) = children(pid)
     assert has_torch(child)
     assert not has_torch(pid)
     assert resident_bytes(pid) <= WITHOUT_TORCH_BYTES_MOST
     os.kill(child, signal.SIGKILL)
     assert is_served(daemon, dataset)
+    with clients(daemon, 1) as (client,):
+        assert "job" in client.job(**a_job(dataset, spec=weighted))
     (child,) = children(pid)
     with contextlib.closing(Watched(child)) as watched:
         daemon.process.send_signal(signal.SIGTERM)

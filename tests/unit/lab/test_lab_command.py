@@ -309,7 +309,6 @@ def test_a_forgotten_percent_sign_is_asked_for(run: Run, small: str) -> None:
     [
         ("record digits -o a", "sklearn.datasets"),
         ("record digits -o a", "torch"),
-        ("record shuffle -o a", "torch"),
         ("replay small.trace --plot a.png", "matplotlib"),
         ("all --quick -o made", "matplotlib"),
     ],
