@@ -77,7 +77,7 @@ class StreamedShards(ShardOrder):
 
     def _files(self, node: Any) -> list[str]:
         """As they are read. Unreadable."""
-        name = class_name(type(node))[len(_MODULE) :]
+        name = class_name(type(node)).removeprefix(_MODULE)
         if name in _LEAVES:
             return _of_leaf(node)
         if name == _CHAIN:
