@@ -230,7 +230,7 @@ class Order:
     """The sequences of one spec, remembering where its generator stood. For one thread."""
 
     def __init__(self, spec: OrderSpec, drawing: Drawing | None = None) -> None:
-        """`drawing`: where torch is; None: in this process."""
+        """`drawing`: who draws; None: torch, in this process."""
         self.spec = spec
         self._drawing = drawing or Drawing()
         self._sequences: dict[int, Indices] = {}  # by epoch, the latest used last

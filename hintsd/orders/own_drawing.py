@@ -21,29 +21,28 @@ class OwnGenerator(Generator):
     """A mt19937 of ours."""
 
     def __init__(self, state: bytes | None, seed: int | None) -> None:
-        self._state = state
         if state is None:
             assert seed is not None
             if not -(1 << 63) <= seed < 1 << 64:
                 raise OverflowError(f"a seed of {seed}")
-            self._state = _mt19937.seeded(seed)
+            state = _mt19937.seeded(seed)
+        self._state = state
 
     def permutation(self, length: int) -> Indices:
         found = np.empty(length, np.int64)
-        self._state = _mt19937.permute(self.state(), found)
+        self._state = _mt19937.permute(self._state, found)
         return found
 
     def numbers(self, below: int, count: int) -> Indices:
         found = np.empty(count, np.int64)
-        self._state = _mt19937.draw(self.state(), below, found)
+        self._state = _mt19937.draw(self._state, below, found)
         return found
 
     def seed(self) -> int:
-        seed, self._state = _mt19937.draw_seed(self.state())
+        seed, self._state = _mt19937.draw_seed(self._state)
         return seed
 
     def state(self) -> bytes:
-        assert self._state is not None
         return self._state
 
 
