@@ -203,7 +203,12 @@ class Store:
         UserError, OSError: there is something, and it cannot be used.
         """
         place = self._attachment.place()
-        return None if place is None else place.directory.pins.read(dataset)
+        if place is None:
+            return None
+        try:
+            return place.directory.pins.read(dataset)
+        except FileNotFoundError:  # it went after `place`
+            return None
 
     def keep_pins(self, dataset: bytes, pinned: Pinned) -> None:
         """Replaces what was pinned of the source. UserError, OSError: nothing was changed."""

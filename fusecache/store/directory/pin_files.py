@@ -43,13 +43,13 @@ class PinFiles:
         return sum(status.st_blocks * 512 for _, status in files_in(self._path))
 
     def read(self, dataset: bytes) -> Pinned:
-        """What is pinned of that source. ValueError: damaged, or of another version; Untrusted;
-        OSError.
+        """What is pinned of that source. FileNotFoundError: all of the cache is away; ValueError:
+        damaged, or of another version; Untrusted; OSError.
         """
         try:
             return self._read(dataset.hex())
         except FileNotFoundError:
-            os.stat(self._path.parent)  # else all of the cache is away, not the pins
+            os.stat(self._path.parent)
             return Pinned()
 
     def _read(self, name: str) -> Pinned:

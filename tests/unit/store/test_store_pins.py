@@ -215,3 +215,10 @@ def test_a_file_that_others_may_write_to_pins_nothing(tmp_path: Path) -> None:
             store.store.pins_of(DATASET)
         fill(store, b"new", 100)
         assert left(store, mine) < 14
+
+
+def test_a_cache_directory_that_has_just_gone_says_nothing_of_pins(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", limit_bytes=LIMIT) as store:
+        pin(store, fill(store, b"mine", 14))
+        store.directory.rename(tmp_path / "away")
+        assert store.store.pins_of(DATASET) is None
