@@ -225,11 +225,10 @@ class Fetching:
 
     def _fetch(self, ino: int, store: bool, attempts: int = 1) -> None:
         job = self.jobs.begin(ino, store, attempts)
-        flight = self._fetcher.flight_of(ino)
+        flight = self.jobs.fly(job)
         if flight is not None:  # a reader was faster, or an earlier plan
             flight.when_landed(partial(self._others_landed, job, flight))
             return
-        self.jobs.fly(job)
         try:
             self._fetches.submit(job)
         except (OSError, ValueError) as error:

@@ -67,10 +67,16 @@ class Jobs:
         job = self._jobs[ino] = Job(ino, store, self._answers.plan, version, now, attempts)
         return job
 
-    def fly(self, job: Job) -> None:
-        """It gets a flight of its own: it can be joined, and has a `flight` to be ended."""
-        job.flight = self._fetcher.begin(job.ino)
-        job.flight.when_landed(partial(self._landed, job, job.flight))
+    def fly(self, job: Job) -> Flight | None:
+        """It gets a flight of its own: it can be joined, and has a `flight` to be ended. Else
+        somebody else's that brings the file.
+        """
+        flight, is_ours = self._fetcher.claim(job.ino)
+        if not is_ours:
+            return flight
+        job.flight = flight
+        flight.when_landed(partial(self._landed, job, flight))
+        return None
 
     def store(self, ino: int) -> None:
         """A file that is being fetched is to be stored, too."""

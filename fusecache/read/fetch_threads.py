@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -24,8 +25,9 @@ from fusecache.store.types import Version
 log = logging.getLogger(__name__)
 
 TAKE_MOST: Final = 256
-# Between two looks at what has landed, where a fetch takes LONG_FETCH_S or more
-LONG_FETCH_S, LAND_EVERY_S = 0.015, 0.0015
+# A visit to what has landed has its price, be it for one file or for ten. Between two of them:
+LONG_FETCH_S, LAND_EVERY_S = 0.015, 0.0015  # where a fetch takes so long
+GATHER_S = 0.005  # where nobody waits for it
 
 T = TypeVar("T")
 
@@ -51,10 +53,14 @@ class Fetches(Generic[T]):
         landed: Callable[[T, Fetched], None],
         given_up: Callable[[T, OriginTimeout, trio.Event], None],
         after_landings: Callable[[], None],
+        *,
+        is_awaited: bool = True,
     ) -> None:
         """`given_up(of, error, ended)`: it hangs; `ended` is set when it does no more.
-        `after_landings`: some have landed, of whichever user.
+        `after_landings`: some have landed, of whichever user. `is_awaited`: somebody waits for
+        `landed`.
         """
+        self.is_awaited = is_awaited
         self._threads = threads
         self._landed, self._given_up = landed, given_up
         self.after_landings = after_landings
@@ -72,15 +78,18 @@ class Fetches(Generic[T]):
         return len(self._lost)
 
     def submit(self, of: T, ino: int, version: Version) -> None:
-        """OSError, ValueError: no thread is to be had, or the file has grown."""
-        tag = self._threads.submit(ino, version)
-        self._flying[tag] = of, trio.current_time()
+        """Any thread. OSError, ValueError: no thread is to be had, or the file has grown."""
+        tag = self._threads.new_tag()
+        self._flying[tag] = of, time.monotonic()  # it may land before this returns
+        try:
+            _native.fetch_submit(ino, version, tag)
+        except BaseException:
+            del self._flying[tag]
+            raise
 
     def clear(self) -> list[T]:
         """Forget those that fly; which they were."""
-        found = [of for of, _ in self._flying.values()]
-        self._flying.clear()
-        return found
+        return [self._flying.pop(tag)[0] for tag in list(self._flying)]
 
     def land(self, tag: int, fetched: Fetched) -> bool:
         """False: it is another user's."""
@@ -95,9 +104,8 @@ class Fetches(Generic[T]):
     def give_up_on_hung(self) -> None:
         """Those that have taken the origin's time-out, behind what other hosts may have taken."""
         origin, limit_s = self._threads.origin, self._threads.timeout_s
-        while self._flying:
-            tag, (of, begun_s) = next(iter(self._flying.items()))
-            if trio.current_time() - begun_s < limit_s:
+        for tag, (of, begun_s) in list(self._flying.items()):
+            if time.monotonic() - begun_s < limit_s:
                 return
             del self._flying[tag]
             ended = self._lost[tag] = trio.Event()
@@ -122,11 +130,9 @@ class FetchThreads:
     def add(self, user: Fetches[Any]) -> None:
         self._users.append(user)
 
-    def submit(self, ino: int, version: Version) -> int:
-        """Its tag. As Fetches.submit."""
-        tag = next(self._tags)
-        _native.fetch_submit(ino, version, tag)
-        return tag
+    def new_tag(self) -> int:
+        """Any thread."""
+        return next(self._tags)
 
     def _land(self, tag: int, fetched: Fetched) -> None:
         any(user.land(tag, fetched) for user in self._users)
@@ -155,5 +161,7 @@ class FetchThreads:
                 self._tell(partial(self._land, tag, fetched))
             for user in self._users:
                 self._tell(user.after_landings)
-            if fetch_s >= LONG_FETCH_S:  # a visit has its price, be it for one file or for ten
+            if not any(user.flying for user in self._users if user.is_awaited):
+                await trio.sleep(GATHER_S)
+            elif fetch_s >= LONG_FETCH_S:
                 await trio.sleep(LAND_EVERY_S)

@@ -12,6 +12,7 @@ publishing is never the reader's business.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -85,33 +86,66 @@ class Flight:
         return not (is_claimed or self.stored or self.was_stored)
 
 
-class _Unstored:
-    """Blocks of large files that have just landed, and were not stored."""
+Key = tuple[int, int]  # inode, block
+
+
+class _Flights:
+    """One a block: what may be joined.
+
+    INVARIANT: two threads that claim a block at once get one flight.
+    """
 
     def __init__(self) -> None:
-        self._flights: OrderedDict[tuple[int, int], Flight] = OrderedDict()
+        self._lock = threading.Lock()
+        self._flying: dict[Key, Flight] = {}
+        # Blocks of large files that have just landed, and were not stored
+        self._unstored: OrderedDict[Key, Flight] = OrderedDict()
 
-    def put(self, key: tuple[int, int], flight: Flight) -> None:
-        """If it is one, in place of an earlier one."""
-        self._flights.pop(key, None)
-        is_large = flight.version is not None and flight.version.size > BLOCK_BYTES
-        if is_large and flight.is_settled and not (flight.stored or flight.was_stored):
-            self._flights[key] = flight
-            if len(self._flights) > UNSTORED_MOST:
-                self._flights.popitem(last=False)
+    def flying(self, key: Key) -> Flight | None:
+        """What has not landed, unless the file is another one since. Any thread."""
+        flight = self._flying.get(key)
+        if flight is not None and flight.version in (None, namespace.version(key[0])):
+            return flight
+        return None
 
-    def get(self, key: tuple[int, int]) -> Flight | None:
-        flight = self._flights.get(key)
+    def unstored(self, key: Key) -> Flight | None:
+        flight = self._unstored.get(key)
         if flight is None or trio.current_time() - flight.landed_s > UNSTORED_S:
             return None
         return flight if flight.version == namespace.version(key[0]) else None
+
+    def claim(self, key: Key, new: Flight) -> tuple[Flight, bool]:
+        """The flight to join; or, True, `new`, which is the caller's to end. Any thread, if `new`
+        is by threads.
+        """
+        with self._lock:
+            flight = self.flying(key)
+            if flight is None and not (new.is_asked or new.is_by_threads):
+                flight = self.unstored(key)
+            if flight is not None:
+                return flight, False
+            self._flying[key] = new
+            return new, True
+
+    def land(self, key: Key, flight: Flight) -> None:
+        """It cannot be joined any more, unless it is of a large file, and unstored."""
+        with self._lock:
+            if self._flying.get(key) is flight:
+                del self._flying[key]
+        flight.land(trio.current_time())
+        self._unstored.pop(key, None)
+        is_large = flight.version is not None and flight.version.size > BLOCK_BYTES
+        if is_large and flight.is_settled and not (flight.stored or flight.was_stored):
+            self._unstored[key] = flight
+            if len(self._unstored) > UNSTORED_MOST:
+                self._unstored.popitem(last=False)
 
     async def forget_forever(self) -> None:
         while True:
             await trio.sleep(UNSTORED_S)
             last = trio.current_time() - UNSTORED_S
-            while self._flights and next(iter(self._flights.values())).landed_s <= last:
-                self._flights.popitem(last=False)
+            while self._unstored and next(iter(self._unstored.values())).landed_s <= last:
+                self._unstored.popitem(last=False)
 
 
 class Fetcher:
@@ -134,8 +168,7 @@ class Fetcher:
         self._publisher = Publisher(store, packer, dataset, pins)
         self._kernel = kernel
         self._metrics = metrics
-        self._flights: dict[tuple[int, int], Flight] = {}
-        self._unstored = _Unstored()
+        self._flights = _Flights()
 
     # ---- the publisher ---------------------------------------------------------------------------
 
@@ -159,7 +192,7 @@ class Fetcher:
     async def publish_forever(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publisher.run_forever)
-            nursery.start_soon(self._unstored.forget_forever)
+            nursery.start_soon(self._flights.forget_forever)
 
     # ---- for readers -----------------------------------------------------------------------------
 
@@ -179,14 +212,13 @@ class Fetcher:
         Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
         """
         key = (ino, block)
-        flight = self._joinable(key) or (None if asked else self._unstored.get(key))
-        if flight is not None:
+        flight, is_ours = self._flights.claim(key, Flight(is_asked=asked, may_evict=evict))
+        if not is_ours:
             flight.is_asked |= asked
             await flight.done.wait()
             if flight.is_by_threads and _is_worth_another_try(flight.error):
                 return await self.block(ino, block, asked=asked, evict=evict, store=store)
         else:
-            flight = self._flights[key] = Flight(is_asked=asked, may_evict=evict)
             try:
                 await self._fly(flight, ino, block, store)
             except OriginError as error:
@@ -194,34 +226,30 @@ class Fetcher:
             finally:
                 flight.done.set()
                 if not flight.is_queued:
-                    self._land(key, flight)
+                    self._flights.land(key, flight)
         if flight.error is not None:
             raise flight.error
         if flight.data is None:  # the leader was cancelled: the server is going down
             raise OriginChanged
         return flight
 
-    def _joinable(self, key: tuple[int, int]) -> Flight | None:
-        flight = self._flights.get(key)
-        if flight is not None and flight.version in (None, namespace.version(key[0])):
-            return flight
-        return None
-
     def has(self, ino: int, block: int) -> bool:
         """Whether the block is in memory, or about to be."""
         key = (ino, block)
-        return self._joinable(key) is not None or self._unstored.get(key) is not None
+        flights = self._flights
+        return flights.flying(key) is not None or flights.unstored(key) is not None
 
     # ---- for what the C fetch threads get: a plan's files, and READs that missed -----------------
 
     def flight_of(self, ino: int) -> Flight | None:
         """The flight of a small file that is in the air, or not published yet."""
-        return self._joinable((ino, 0))
+        return self._flights.flying((ino, 0))
 
-    def begin(self, ino: int) -> Flight:
-        """A flight that the caller will `finish`; readers join it. There is no `flight_of(ino)`."""
-        flight = self._flights[ino, 0] = Flight(is_by_threads=True)
-        return flight
+    def claim(self, ino: int) -> tuple[Flight, bool]:
+        """`flight_of(ino)`; or a new one, True, that the caller will `finish`: readers join it. Any
+        thread.
+        """
+        return self._flights.claim((ino, 0), Flight(is_by_threads=True))
 
     def finish(
         self,
@@ -260,7 +288,7 @@ class Fetcher:
     def land(self, ino: int, flight: Flight) -> None:
         """The bytes of a finished flight are where they are wanted, unless they are published."""
         if flight.done.is_set() and not flight.is_queued and not flight.landed.is_set():
-            self._land((ino, 0), flight)
+            self._flights.land((ino, 0), flight)
 
     def fail(
         self, ino: int, flight: Flight, error: OriginError, ended: trio.Event | None = None
@@ -272,7 +300,7 @@ class Fetcher:
             self._origin.note_hang(ino, trio.Event() if ended is None else ended)
         flight.error = error
         flight.done.set()
-        self._land((ino, 0), flight)
+        self._flights.land((ino, 0), flight)
 
     async def uncached(self, ino: int, span: Span) -> tuple[Version, memoryview]:
         """Bytes that are not cached, for the first touch of a large file's block, from far sources
@@ -311,7 +339,7 @@ class Fetcher:
 
     def _published(self, key: tuple[int, int], flight: Flight, is_stored: bool) -> None:
         flight.stored = is_stored
-        self._land(key, flight)
+        self._flights.land(key, flight)
 
     async def _read(self, flight: Flight, ino: int, wanted: int | Span) -> None:
         """Fill in the flight's bytes: of one block, or of a span of what is not near."""
@@ -378,7 +406,9 @@ class Fetcher:
         return is_settled
 
     def is_origin_ready(self, ino: int = 0) -> bool:
-        """False while the origin is away, all threads are waiting for it, or one for this inode."""
+        """False while the origin is away, all threads are waiting for it, or one for this inode.
+        Any thread.
+        """
         ready = self._origin.available and self._origin.has_free_thread()
         return ready and not self._origin.hangs(ino)
 
@@ -394,13 +424,6 @@ class Fetcher:
             # The reader waits for a page of this inode, so its pages cannot be dropped before it
             # has its answer; its attributes can, and must be, so that it sees the new size.
             self._kernel.forget_attributes(ino)
-
-    def _land(self, key: tuple[int, int], flight: Flight) -> None:
-        """The flight cannot be joined any more: the store has the block, or will not get it."""
-        if self._flights.get(key) is flight:
-            del self._flights[key]
-        flight.land(trio.current_time())
-        self._unstored.put(key, flight)
 
 
 def read_so_far(now: Mapping[Metric, int]) -> tuple[int, int]:

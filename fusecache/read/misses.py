@@ -68,7 +68,8 @@ class Misses:
         self._is_watched = self._is_over = False
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[int, float]] = deque()  # inodes, since when
-        self._fetches = Fetches(threads, self._landed, self._hangs, self._feed_now)
+        how = (self._landed, self._hangs, self._feed_now)
+        self._fetches = Fetches(threads, *how, is_awaited=False)  # the READs are answered
         self._joined: set[int] = set()  # whose READs another user's fetches are to answer
         self._some = trio.lowlevel.ParkingLot()
 
@@ -111,15 +112,24 @@ class Misses:
                     break
                 if time.monotonic() > until_s or self._is_there(ino):
                     _native.missed_pass(ino)
-                elif self._given_up != self._asked:  # else no READ waits for it any more
-                    self._absent.append(ino)
+                elif self._given_up != self._asked and not self._begin_at_once(ino):
+                    self._absent.append(ino)  # if given up, no READ waits for it any more
                 self._answered += 1
             self._asking = []
-            self._call(self._take)
+            if self._absent or not self._is_watched:
+                self._call(self._take)
 
     def _call(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function, idempotent=True)
+
+    def _begin_at_once(self, ino: int) -> bool:
+        """What need not wait for a place in line, and may not join anything. False: trio's side
+        looks at it.
+        """
+        if self._absent or self._waiting or not self._may_begin():
+            return False
+        return not _native.missed_waits(ino) or self._fetch(ino)
 
     def _is_there(self, ino: int) -> bool:
         """Nearer than at the origin; or not to be told."""
@@ -173,38 +183,51 @@ class Misses:
             self._waiting.append((self._absent.popleft(), now))
         while self._waiting:
             ino, since = self._waiting[0]
-            may_begin = self._fetches.flying + self._fetches.lost < self._flying_most
-            if now < since + ROOM_WAIT_S and not (may_begin and self._fetcher.has_room()):
+            if now < since + ROOM_WAIT_S and not self._may_begin():
                 break
             self._waiting.popleft()
-            if not (may_begin and self._begin(ino)):
+            if not (self._has_place() and self._begin(ino)):
                 _native.missed_pass(ino)
+
+    def _may_begin(self) -> bool:
+        return self._has_place() and self._fetcher.has_room()
+
+    def _has_place(self) -> bool:
+        return self._fetches.flying + self._fetches.lost < self._flying_most
 
     def _begin(self, ino: int) -> bool:
         """False: it is not plain."""
-        try:
-            version = namespace.version(ino)
-        except UnknownInode:
-            return False
         if not _native.missed_waits(ino):
             return True  # another fetch has brought it since it was named
         flight = self._fetcher.flight_of(ino)
-        if flight is not None and flight.is_by_threads and not flight.done.is_set():
+        if flight is None:
+            return self._fetch(ino)
+        if flight.is_by_threads and not flight.done.is_set():
             self._joined.add(ino)
             return True
-        if flight is not None or not self._fetcher.is_origin_ready(ino):
+        return False
+
+    def _fetch(self, ino: int) -> bool:
+        """False: it is not plain, or somebody fetches it. Any thread."""
+        try:
+            version = namespace.version(ino)
+            if not self._fetcher.is_origin_ready(ino):
+                return False
+            if namespace.is_located(ino):
+                return False  # it was published since the index was asked
+            if time.time_ns() - version.ctime_ns <= self._origin.tick_ns:
+                return False  # too young: no READ could be given what is read
+            flight, is_ours = self._fetcher.claim(ino)
+        except UnknownInode:
             return False
-        if namespace.is_located(ino):
-            return False  # it was published since the index was asked
-        if time.time_ns() - version.ctime_ns <= self._origin.tick_ns:
-            return False  # too young: no READ could be given what is read
-        flight = self._fetcher.begin(ino)
+        if not is_ours:
+            return False
         try:
             miss = _Miss(ino, version, flight, self._fetcher.has_room())
             self._fetches.submit(miss, ino, version)
         except (OSError, ValueError, RuntimeError) as error:
             log.info("cannot fetch for a READ: %s", error)
-            self._fetcher.fail(ino, flight, OriginChanged())
+            self._token.run_sync_soon(self._fetcher.fail, ino, flight, OriginChanged())
             return False
         return True
 

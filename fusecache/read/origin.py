@@ -69,7 +69,7 @@ BUFFERS_KEPT_S = 10.0
 class Hang(NamedTuple):
     """A call about an inode that was given up."""
 
-    until: float  # trio clock
+    until: float  # time.monotonic()
     ended: trio.Event  # it has come back after all
 
 
@@ -132,12 +132,12 @@ class Origin:
         return result
 
     def hangs(self, ino: int) -> bool:
-        """Whether a call about the inode was given up just now, and has not come back."""
+        """Whether a call about the inode was given up just now, and still hangs. Any thread."""
         hang = self._hangs.get(ino)
-        return hang is not None and not hang.ended.is_set() and trio.current_time() < hang.until
+        return hang is not None and not hang.ended.is_set() and time.monotonic() < hang.until
 
     def note_hang(self, ino: int, ended: trio.Event) -> None:
-        now = trio.current_time()
+        now = time.monotonic()
         self._hangs = {i: hang for i, hang in self._hangs.items() if now < hang.until}
         self._hangs[ino] = Hang(now + HANG_S, ended)
 

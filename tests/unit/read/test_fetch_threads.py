@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginTimeout
-from fusecache.read.fetch_threads import Fetched, Fetches, FetchThreads
+from fusecache.read.fetch_threads import GATHER_S, Fetched, Fetches, FetchThreads
 from fusecache.store.types import Version
 
 VERSION = Version(1, 4, 1, 1)
@@ -19,10 +20,11 @@ DATA = Fetched(b"data", 0, 1, 2, is_pooled=False)
 
 
 class User:
-    def __init__(self, threads: FetchThreads) -> None:
+    def __init__(self, threads: FetchThreads, is_awaited: bool = True) -> None:
         self.landed: list[tuple[str, Fetched]] = []
         self.hung: list[tuple[str, trio.Event]] = []
-        self.fetches = Fetches[str](threads, self._landed, self._hangs, lambda: None)
+        calls = (self._landed, self._hangs, lambda: None)
+        self.fetches = Fetches[str](threads, *calls, is_awaited=is_awaited)
 
     def _landed(self, of: str, fetched: Fetched) -> None:
         self.landed.append((of, fetched))
@@ -45,7 +47,6 @@ def threads(origin: Any) -> FetchThreads:
 def test_each_fetch_lands_with_its_user(
     threads: FetchThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trio, "current_time", lambda: 0.0)
     one, other = User(threads), User(threads)
     one.fetches.submit("first", 7, VERSION)
     other.fetches.submit("second", 7, VERSION)
@@ -61,7 +62,7 @@ def test_what_hangs_is_lost_until_its_thread_comes_back(
     threads: FetchThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(trio, "current_time", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     user = User(threads)
     user.fetches.submit("first", 7, VERSION)
     now = 9.0
@@ -80,7 +81,7 @@ def test_what_waits_for_other_hosts_does_not_hang(
     origin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(trio, "current_time", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     user = User(FetchThreads(origin, hosts_s=5.0))
     user.fetches.submit("first", 7, VERSION)
     now = 14.0
@@ -115,3 +116,48 @@ def test_a_users_fault_loses_no_other_landing(
         trio.run(run)
     assert [of for of, _ in other.landed] == ["second"]
     assert "a landed fetch" in caplog.text
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_what_nobody_waits_for_is_gathered(
+    threads: FetchThreads, monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+) -> None:
+    first, rest = User(threads, is_awaited), User(threads, False)
+    taken = [[(1, 7, b"data", 0, 1, 2, False)], [(2, 8, b"data", 0, 1, 2, False)]]
+    did = list[object]()
+
+    async def once(fd: int) -> None:
+        did.append("looked")
+        if not taken:
+            raise EOFError
+
+    async def sleep(seconds: float) -> None:
+        did.append(seconds)
+
+    monkeypatch.setattr(_native, "fetch_fd", lambda: 0)
+    monkeypatch.setattr(_native, "fetch_take", lambda most: taken.pop(0))
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", once)
+    monkeypatch.setattr(trio, "sleep", sleep)
+
+    async def run() -> None:
+        rest.fetches.submit("first", 7, VERSION)
+        first.fetches.submit("second", 8, VERSION)
+        await threads.land_forever()
+
+    with pytest.raises(EOFError):
+        trio.run(run)
+    pause = ["looked"] if is_awaited else ["looked", GATHER_S]
+    assert did == [*pause, "looked", GATHER_S, "looked"]
+
+
+def test_what_cannot_be_submitted_does_not_fly(
+    threads: FetchThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ino: int, version: Version, tag: int) -> None:
+        raise OSError(errno.EAGAIN, "no thread")
+
+    monkeypatch.setattr(_native, "fetch_submit", fail)
+    user = User(threads)
+    with pytest.raises(OSError, match="no thread"):
+        user.fetches.submit("first", 7, VERSION)
+    assert user.fetches.flying == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,7 +71,7 @@ class Scene:
 
     def miss(self, ino: int) -> None:
         """A reader has missed it, and its bytes are here."""
-        flight = self.fetcher.begin(ino)
+        flight, _ = self.fetcher.claim(ino)
         assert self.fetcher.finish(ino, flight, VERSION, b"data", 1 << 62, True, missed=True)
 
     async def pin(self, others: bool) -> None:
@@ -119,7 +121,22 @@ def test_a_list_is_in_force_when_what_is_being_stored_has_ended(scene: Scene) ->
 
 def test_what_a_fetch_thread_has_read_did_not_come_from_ssd(scene: Scene) -> None:
     """A plan that has joined it must not take it for stored."""
-    flight = scene.fetcher.begin(2)
+    flight, _ = scene.fetcher.claim(2)
     assert scene.fetcher.finish(2, flight, VERSION, b"data", 1 << 62, False)
     assert not flight.was_stored
     assert not flight.stored
+
+
+def test_one_of_many_threads_gets_the_flight(scene: Scene) -> None:
+    def claim(number: int) -> int:
+        start.wait(30)
+        return sum(scene.fetcher.claim(ino)[1] for ino in range(2, 200))
+
+    start = threading.Barrier(4)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert sum(threads.map(claim, range(4))) == 198
+    finally:
+        sys.setswitchinterval(interval_s)

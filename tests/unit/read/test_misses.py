@@ -35,6 +35,7 @@ class Scene:
         self.switched: list[bool] = []
         self.passed: list[int] = []
         self.submitted: list[tuple[int, int]] = []  # tag, inode
+        self.submitted_by: set[str] = set()  # threads
         self.finished: list[int] = []
         self.failed: list[tuple[int, type[Exception]]] = []
         self.stored: set[int] = set()
@@ -52,7 +53,7 @@ class Scene:
             failed=lambda number, message: None,
         )
         fetcher: Any = SimpleNamespace(
-            **{"begin": self._begin, "fail": self._fail},
+            **{"claim": self._claim, "fail": self._fail},
             **{"finish": self._finish, "land": self._land, "has_room": lambda: self.has_room},
             flight_of=self._flight_of,
             is_origin_ready=lambda ino: self.is_ready,
@@ -62,7 +63,7 @@ class Scene:
             "missed_enable": lambda enabled, tick_ns: self.switched.append(enabled),
             "missed_pass": self._pass,
             "missed_waits": lambda ino: ino in self.kept,
-            "fetch_submit": lambda ino, version, tag: self.submitted.append((tag, ino)),
+            "fetch_submit": self._submit,
             "get_location": lambda ino, block: None,
         }.items():
             monkeypatch.setattr(_native, name, stub)
@@ -73,6 +74,10 @@ class Scene:
         self.origin = origin
         self.threads = FetchThreads(origin)
         self.misses = Misses(fetcher, origin, sources, self.threads)
+
+    def _submit(self, ino: int, version: Version, tag: int) -> None:
+        self.submitted.append((tag, ino))
+        self.submitted_by.add(threading.current_thread().name)
 
     def _fresh(self, wait: bool) -> bytes:
         inos = []
@@ -110,9 +115,11 @@ class Scene:
             return SimpleNamespace(is_by_threads=True, done=self.by_threads[ino])
         return SimpleNamespace(is_by_threads=False) if ino in self.flying else None
 
-    def _begin(self, ino: int) -> int:
+    def _claim(self, ino: int) -> tuple[object, bool]:
+        if (flight := self._flight_of(ino)) is not None:
+            return flight, False
         self.begun.add(ino)
-        return ino
+        return ino, True
 
     def _finish(self, ino: int, *_: object, store: bool, missed: bool) -> bool:
         assert store
@@ -173,6 +180,7 @@ def test_what_is_not_on_ssd_is_fetched_and_what_is_is_passed_on(scene: Scene) ->
     assert [ino for _, ino in scene.submitted] == scene.finished == [1, 3]
     assert scene.passed == [2]
     assert scene.switched == [True, False]
+    assert scene.submitted_by == {"misses"}, "each hand-over costs as much as a small file"
 
 
 @pytest.mark.parametrize("why", ["flies", "has landed", "origin is away"])

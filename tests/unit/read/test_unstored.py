@@ -116,10 +116,10 @@ def test_few_are_held_and_none_after_a_while(scene: Scene) -> None:
         held = [block for block in range(20) if scene.fetcher.has(INO, block)]
         assert held == list(range(4, UNSTORED_MOST + 4))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.fetcher._unstored.forget_forever)
+            nursery.start_soon(scene.fetcher._flights.forget_forever)
             await trio.sleep(2 * UNSTORED_S + 0.1)
             nursery.cancel_scope.cancel()
-        assert not scene.fetcher._unstored._flights
+        assert not scene.fetcher._flights._unstored
 
     trio.run(work, clock=trio.testing.MockClock(autojump_threshold=0))
 
