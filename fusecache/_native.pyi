@@ -38,6 +38,10 @@ def table_mode(table_fd: int) -> int:
     """-1 empty, 0 ordinary, 1 zero-open: the mode the table was created with (no attach needed)."""
 
 def count() -> int: ...
+def census() -> tuple[int, int, int, bool]:
+    """Regular files that have a name, their bytes, those whose place on SSD is known, and whether
+    all directories are listed. Scans the table: for people who ask, in a worker thread."""
+
 def memory_bytes() -> int:
     """Bytes of table (touched part), hash, rings and buffers of the log: for status."""
 

@@ -222,6 +222,9 @@ FAMILIES: Final = (
     _gauge("cache_directories_out", "Cache directories out of service", "directories_out"),
     _declared(EVICTED_FILES, "ssd.evicted_files"),
     _declared(EVICTED_BYTES, "ssd.evicted_bytes"),
+    _gauge("dataset_files", "Files of the dataset that are known", "dataset.files"),
+    _gauge("dataset_bytes", "Of those files", "dataset.bytes"),
+    _gauge("dataset_on_ssd_bytes", "Of those, on SSD", "dataset.on_ssd_bytes"),
     _gauge("pinned_files", "Files that a user's pins name", "pins.files"),
     _gauge("pinned_bytes", "Of those files", "pins.bytes"),
     _counter(

@@ -31,6 +31,12 @@ def format_bytes(count: float) -> str:
     return f"{_digits(count)} PiB"
 
 
+def format_share(part: float, whole: float) -> str:
+    """412 GiB of 480 GiB (85%). Rounded down: 100% is all."""
+    percent = min(100, int(100 * part / whole)) if whole else 100
+    return f"{format_bytes(part)} of {format_bytes(whole)} ({percent}%)"
+
+
 def format_duration(seconds: float) -> str:
     """1 h 2 min 3 s"""
     minutes, rest = divmod(int(seconds), 60)

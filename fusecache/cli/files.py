@@ -21,7 +21,7 @@ from rich.text import Text
 
 from fusecache.base import command, mounts
 from fusecache.base.errors import EXIT_USAGE, ConfigError, UserError
-from fusecache.base.units import format_bytes, format_count, format_duration
+from fusecache.base.units import format_bytes, format_count, format_duration, format_share
 
 LINE_EVERY_S: Final = 30.0  # of progress, where there is no terminal
 ERRORS_SHOWN: Final = 20
@@ -30,12 +30,6 @@ NAMES_SHOWN: Final = 5
 BATCH_BYTES: Final = 512 << 10
 BATCH_PATHS: Final = 4096
 PATH_BYTES_MOST: Final = 4096
-
-
-def share(part: float, whole: float) -> str:
-    """412 GiB of 480 GiB (85%). Rounded down: 100% is all."""
-    percent = min(100, int(100 * part / whole)) if whole else 100
-    return f"{format_bytes(part)} of {format_bytes(whole)} ({percent}%)"
 
 
 class _Figures(ProgressColumn):
@@ -48,7 +42,9 @@ class _Figures(ProgressColumn):
 
 def _figures(task: Task) -> str:
     """How far it is, how fast, and how long it takes. What a narrow terminal cuts comes last."""
-    parts = [share(task.completed, task.total) if task.total else format_bytes(task.completed)]
+    parts = [
+        format_share(task.completed, task.total) if task.total else format_bytes(task.completed)
+    ]
     if task.speed:
         parts.append(f"{format_bytes(task.speed)}/s")
     if task.time_remaining is not None and not task.finished:

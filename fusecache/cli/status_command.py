@@ -46,6 +46,8 @@ def status(path: str | None, as_json: bool) -> None:
     heals it; and READs hit, which this host could answer by itself.
 
     \b
+    dataset   the files of all directories that were listed since it was mounted, or by the mount
+              before, and how much of them is on SSD
     RAM tier  files of the mount in the page cache, of --ram, as far as the mount knows: the kernel
               may have let go of some
     SSD tier  what is stored, of --ssd; reserved: with room on the disk for segments that are being
@@ -244,6 +246,11 @@ def _full_disk(part: dict[str, Any]) -> str | None:
     )
 
 
+def _dataset(part: Any) -> list[tuple[str, str]]:
+    cached = summary.on_ssd(part)
+    return [("dataset", f"{format_count(part['files'], 'file')}, {cached}")] if cached else []
+
+
 def _status_table(answer: dict[str, Any], log: str) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -261,6 +268,7 @@ def _status_table(answer: dict[str, Any], log: str) -> Table:
             f"server restarted {format_count(restarts, 'time')}",
         ),
         ("processes", f"keeper {answer['keeper_pid']}, server {answer['server_pid']}"),
+        *_dataset(answer.get("dataset")),
         ("RAM tier", _of(answer["ram"]) + " at most"),
         ("SSD tier", _ssd(answer)),
         *_directories(answer["ssd"].get("directories") or []),

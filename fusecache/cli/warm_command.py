@@ -12,7 +12,7 @@ import click
 from fusecache.base import command
 from fusecache.base.command import PATH
 from fusecache.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UserError
-from fusecache.base.units import format_bytes, format_count
+from fusecache.base.units import format_bytes, format_count, format_share
 from fusecache.cli import files
 from fusecache.control import control_client
 from fusecache.control.control_client import Target
@@ -151,7 +151,7 @@ class _Warming:
         extra, size = "", format_bytes(result["bytes"])
         if skipped:
             extra = f"; {skipped:,} skipped"
-            size = files.share(result["bytes"], result["bytes"] + result["skipped_bytes"])
+            size = format_share(result["bytes"], result["bytes"] + result["skipped_bytes"])
         line = (
             f"{result['files']:,} files, {size} in the cache; {already:,} were there before{extra}"
         )

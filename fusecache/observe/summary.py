@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fusecache.base.command import printable
 from fusecache.base.metrics import figure
-from fusecache.base.units import format_bytes, format_count
+from fusecache.base.units import format_bytes, format_count, format_share
 from fusecache.observe.asking import Answer, Host, Status, log_of, maps
 
 
@@ -49,6 +49,15 @@ def hit_share(reads: Status) -> float | None:
     """Of READs that reached the mount, those that this host could answer; None: none did."""
     from_ssd, from_origin = reads.get("from_ssd", 0), reads.get("from_origin", 0)
     return from_ssd / (from_ssd + from_origin) if from_ssd + from_origin else None
+
+
+def on_ssd(dataset: Any) -> str:
+    """Of a mount's dataset, which its status describes; "": it has no files that are known."""
+    size_bytes = figure(dataset, "bytes")
+    if not size_bytes:
+        return ""
+    known = "" if figure(dataset, "is_whole") else " that are known"
+    return f"cached {format_share(figure(dataset, 'on_ssd_bytes') or 0, size_bytes)}{known}"
 
 
 def troubles(one: Answer) -> list[str]:
@@ -90,6 +99,8 @@ def _lines(one: Answer, host: Host) -> Iterator[str]:
 
 def _tiers(status: Status, jobs: int) -> str:
     parts = [f"RAM {_of(status['ram'])}", f"SSD {_of(status['ssd'])}"]
+    if cached := on_ssd(status.get("dataset")):
+        parts.append(cached)
     hits = hit_share(status["reads"])
     parts.append("no READs yet" if hits is None else f"{hits:.0%} of READs hit")
     if jobs:

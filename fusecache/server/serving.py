@@ -11,11 +11,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyfuse3
 import trio
@@ -28,7 +27,7 @@ from fusecache.ahead.stored import Evictions, Preloading, Stored
 from fusecache.base import metrics, mounts, processes, wire
 from fusecache.base.disk.probe import Device
 from fusecache.base.errors import FaultLog, UserError
-from fusecache.base.metrics import Metric, Metrics
+from fusecache.base.metrics import Metrics
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
@@ -46,7 +45,7 @@ from fusecache.read.stager import Stager
 from fusecache.recording.passings import Passings
 from fusecache.recording.recording import Recording
 from fusecache.reorder.packer import Packer
-from fusecache.server import pooling
+from fusecache.server import figures, pooling
 from fusecache.server.evicting import Evicting
 from fusecache.server.launch import Launch
 from fusecache.server.maintenance import Maintenance
@@ -389,6 +388,7 @@ class Server:
         directories = await trio.to_thread.run_sync(self.store.directories)
         full_disk_bytes = await trio.to_thread.run_sync(self.store.full_disk_bytes)
         packed = await trio.to_thread.run_sync(self.packer.progress)
+        dataset = await trio.to_thread.run_sync(figures.dataset, self.store, self.dataset)
         config, now = self.config, self.metrics.read()
         origin_files, origin_bytes = read_so_far(now)
         return {
@@ -421,6 +421,7 @@ class Server:
                     "keep_free_bytes": self.store.settings.keep_free_bytes,
                     "directories": [asdict(directory) for directory in directories],
                 },
+                "dataset": dataset,
                 "pins": self.pinning.status(),
                 "layout": {
                     "setting": config.layout,
@@ -429,15 +430,15 @@ class Server:
                     **self.packer.state(),
                     **packed,
                 },
-                "reads": _read_figures(now, is_ordinary=bool(self.why_ordinary)),
-                "metadata": _metadata_figures(now),
+                "reads": figures.reads(now, is_ordinary=bool(self.why_ordinary)),
+                "metadata": figures.metadata(now),
                 "origin": {
                     "files": origin_files,
                     "bytes": origin_bytes,
                     "errors": now[metrics.ORIGIN_ERRORS],
                     "available": self.origin.available,
                     "last_error": self.origin.last_error,
-                    "read_s": _latency(_native.origin_reads()),
+                    "read_s": figures.latency(_native.origin_reads()),
                 },
                 "pool": pooling.status(self.hosts, now),
                 "manifest": {
@@ -445,7 +446,7 @@ class Server:
                     "linked_files": now[metrics.LINKED_FILES],
                     "linked_bytes": now[metrics.LINKED_BYTES],
                 },
-                "prefetch": {"connected": self.plan.is_connected, **_prefetch_figures(now)},
+                "prefetch": {"connected": self.plan.is_connected, **figures.prefetch(now)},
                 "integrity": {
                     "mismatches": now[metrics.MISMATCHES],
                     "faults": self.faults.counts(),
@@ -529,61 +530,6 @@ def _metrics() -> Metrics:
     found.watch(metrics.TABLE_BYTES, _native.memory_bytes)
     found.watch(metrics.RAM_BYTES, _native.ram_bytes)
     return found
-
-
-def _read_figures(now: Mapping[Metric, int], *, is_ordinary: bool) -> dict[str, Any]:
-    pushed_bytes, served_bytes = _so_far(now)
-    return {
-        "requests": now[metrics.REQUESTS if is_ordinary else metrics.FRONT_REQUESTS],
-        "from_ssd": now[metrics.FRONT_FROM_SSD] + now[metrics.FROM_SSD],
-        "from_origin": now[metrics.FRONT_FROM_ORIGIN] + now[metrics.FROM_ORIGIN],
-        "by_fetch_threads": now[metrics.FRONT_FROM_ORIGIN],
-        "waited_for_staging": now[metrics.FRONT_WAITED],
-        "bytes_pushed": pushed_bytes,
-        "bytes_staged": now[metrics.FRONT_BYTES_STAGED],
-        "bytes_served": served_bytes,
-        "read_s": _latency(_native.mount_reads()),
-    }
-
-
-def _metadata_figures(now: Mapping[Metric, int]) -> dict[str, int]:
-    return {
-        "lookups": now[metrics.FRONT_LOOKUPS],
-        "getattrs": now[metrics.FRONT_GETATTRS],
-        "readdirs": now[metrics.FRONT_READDIRS],
-        "to_python": now[metrics.FRONT_SLOW],
-    }
-
-
-def _prefetch_figures(now: Mapping[Metric, int]) -> dict[str, int]:
-    return {
-        "depth": now[metrics.DEPTH],
-        "queued_stage": now[metrics.QUEUED_STAGE],
-        "queued_fetch": now[metrics.QUEUED_FETCH],
-        "in_flight": now[metrics.IN_FLIGHT],
-        "files": now[metrics.PREFETCHED_FILES],
-        "bytes": now[metrics.PREFETCHED_BYTES],
-        "overtaking_reads": now[metrics.OVERTAKING_READS],
-        "looks": now[metrics.WINDOW_LOOKS],
-        "restored_files": now[metrics.RESTORED_FILES],
-        "reclaimed_files": now[metrics.RECLAIMED_FILES],
-    }
-
-
-def _latency(reads: tuple[list[int], int]) -> dict[str, Any]:
-    """A histogram: upper bounds in seconds, reads of each bucket (one more: all that took longer),
-    and the seconds of all reads together.
-    """
-    counts, sum_ns = reads
-    bounds = [2 ** (_native.LATENCY_SHIFT + k) / 1e9 for k in range(len(counts) - 1)]
-    return {"bounds": bounds, "counts": counts, "sum": sum_ns / 1e9}
-
-
-def _so_far(now: Mapping[Metric, int]) -> tuple[int, int]:
-    """Bytes that were pushed, and that were pushed or replied."""
-    pushed = now[metrics.FRONT_BYTES_STAGED] + now[metrics.BYTES_PUSHED]
-    from_c = now[metrics.FRONT_BYTES_FROM_SSD] + now[metrics.FRONT_BYTES_FROM_ORIGIN]
-    return pushed, pushed + from_c + now[metrics.BYTES_REPLIED]
 
 
 async def _keep_running(task: Callable[[], Awaitable[None]]) -> None:

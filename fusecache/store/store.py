@@ -83,6 +83,7 @@ class Store:
         self.adopt_orphans = self._reconciler.adopt_orphans
         self.housekeeping = housekeeping.run
         self.usage = accounts.usage
+        self.dataset_bytes = accounts.dataset_bytes
         self.written_bytes = accounts.written_bytes
         self.directories = accounts.directories
         self.room_bytes = accounts.room_bytes

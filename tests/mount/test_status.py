@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from fusecache.base.disk import probe
 from fusecache.base.disk.probe import Probe
+from fusecache.control import control_client
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.mounted import eventually
 from tests.support.plan_client import PlanClient
@@ -68,3 +70,37 @@ def test_auto_measures_when_a_hintsd_connects(place: Place, mounting: Mounting) 
     assert "random reads of 4 KiB" in mount.run("probe", "--show", mount.path).stdout
     with PlanClient(mount.path) as client:
         assert Probe.from_map(client.hello["mount"]["probe"]) == found
+
+
+@in_one_mode
+def test_how_much_of_the_dataset_is_on_ssd(place: Place, mounting: Mounting) -> None:
+    """By all its names once; blocks of large files, one by one; and by the next mount, too."""
+    sizes = {"a/1": 100_000, "a/2": 50_000, "b/large": 9 << 20, "b/empty": 0}
+    for number, (name, size) in enumerate(sizes.items()):
+        place.write(name, random_bytes(number, size))
+    os.link(place.source / "a/1", place.source / "a/link")
+    mount = mounting()
+
+    def is_said(files: int, size_bytes: int, on_ssd_bytes: int, is_whole: bool) -> bool:
+        found: dict[str, int] = mount.value("dataset")
+        return list(found.values()) == [files, size_bytes, on_ssd_bytes, is_whole]
+
+    os.listdir(mount.path)
+    os.listdir(mount.path / "a")
+    assert is_said(2, 150_000, 0, False)
+    os.listdir(mount.path / "b")
+    assert is_said(4, sum(sizes.values()), 0, True)
+    (mount.path / "a/1").read_bytes()
+    eventually(lambda: is_said(4, sum(sizes.values()), 100_000, True))
+    (mount.path / "b/large").read_bytes()
+    eventually(lambda: is_said(4, sum(sizes.values()), 100_000 + sizes["b/large"], True))
+    (place.source / "a/2").unlink()
+    control_client.ask(control_client.find(str(mount.path)), {"op": "sweep"})
+    assert is_said(3, sum(sizes.values()) - 50_000, 100_000 + sizes["b/large"], True)
+    mount.umount()
+    mount.start()  # nothing is located yet: the index tells
+    assert is_said(3, sum(sizes.values()) - 50_000, 100_000 + sizes["b/large"], False)
+    said = " ".join(mount.run("status", mount.path).stdout.split())
+    assert "dataset 3 files, cached 9.1 MiB of 9.1 MiB (100%) that are known" in said
+    mount.run("evict", mount.path, "b/large")
+    assert mount.value("dataset")["on_ssd_bytes"] == 100_000

@@ -22,6 +22,7 @@ _STATUS = r"""
   "given_bytes": 256000000, "blocks": 33, "segments": 1, "evicted_files": 3, "evicted_bytes": 300,
   "policy": "reuse", "full_disk_bytes": null, "keep_free_bytes": 13527658700,
   "directories": [{"path": "/ssd/cache", "why_out": "", "bytes": 12017152, "segments": 1}]},
+ "dataset": {"files": 31, "bytes": 515396075520, "on_ssd_bytes": 442381631488, "is_whole": true},
  "pins": {"globs": ["val/**"], "files": 4, "bytes": 400, "known": true},
  "layout": {"setting": "static", "probe_fault": "", "ssd_needed_bytes": 0, "packing": 0,
   "log_written_bytes": 7000, "log_waiting_bytes": 0, "log_segments": 0, "log_files": 0, "logs": 0,

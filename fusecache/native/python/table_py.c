@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
+#include "../segment/segment.h"
+
 static PyObject *py_adopt_source(PyObject *module, PyObject *arg)
 {
 	int fd = PyObject_AsFileDescriptor(arg), err;
@@ -30,6 +32,17 @@ static PyObject *py_count(PyObject *module, PyObject *unused)
 	(void)module;
 	(void)unused;
 	return PyLong_FromUnsignedLong(table_count());
+}
+
+static PyObject *py_census(PyObject *module, PyObject *unused)
+{
+	struct census found;
+
+	(void)module;
+	(void)unused;
+	WITHOUT_GIL(found = table_census(segment_known));
+	return Py_BuildValue("KKKO", (unsigned long long)found.files, (unsigned long long)found.bytes,
+			     (unsigned long long)found.located_bytes, found.is_whole ? Py_True : Py_False);
 }
 
 struct ticking {
@@ -540,6 +553,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(mark_young),
     ONE_ARGUMENT(is_unchecked),
     ONE_ARGUMENT(has_unchecked),
+    NO_ARGUMENT(census),
     NO_ARGUMENT(saved_bytes),
     WITH_KEYWORDS(save_table),
     WITH_KEYWORDS(load_table),

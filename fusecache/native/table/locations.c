@@ -167,6 +167,50 @@ int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, si
 	return err;
 }
 
+static uint64_t located_bytes(uint32_t ino, bool (*is_there)(uint32_t segno))
+{
+	const uint64_t size = table.nodes[ino].size;
+	uint64_t found = 0;
+
+	for (uint64_t at = 0; at < size; at += BLOCK_BYTES) {
+		const uint64_t packed = table_location(ino, at / BLOCK_BYTES);
+
+		if (packed && is_there(location_unpack(packed).segno))
+			found += size - at < BLOCK_BYTES ? size - at : BLOCK_BYTES;
+	}
+	return found;
+}
+
+/* table.lock is held. */
+static void count_node(struct census *in, uint32_t ino, bool (*is_there)(uint32_t segno))
+{
+	const struct node *n = &table.nodes[ino];
+
+	if (node_flags(n) & NODE_ALIAS)
+		return;
+	if (node_is_directory(n)) {
+		in->is_whole &= (node_flags(n) & (NODE_LISTED | NODE_DEAD)) != 0;
+	} else if (node_is_file(n) && node_live_name(ino)) {
+		in->files++;
+		in->bytes += n->size;
+		in->located_bytes += located_bytes(ino, is_there);
+	}
+}
+
+struct census table_census(bool (*is_there)(uint32_t segno))
+{
+	struct census found = {.is_whole = true};
+
+	for (uint64_t ino = ROOT_INO, stop; ino <= table_count(); ino = stop) {
+		stop = ino + SLICE_NODES;
+		pthread_rwlock_rdlock(&table.lock);
+		for (; ino < stop && ino <= table_count(); ino++)
+			count_node(&found, (uint32_t)ino, is_there);
+		pthread_rwlock_unlock(&table.lock);
+	}
+	return found;
+}
+
 static int number_put(struct number_list *to, uint32_t number)
 {
 	uint32_t *items = to->items;

@@ -207,6 +207,12 @@ struct segment_use {
 	uint64_t files, bytes; /* of inodes that have a name: whose block 0 lies there; of their records */
 	uint64_t to_come;      /* how many of the files */
 };
+struct census {
+	uint64_t files, bytes;	/* regular files that have a name */
+	uint64_t located_bytes; /* of these, blocks with a location in a segment that is there */
+	bool is_whole;		/* all directories are LISTED */
+};
+struct census table_census(bool (*is_there)(uint32_t segno));
 /* What is in use of all segments that locations lead to: malloc'ed, *count of them, by number. */
 int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, size_t *count);
 struct number_list {

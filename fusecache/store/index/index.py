@@ -34,6 +34,7 @@ from fusecache.store.types import BLOCK_BYTES, Location, Version
 
 _PAGE_ROWS: Final = 1000
 _DELETE_ROWS: Final = 128
+_OF_DATASET: Final = "dir>=? AND dir<=?"
 
 
 class Index:
@@ -139,9 +140,7 @@ class Index:
         table, where = "blocks", ""
         prefix: tuple[bytes, ...] = ()
         if dataset is not None:
-            low = dataset[:8]
-            # All keys of the dataset begin with these 8 bytes and are 24 bytes long.
-            table, where, prefix = "files", "dir>=? AND dir<=? AND", (low, low + b"\xff" * 17)
+            table, where, prefix = "files", f"{_OF_DATASET} AND", _keys_of(dataset)
         while True:
             with self.database.reader() as connection:
                 rows = connection.execute(
@@ -156,6 +155,16 @@ class Index:
             if len(rows) < _PAGE_ROWS or not rows[-1][:2] > (segno, offset):
                 return
             segno, offset = rows[-1][:2]
+
+    def dataset_bytes(self, dataset: bytes) -> int:
+        """Of the blocks that committed rows of its files lead to, one by one: what has one content
+        counts as often as it has names.
+        """
+        with self.database.reader() as connection:
+            (found,) = connection.execute(
+                f"SELECT total(payload_len) FROM files WHERE {_OF_DATASET}", _keys_of(dataset)
+            ).fetchone()
+        return int(found)
 
     def count_blocks(self) -> int:
         """Of the rows that are written or wait to be; for a moment some are both."""
@@ -325,6 +334,11 @@ class Index:
             for at in range(0, len(table_rows), most):
                 with self.database.transaction() as connection:
                     connection.executemany(statement, table_rows[at : at + most])
+
+
+def _keys_of(dataset: bytes) -> tuple[bytes, bytes]:
+    """For _OF_DATASET: all keys of the dataset begin with these 8 bytes and are 24 bytes long."""
+    return dataset[:8], dataset[:8] + b"\xff" * 17
 
 
 def _leads(connection: sqlite3.Connection, known: Mapping[int, SegmentRow], row: FileRow) -> bool:

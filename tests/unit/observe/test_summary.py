@@ -26,7 +26,7 @@ def shown(host: Host) -> list[str]:
 def test_each_mount_has_a_line_and_what_is_dead_how_to_heal_it() -> None:
     assert shown(recorded_status.host()) == [
         "/data/imagenet RAM 11.4 MiB of 16 MiB (72%), SSD 122 MiB of 244 MiB (50%), "
-        "75% of READs hit, 2 jobs with hints",
+        "cached 412 GiB of 480 GiB (85%), 75% of READs hit, 2 jobs with hints",
         "/data/coco DEAD: its keeper and its server are gone",
         "to heal it: fusecache mount /mnt/nfs/imagenet /data/coco",
         "/home/u/data another user's (uid 54321), and shows you nothing",
@@ -42,13 +42,30 @@ def test_what_is_wrong_with_a_mount_that_answers_is_shown() -> None:
         "directories": [{"path": "/a", "why_out": "is gone"}, {"path": "/b", "why_out": ""}],
     }  # fmt: skip
     first, *more = shown(Host([Answer(recorded_status.target(), "up", status)], {}))
-    assert first.endswith("SSD 122 MiB of 0 B, no READs yet")
+    assert "SSD 122 MiB of 0 B, cached" in first
+    assert first.endswith(", no READs yet")
     assert more == [
         "THE ORIGIN IS AWAY: EIO; cached files are served",
         "THE KEEPER IS GONE: umount and mount again at the next occasion",
         "THE DISK OF THE CACHE IS FULL: the SSD tier gets no larger",
         "OUT OF SERVICE: /a: is gone",
     ]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ({"is_whole": False}, "cached 412 GiB of 480 GiB (85%) that are known"),
+        ({"on_ssd_bytes": 0}, "cached 0 B of 480 GiB (0%)"),
+        ({"bytes": 0}, ""),
+    ],
+)
+def test_how_much_is_cached_of_what_is_known(dataset: dict[str, Any], said: str) -> None:
+    assert summary.on_ssd(recorded_status.mount_status()["dataset"] | dataset) == said
+
+
+def test_a_server_of_an_earlier_version_says_nothing_of_its_dataset() -> None:
+    assert summary.on_ssd(None) == ""
 
 
 def test_for_machines(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
