@@ -1,0 +1,1 @@
+"""tools/slurm: deploy/slurm with a slurmctld and a slurmd on this machine."""
