@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import trio
 
-from fusecache.ahead.jobs import Job
+from fusecache.ahead.prefetches import Prefetch
 from fusecache.base.errors import OriginTimeout
 from fusecache.read.fetch_threads import Fetched, Fetches, FetchThreads
 from fusecache.read.misses import FLYING_MOST
@@ -170,7 +170,7 @@ class LimitedFetches:
         self._threads = threads
         self._depth = Depth(depth_most)
         self._bucket = TokenBucket(bytes_per_s, 0.0)
-        self._fetches: Fetches[Job]  # set by `serve`
+        self._fetches: Fetches[Prefetch]  # set by `serve`
         self._was_full = False
         self._pause_s = 0.0
         self._pause_until = 0.0
@@ -178,21 +178,21 @@ class LimitedFetches:
 
     def serve(
         self,
-        landed: Callable[[Job, Fetched], None],
-        given_up: Callable[[Job, OriginTimeout, trio.Event], None],
+        landed: Callable[[Prefetch, Fetched], None],
+        given_up: Callable[[Prefetch, OriginTimeout, trio.Event], None],
         after_landings: Callable[[], None],
     ) -> None:
         """As Fetches has them. Called once."""
 
-        def land(job: Job, fetched: Fetched) -> None:
-            self.flying_bytes -= job.version.size
+        def land(prefetch: Prefetch, fetched: Fetched) -> None:
+            self.flying_bytes -= prefetch.version.size
             if fetched.is_pooled:  # the bandwidth is the origin's
-                self.take(-job.version.size)
-            landed(job, fetched)
+                self.take(-prefetch.version.size)
+            landed(prefetch, fetched)
 
-        def give_up(job: Job, error: OriginTimeout, ended: trio.Event) -> None:
-            self.flying_bytes -= job.version.size
-            given_up(job, error, ended)
+        def give_up(prefetch: Prefetch, error: OriginTimeout, ended: trio.Event) -> None:
+            self.flying_bytes -= prefetch.version.size
+            given_up(prefetch, error, ended)
 
         def after() -> None:
             after_landings()
@@ -228,11 +228,11 @@ class LimitedFetches:
 
     # ---- the life of a fetch ---------------------------------------------------------------------
 
-    def submit(self, job: Job) -> None:
+    def submit(self, prefetch: Prefetch) -> None:
         """Raises OSError, ValueError: no thread is to be had, or the file has grown."""
-        self._fetches.submit(job, job.ino, job.version)
-        self.flying_bytes += job.version.size
-        self.take(job.version.size)
+        self._fetches.submit(prefetch, prefetch.ino, prefetch.version)
+        self.flying_bytes += prefetch.version.size
+        self.take(prefetch.version.size)
         self._was_full = self.is_full
 
     def completed(self, size_bytes: int) -> None:
@@ -240,8 +240,8 @@ class LimitedFetches:
         self._pause_s = 0.0
         self._depth.completed(trio.current_time(), size_bytes, self._was_full)
 
-    def failed(self, job: Job, now: float, is_away: bool) -> None:
-        self._depth.failed(now, job.begun_s)
+    def failed(self, prefetch: Prefetch, now: float, is_away: bool) -> None:
+        self._depth.failed(now, prefetch.begun_s)
         if is_away and now >= self._pause_until:
             self._pause_s = min(PAUSE_S_MOST, max(PAUSE_S_FIRST, 2 * self._pause_s))
             self._pause_until = now + self._pause_s

@@ -14,10 +14,10 @@ import trio
 
 from fusecache import _native
 from fusecache.ahead.depth import LimitedFetches
-from fusecache.ahead.jobs import Job, Jobs
 from fusecache.ahead.large import POLL_S, LargeFiles
 from fusecache.ahead.marks import Answers, Inos, flags, flags_of, mark, refusal
 from fusecache.ahead.pages import Pages, Pushes
+from fusecache.ahead.prefetches import Prefetch, Prefetches
 from fusecache.ahead.queues import FetchQueue, StageQueue
 from fusecache.ahead.stored import Stored
 from fusecache.base.errors import AWAY_ERRNOS, OriginChanged, OriginError, OriginTimeout
@@ -138,13 +138,13 @@ class Fetching:
         self._metrics = metrics
         self._pushes = Pushes(pages, answers, self._pushed)
         self.line = Line()
-        self.jobs = Jobs(fetcher, answers, self._pushes.put)
+        self.prefetches = Prefetches(fetcher, answers, self._pushes.put)
         self._work = trio.lowlevel.ParkingLot()
 
     def clear(self) -> None:
         """The plan has ended. What is in flight is finished."""
         self.line.clear()
-        self.jobs.clear()
+        self.prefetches.clear()
         self._pushes.clear()
 
     async def run_forever(self) -> None:
@@ -224,17 +224,17 @@ class Fetching:
             self._fetch(ino, store)
 
     def _fetch(self, ino: int, store: bool, attempts: int = 1) -> None:
-        job = self.jobs.begin(ino, store, attempts)
-        flight = self.jobs.fly(job)
+        prefetch = self.prefetches.begin(ino, store, attempts)
+        flight = self.prefetches.fly(prefetch)
         if flight is not None:  # a reader was faster, or an earlier plan
-            flight.when_landed(partial(self._others_landed, job, flight))
+            flight.when_landed(partial(self._others_landed, prefetch, flight))
             return
         try:
-            self._fetches.submit(job)
+            self._fetches.submit(prefetch)
         except (OSError, ValueError) as error:
             log.info("cannot fetch ahead: %s", error)
-            self._fail(job, OriginChanged())
-            self.jobs.end(job, Result.NOT_PUSHED)
+            self._fail(prefetch, OriginChanged())
+            self.prefetches.end(prefetch, Result.NOT_PUSHED)
 
     def only_fetched(self, inos: Inos) -> list[int]:
         """Those of these that wait for nothing but to be fetched. What is to be staged as well is
@@ -246,8 +246,8 @@ class Fetching:
         is_queued = marks & Standing.QUEUED != 0
         left, wanted = [], inos[is_queued & is_to_be_staged]
         for ino in dict.fromkeys(inos[is_queued & ~is_to_be_staged].tolist()):
-            if ino in self.jobs:
-                self.jobs.store(ino)
+            if ino in self.prefetches:
+                self.prefetches.store(ino)
             elif ino in self.line:
                 self.line.store(ino)
             elif ino not in self._pages:
@@ -262,107 +262,111 @@ class Fetching:
 
     # ---- what has come ---------------------------------------------------------------------------
 
-    def _landed(self, job: Job, fetched: Fetched) -> None:
+    def _landed(self, prefetch: Prefetch, fetched: Fetched) -> None:
         if fetched.errno == 0 and fetched.data is not None:
             if not fetched.is_pooled:  # the depth is the origin's
                 self._fetches.completed(len(fetched.data))
-            self._arrived(job, fetched.data, fetched.begun_ns)
+            self._arrived(prefetch, fetched.data, fetched.begun_ns)
         else:
-            self._failed(job, fetched.errno or errno.EIO)
-        self._misses.let_go(job.ino)
+            self._failed(prefetch, fetched.errno or errno.EIO)
+        self._misses.let_go(prefetch.ino)
 
-    def _arrived(self, job: Job, data: bytes, begun_ns: int) -> None:
-        assert job.flight is not None
+    def _arrived(self, prefetch: Prefetch, data: bytes, begun_ns: int) -> None:
+        assert prefetch.flight is not None
         self._metrics.add(PREFETCHED_FILES)
         self._metrics.add(PREFETCHED_BYTES, len(data))
         is_settled = self._fetcher.finish(
-            job.ino, job.flight, job.version, data, begun_ns, job.store
+            prefetch.ino, prefetch.flight, prefetch.version, data, begun_ns, prefetch.store
         )
-        if not self.jobs.is_current(job):
-            self.jobs.land(job)
+        if not self.prefetches.is_current(prefetch):
+            self.prefetches.land(prefetch)
         elif not is_settled:
-            self.jobs.end(job, refusal(job.ino))
+            self.prefetches.end(prefetch, refusal(prefetch.ino))
         else:
-            self.jobs.arrived(job, bool(flags(job.ino) & Standing.WANTED))
+            self.prefetches.arrived(prefetch, bool(flags(prefetch.ino) & Standing.WANTED))
 
-    def _pushed(self, done: list[tuple[Job, int]]) -> None:
-        for job, result in done:
-            self.jobs.pushed(job, result)
+    def _pushed(self, done: list[tuple[Prefetch, int]]) -> None:
+        for prefetch, result in done:
+            self.prefetches.pushed(prefetch, result)
         self.feed()
 
-    def _others_landed(self, job: Job, flight: Flight) -> None:
+    def _others_landed(self, prefetch: Prefetch, flight: Flight) -> None:
         """A fetch of somebody else's that we waited for."""
-        if not self.jobs.is_current(job):
+        if not self.prefetches.is_current(prefetch):
             return
-        is_wanted = flags(job.ino) & Standing.WANTED
-        if is_wanted and _has_brought(job, flight):
-            self.jobs.brought(job, flight)
+        is_wanted = flags(prefetch.ino) & Standing.WANTED
+        if is_wanted and _has_brought(prefetch, flight):
+            self.prefetches.brought(prefetch, flight)
         elif is_wanted:
-            self.jobs.queue_again(job)
+            self.prefetches.queue_again(prefetch)
             self._to_stage.put_first(
-                np.array([job.ino], np.uint32), np.array([job.store], np.uint8)
+                np.array([prefetch.ino], np.uint32), np.array([prefetch.store], np.uint8)
             )
         elif flight.stored:
-            self.jobs.end(job, Result.STORED)
+            self.prefetches.end(prefetch, Result.STORED)
         elif isinstance(flight.error, OriginChanged):  # or cannot be read: our own fetch says why
-            self.jobs.queue_again(job)
-            self.line.fetch(job.ino)
+            self.prefetches.queue_again(prefetch)
+            self.line.fetch(prefetch.ino)
             self._work.unpark()
         elif flight.error is not None:
-            self.jobs.end(job, Result.ORIGIN_ERROR)
+            self.prefetches.end(prefetch, Result.ORIGIN_ERROR)
         else:
-            self.jobs.end(job, Result.NO_ROOM if flight.is_settled else Result.NOT_PUSHED)
+            self.prefetches.end(
+                prefetch, Result.NO_ROOM if flight.is_settled else Result.NOT_PUSHED
+            )
 
     # ---- what has failed -------------------------------------------------------------------------
 
-    def _failed(self, job: Job, number: int) -> None:
+    def _failed(self, prefetch: Prefetch, number: int) -> None:
         if number in (errno.ESTALE, errno.ENOENT):
-            self._fail(job, OriginChanged())
-            self._nursery.start_soon(self._look_again, job)
+            self._fail(prefetch, OriginChanged())
+            self._nursery.start_soon(self._look_again, prefetch)
             return
-        self._fail(job, self._origin.failed(number, os.strerror(number)))
-        self._hold_back(job, is_away=number in AWAY_ERRNOS)
+        self._fail(prefetch, self._origin.failed(number, os.strerror(number)))
+        self._hold_back(prefetch, is_away=number in AWAY_ERRNOS)
 
-    def _fail(self, job: Job, error: OriginError, ended: trio.Event | None = None) -> None:
-        assert job.flight is not None
-        self._fetcher.fail(job.ino, job.flight, error, ended)
+    def _fail(
+        self, prefetch: Prefetch, error: OriginError, ended: trio.Event | None = None
+    ) -> None:
+        assert prefetch.flight is not None
+        self._fetcher.fail(prefetch.ino, prefetch.flight, error, ended)
 
-    def _hold_back(self, job: Job, is_away: bool) -> None:
-        self._fetches.failed(job, trio.current_time(), is_away)
-        if self.jobs.is_current(job):
-            mark(job.ino, Standing.FAILED, 0)
-            self.jobs.end(job, Result.ORIGIN_ERROR)
+    def _hold_back(self, prefetch: Prefetch, is_away: bool) -> None:
+        self._fetches.failed(prefetch, trio.current_time(), is_away)
+        if self.prefetches.is_current(prefetch):
+            mark(prefetch.ino, Standing.FAILED, 0)
+            self.prefetches.end(prefetch, Result.ORIGIN_ERROR)
 
-    async def _look_again(self, job: Job) -> None:
+    async def _look_again(self, prefetch: Prefetch) -> None:
         """The file was another one than the table says."""
         result = 0
         try:
-            await self._fetcher.refresh(job.ino)
+            await self._fetcher.refresh(prefetch.ino)
         except OriginChanged:
             result = Result.GONE
         except OriginError:
             result = Result.ORIGIN_ERROR
-        if not self.jobs.is_current(job):
+        if not self.prefetches.is_current(prefetch):
             return
-        size = namespace.version(job.ino).size
-        if not result and job.attempts < ATTEMPTS_MOST and 0 < size <= BLOCK_BYTES:
+        size = namespace.version(prefetch.ino).size
+        if not result and prefetch.attempts < ATTEMPTS_MOST and 0 < size <= BLOCK_BYTES:
             self._work.unpark()
-            self._fetch(job.ino, job.store, job.attempts + 1)
+            self._fetch(prefetch.ino, prefetch.store, prefetch.attempts + 1)
         else:
-            self.jobs.end(job, result or Result.NOT_PUSHED)
+            self.prefetches.end(prefetch, result or Result.NOT_PUSHED)
 
-    def _given_up(self, job: Job, error: OriginTimeout, ended: trio.Event) -> None:
-        self._fail(job, error, ended)
-        self._misses.let_go(job.ino)
-        self._hold_back(job, is_away=True)
+    def _given_up(self, prefetch: Prefetch, error: OriginTimeout, ended: trio.Event) -> None:
+        self._fail(prefetch, error, ended)
+        self._misses.let_go(prefetch.ino)
+        self._hold_back(prefetch, is_away=True)
 
 
-def _has_brought(job: Job, flight: Flight) -> bool:
+def _has_brought(prefetch: Prefetch, flight: Flight) -> bool:
     """Whether a landed flight brought the file as it is now, to be pushed."""
     return (
         flight.data is not None
         and flight.is_settled
-        and flight.version == job.version == namespace.version(job.ino)
+        and flight.version == prefetch.version == namespace.version(prefetch.ino)
     )
 
 

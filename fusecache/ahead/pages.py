@@ -18,8 +18,8 @@ import trio
 from numpy.typing import NDArray
 
 from fusecache import _native
-from fusecache.ahead.jobs import Job
 from fusecache.ahead.marks import Answers, Inos, flags
+from fusecache.ahead.prefetches import Prefetch
 from fusecache.base.metrics import BYTES_PUSHED, Metrics
 from fusecache.base.wire import Standing
 from fusecache.read.kernel import Kernel
@@ -159,19 +159,22 @@ class Pushes:
     """Fetched files of one block, from memory to the kernel: those of the one plan there is."""
 
     def __init__(
-        self, pages: Pages, answers: Answers, on_pushed: Callable[[list[tuple[Job, int]]], None]
+        self,
+        pages: Pages,
+        answers: Answers,
+        on_pushed: Callable[[list[tuple[Prefetch, int]]], None],
     ) -> None:
         """`on_pushed` gets what has left the queue, while its plan lives."""
         self._pages = pages
         self._answers = answers
         self._on_pushed = on_pushed
-        self._queue: deque[tuple[Job, memoryview]] = deque()
+        self._queue: deque[tuple[Prefetch, memoryview]] = deque()
         self._work = trio.lowlevel.ParkingLot()
         self.bytes = 0
         """Not pushed yet."""
 
-    def put(self, job: Job, data: memoryview) -> None:
-        self._queue.append((job, data))
+    def put(self, prefetch: Prefetch, data: memoryview) -> None:
+        self._queue.append((prefetch, data))
         self.bytes += len(data)
         if len(self._queue) % PUSH_BATCH == 1:
             self._work.unpark()
@@ -197,21 +200,25 @@ class Pushes:
             if plan != self._answers.plan:
                 continue
             self.bytes -= sum(len(data) for _, data in batch)
-            done = [(job, results.get(job.ino, _native.PUSH_REFUSED)) for job, _ in batch]
+            done = [
+                (prefetch, results.get(prefetch.ino, _native.PUSH_REFUSED)) for prefetch, _ in batch
+            ]
             self._on_pushed(done)
 
-    def _next(self) -> list[tuple[Job, memoryview]]:
-        batch: list[tuple[Job, memoryview]] = []
+    def _next(self) -> list[tuple[Prefetch, memoryview]]:
+        batch: list[tuple[Prefetch, memoryview]] = []
         size_bytes = 0
         while self._queue and len(batch) < PUSH_BATCH and size_bytes < PUSH_BATCH_BYTES:
             batch.append(self._queue.popleft())
             size_bytes += len(batch[-1][1])
         return batch
 
-    async def _push(self, batch: list[tuple[Job, memoryview]]) -> dict[int, int]:
+    async def _push(self, batch: list[tuple[Prefetch, memoryview]]) -> dict[int, int]:
         """Of each inode that is still wanted: the result."""
         files: list[File] = [
-            (job.ino, job.version, data) for job, data in batch if flags(job.ino) & Standing.WANTED
+            (prefetch.ino, prefetch.version, data)
+            for prefetch, data in batch
+            if flags(prefetch.ino) & Standing.WANTED
         ]
         if not files:
             return {}

@@ -107,16 +107,16 @@ class Staging:
             inos, wishes = inos[~waits], wishes[~waits]
             names = inos.tolist()
         unique = set(names)
-        jobs = self._fetching.jobs
-        under_way = (self._pages, self._fetching.line, jobs)
+        prefetches = self._fetching.prefetches
+        under_way = (self._pages, self._fetching.line, prefetches)
         if len(unique) == len(names) and not any(some.has_any(unique) for some in under_way):
             return inos, wishes
         is_new = []
         for ino in names:
             is_new.append(ino in unique and not any(ino in some for some in under_way))
             unique.discard(ino)
-            if ino in jobs:
-                jobs.stage(ino)
+            if ino in prefetches:
+                prefetches.stage(ino)
         chosen = np.array(is_new)
         return inos[chosen], wishes[chosen]
 

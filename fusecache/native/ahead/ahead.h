@@ -40,8 +40,8 @@ void window_ask(int fd, const uint32_t *inos, size_t count, uint8_t *found, unsi
 void window_told(uint64_t number, bool is_there);
 
 /* ---- fetch threads --------------------------------------------------------------------------- */
-struct fetch_job {
-	struct fetch_job *next;
+struct fetch {
+	struct fetch *next;
 	void *owner;	     /* the object that `into` lies in: only touched with the GIL */
 	unsigned char *into; /* version.size bytes */
 	struct version version;
@@ -56,9 +56,9 @@ int fetch_init(void);
 /* Or more of them. direct: files are read past the page cache, as long as their file system can. */
 void fetch_begin(unsigned threads, bool direct);
 /* Errors: there is no thread, and none can be made. */
-int fetch_submit(struct fetch_job *job);
+int fetch_submit(struct fetch *fetch);
 int fetch_fd(void);
-struct fetch_job *fetch_take(size_t most); /* a list */
+struct fetch *fetch_take(size_t most); /* a list */
 
 /* ---- READs that wait for what is being staged --------------------------------------------- */
 /* Does it wait? Then `raw` was copied, and the request is answered later. */

@@ -1,10 +1,10 @@
 /* Fetch threads, which read whole small files from the pool over hosts, or from the origin, each into memory
- * that the caller gave with the job.
+ * that the caller gave with the fetch.
  *
- * The origin may hang for ever, and its threads with it: more are made as jobs wait, and none ends before the
+ * The origin may hang for ever, and its threads with it: more are made as fetches wait, and none ends before the
  * process does.
  *
- * INVARIANT: a job is at every time in exactly one of: queue, a thread, done, the caller.
+ * INVARIANT: a fetch is at every time in exactly one of: queue, a thread, done, the caller.
  */
 #include "ahead.h"
 
@@ -19,7 +19,7 @@
 #define KEPT_BYTES (128 << 20) /* as much as the prefetcher and the publisher hold */
 
 struct list {
-	struct fetch_job *first, **end;
+	struct fetch *first, **end;
 	size_t count;
 };
 static struct {
@@ -29,7 +29,7 @@ static struct {
 	struct list queue, done;
 	unsigned most;	     /* threads; 0: not begun */
 	unsigned current;    /* of them there are */
-	unsigned idle;	     /* of them have no job */
+	unsigned idle;	     /* of them have no fetch */
 	_Atomic bool direct; /* past the origin's page cache */
 } fetchers = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -39,24 +39,24 @@ static struct {
     .done.end = &fetchers.done.first,
 };
 
-static void list_add(struct list *list, struct fetch_job *job)
+static void list_add(struct list *list, struct fetch *fetch)
 {
-	job->next = NULL;
-	*list->end = job;
-	list->end = &job->next;
+	fetch->next = NULL;
+	*list->end = fetch;
+	list->end = &fetch->next;
 	list->count++;
 }
 
-static struct fetch_job *list_take(struct list *list)
+static struct fetch *list_take(struct list *list)
 {
-	struct fetch_job *job = list->first;
+	struct fetch *fetch = list->first;
 
-	list->first = job->next;
+	list->first = fetch->next;
 	if (!list->first)
 		list->end = &list->first;
 	list->count--;
-	job->next = NULL;
-	return job;
+	fetch->next = NULL;
+	return fetch;
 }
 
 int fetch_init(void)
@@ -92,14 +92,14 @@ static bool go_direct(int fd)
 	return atomic_load(&fetchers.direct) && flags >= 0 && !fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
 
-static int read_all(int fd, const struct fetch_job *job, bool *direct)
+static int read_all(int fd, const struct fetch *fetch, bool *direct)
 {
 	uint64_t done = 0;
 	int err;
 
-	while (done < job->version.size) {
-		uint64_t want = job->version.size - done;
-		ssize_t got = pread(fd, job->into + done, want < PIECE_BYTES ? want : PIECE_BYTES, (off_t)done);
+	while (done < fetch->version.size) {
+		uint64_t want = fetch->version.size - done;
+		ssize_t got = pread(fd, fetch->into + done, want < PIECE_BYTES ? want : PIECE_BYTES, (off_t)done);
 
 		if (got < 0 && errno == EINTR)
 			continue;
@@ -111,7 +111,7 @@ static int read_all(int fd, const struct fetch_job *job, bool *direct)
 		if (got < 0)
 			return errno;
 		if (!got) { /* the origin ends the file before its size */
-			err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
+			err = check_version(fd, &fetch->version, AT_STATX_FORCE_SYNC);
 			return err ? err : EIO;
 		}
 		done += (uint64_t)got;
@@ -119,24 +119,24 @@ static int read_all(int fd, const struct fetch_job *job, bool *direct)
 	return 0;
 }
 
-static int fetch_file(const struct fetch_job *job)
+static int fetch_file(const struct fetch *fetch)
 {
-	int fd = table_open(job->ino, O_RDONLY | O_NONBLOCK | O_NOCTTY), err;
+	int fd = table_open(fetch->ino, O_RDONLY | O_NONBLOCK | O_NOCTTY), err;
 	bool direct = false;
 
 	if (fd < 0)
 		return -fd;
 	/* To open it may have asked the origin, and every change since the table's stat would show afterwards: a
 	 * change moves ctime, which does not come back. So only a file that seems changed is asked about twice. */
-	err = check_version(fd, &job->version, AT_STATX_DONT_SYNC);
+	err = check_version(fd, &fetch->version, AT_STATX_DONT_SYNC);
 	if (err == ESTALE)
-		err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
+		err = check_version(fd, &fetch->version, AT_STATX_FORCE_SYNC);
 	if (!err) {
 		direct = go_direct(fd);
-		err = read_all(fd, job, &direct);
+		err = read_all(fd, fetch, &direct);
 	}
 	if (!err)
-		err = check_version(fd, &job->version, AT_STATX_FORCE_SYNC);
+		err = check_version(fd, &fetch->version, AT_STATX_FORCE_SYNC);
 	if (!err && !direct) /* the origin's file system would keep a second copy in RAM */
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	close(fd);
@@ -150,38 +150,38 @@ struct told {
 	uint32_t size;
 };
 
-static void fetch_one(struct fetch_job *job, struct told *told)
+static void fetch_one(struct fetch *fetch, struct told *told)
 {
-	const uint32_t size = (uint32_t)job->version.size;
+	const uint32_t size = (uint32_t)fetch->version.size;
 	int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
 
-	job->begun_ns = clock_ns(CLOCK_REALTIME);
-	job->is_pooled = pool_get(job->ino, &job->version, 0, job->into, size, &told->ticket);
-	if (job->is_pooled) {
+	fetch->begun_ns = clock_ns(CLOCK_REALTIME);
+	fetch->is_pooled = pool_get(fetch->ino, &fetch->version, 0, fetch->into, size, &told->ticket);
+	if (fetch->is_pooled) {
 		COUNT(files_pooled, 1);
 		COUNT(bytes_pooled, size);
 	} else {
 		const int64_t origin_ns = clock_ns(CLOCK_MONOTONIC);
 
-		job->error = fetch_file(job);
-		if (!job->error) {
+		fetch->error = fetch_file(fetch);
+		if (!fetch->error) {
 			COUNT(files_fetched, 1);
 			COUNT(bytes_fetched, size);
 			latency_add(&origin_reads, clock_ns(CLOCK_MONOTONIC) - origin_ns);
 			pool_note_origin(clock_ns(CLOCK_MONOTONIC) - origin_ns, size);
 		}
 	}
-	if (!job->error)
-		missed_came(job->ino, &job->version, job->into, job->begun_ns);
-	job->ended_ns = job->begun_ns + clock_ns(CLOCK_MONOTONIC) - start_ns;
+	if (!fetch->error)
+		missed_came(fetch->ino, &fetch->version, fetch->into, fetch->begun_ns);
+	fetch->ended_ns = fetch->begun_ns + clock_ns(CLOCK_MONOTONIC) - start_ns;
 	told->size = size;
-	told->copy = pool_copy(&told->ticket, job->error ? NULL : job->into, size);
+	told->copy = pool_copy(&told->ticket, fetch->error ? NULL : fetch->into, size);
 }
 
 /* ---- threads ------------------------------------------------------------------------------ */
 static void *fetch_main(void *unused)
 {
-	struct fetch_job *job;
+	struct fetch *fetch;
 	struct told told;
 
 	(void)unused;
@@ -189,12 +189,12 @@ static void *fetch_main(void *unused)
 	for (;;) {
 		while (!fetchers.queue.count)
 			pthread_cond_wait(&fetchers.wake, &fetchers.lock);
-		job = list_take(&fetchers.queue);
+		fetch = list_take(&fetchers.queue);
 		fetchers.idle--;
 		pthread_mutex_unlock(&fetchers.lock);
-		fetch_one(job, &told);
+		fetch_one(fetch, &told);
 		pthread_mutex_lock(&fetchers.lock);
-		list_add(&fetchers.done, job);
+		list_add(&fetchers.done, fetch);
 		if (fetchers.done.count == 1)
 			signal_set(fetchers.fd, true);
 		pthread_mutex_unlock(&fetchers.lock);
@@ -206,13 +206,13 @@ static void *fetch_main(void *unused)
 }
 
 /* `fetchers` is locked. */
-static int threads_for(size_t jobs)
+static int threads_for(size_t fetches)
 {
 	int err = 0;
 
-	while (jobs > fetchers.idle && fetchers.current < fetchers.most && !(err = thread_start(fetch_main, NULL))) {
+	while (fetches > fetchers.idle && fetchers.current < fetchers.most && !(err = thread_start(fetch_main, NULL))) {
 		fetchers.current++;
-		fetchers.idle++; /* from its making on: no second one is made for the same job */
+		fetchers.idle++; /* from its making on: no second one is made for the same fetch */
 	}
 	return err;
 }
@@ -227,7 +227,7 @@ void fetch_begin(unsigned threads, bool direct)
 	pthread_mutex_unlock(&fetchers.lock);
 }
 
-int fetch_submit(struct fetch_job *job)
+int fetch_submit(struct fetch *fetch)
 {
 	int err;
 
@@ -236,14 +236,14 @@ int fetch_submit(struct fetch_job *job)
 	if (fetchers.current) /* with fewer threads than wished for it only takes longer */
 		err = 0;
 	if (!err) {
-		list_add(&fetchers.queue, job);
+		list_add(&fetchers.queue, fetch);
 		pthread_cond_signal(&fetchers.wake);
 	}
 	pthread_mutex_unlock(&fetchers.lock);
 	return err;
 }
 
-struct fetch_job *fetch_take(size_t most)
+struct fetch *fetch_take(size_t most)
 {
 	struct list taken = {.end = &taken.first};
 

@@ -5,14 +5,14 @@
 
 #include "../ahead/ahead.h"
 
-static void jobs_free(struct fetch_job *jobs)
+static void jobs_free(struct fetch *fetches)
 {
-	while (jobs) {
-		struct fetch_job *job = jobs;
+	while (fetches) {
+		struct fetch *fetch = fetches;
 
-		jobs = job->next;
-		Py_DECREF((PyObject *)job->owner);
-		free(job);
+		fetches = fetch->next;
+		Py_DECREF((PyObject *)fetch->owner);
+		free(fetch);
 	}
 }
 
@@ -34,7 +34,7 @@ static PyObject *py_fetch_submit(PyObject *module, PyObject *args, PyObject *kwa
 {
 	PyObject *ino_arg, *version_arg, *bytes;
 	struct version version;
-	struct fetch_job *job;
+	struct fetch *fetch;
 	long long tag;
 	uint64_t ino;
 	int err;
@@ -53,22 +53,22 @@ static PyObject *py_fetch_submit(PyObject *module, PyObject *args, PyObject *kwa
 	bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)version.size);
 	if (!bytes)
 		return NULL;
-	job = malloc(sizeof(*job));
-	if (!job) {
+	fetch = malloc(sizeof(*fetch));
+	if (!fetch) {
 		Py_DECREF(bytes);
 		return PyErr_NoMemory();
 	}
-	*job = (struct fetch_job){
+	*fetch = (struct fetch){
 	    .owner = bytes,
 	    .into = (unsigned char *)PyBytes_AS_STRING(bytes),
 	    .version = version,
 	    .tag = tag,
 	    .ino = (uint32_t)ino,
 	};
-	err = fetch_submit(job);
+	err = fetch_submit(fetch);
 	if (!err)
 		Py_RETURN_NONE;
-	jobs_free(job);
+	jobs_free(fetch);
 	return os_error(err);
 }
 
@@ -82,7 +82,7 @@ static PyObject *py_fetch_fd(PyObject *module, PyObject *unused)
 static PyObject *py_fetch_take(PyObject *module, PyObject *arg)
 {
 	Py_ssize_t most = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
-	struct fetch_job *jobs;
+	struct fetch *fetches;
 	PyObject *out;
 
 	(void)module;
@@ -91,13 +91,13 @@ static PyObject *py_fetch_take(PyObject *module, PyObject *arg)
 	out = PyList_New(0);
 	if (!out)
 		return NULL;
-	jobs = fetch_take(most < 0 ? 0 : (size_t)most);
-	for (const struct fetch_job *job = jobs; out && job; job = job->next)
-		list_append(&out, Py_BuildValue("LIOiLLO", (long long)job->tag, job->ino,
-						job->error ? Py_None : (PyObject *)job->owner, job->error,
-						(long long)job->begun_ns, (long long)job->ended_ns,
-						job->is_pooled ? Py_True : Py_False));
-	jobs_free(jobs);
+	fetches = fetch_take(most < 0 ? 0 : (size_t)most);
+	for (const struct fetch *fetch = fetches; out && fetch; fetch = fetch->next)
+		list_append(&out, Py_BuildValue("LIOiLLO", (long long)fetch->tag, fetch->ino,
+						fetch->error ? Py_None : (PyObject *)fetch->owner, fetch->error,
+						(long long)fetch->begun_ns, (long long)fetch->ended_ns,
+						fetch->is_pooled ? Py_True : Py_False));
+	jobs_free(fetches);
 	return out;
 }
 
