@@ -87,7 +87,7 @@ class Reuse:
         self._segments: dict[int, _Segment] = {}
         self._missed_at: dict[int, int] = {}  # of sampled blocks
         self._halvings = 0
-        self._near: deque[int] = deque(maxlen=ORDER_MISSES)
+        self._near: dict[int, None] = {}  # inodes that were missed last, the oldest first
         self._tick = 0
         self._to_tick = 0  # bytes
         self._again: deque[int] = deque([0], maxlen=TICKS_MOST)  # by the tick of the miss before
@@ -99,8 +99,11 @@ class Reuse:
     def missed(self, ino: int, block: int, length: int) -> None:
         """The block came from the origin, or from another host."""
         with self._lock:
-            is_in_order = any(0 <= ino - other <= ORDER_INODES for other in self._near)
-            self._near.append(ino)
+            is_in_order = not self._near.keys().isdisjoint(range(ino - ORDER_INODES, ino + 1))
+            self._near.pop(ino, None)
+            self._near[ino] = None
+            if len(self._near) > ORDER_MISSES:
+                del self._near[next(iter(self._near))]
             key = ((ino << 24) ^ block) * 0x9E3779B97F4A7C15 & _MASK
             if key <= _MASK >> self._halvings:
                 self._count(key, length << self._halvings)
