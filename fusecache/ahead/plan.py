@@ -29,6 +29,7 @@ from fusecache.base.errors import OriginError, UnknownInode
 from fusecache.base.metrics import (
     CHANGES_SEEN,
     DEPTH,
+    FRONT_BYTES_STAGED,
     IN_FLIGHT,
     OVERTAKING_READS,
     QUEUED_FETCH,
@@ -214,7 +215,8 @@ class _Channel:
         self._send_armed, self._armed = trio.open_memory_channel[Inos](ARMED_WAITING_MOST)
         self._send_evicted, self._evicted = trio.open_memory_channel[Inos](EVICT_WAITING_MOST)
         self._sending_done, self._sending_state = trio.Lock(), trio.Lock()
-        self._origin_rate = plan.origin_bytes, trio.current_time(), 0.0  # bytes, when, bytes/s
+        self._origin_rate = _Rate(plan.origin_bytes)
+        self._ssd_rate = _Rate(plan.metrics.read()[FRONT_BYTES_STAGED])
 
     async def run(self, tells_reclaimed: bool) -> None:
         self._prefetcher.begin(self._report, tells_reclaimed=tells_reclaimed)
@@ -428,14 +430,29 @@ class _Channel:
     async def _send_state(self) -> None:
         async with self._sending_state:  # what is sent last is the newest
             state, now = await self._plan.state(), trio.current_time()
-            bytes_before, at_before, rate = self._origin_rate
-            if now - at_before > STATE_EVERY_S / 2:
-                rate = (state["origin_bytes"] - bytes_before) / (now - at_before)
-                self._origin_rate = state["origin_bytes"], now, rate
+            staged_bytes = self._plan.metrics.read()[FRONT_BYTES_STAGED]
+            rates = {
+                "origin_bytes_per_s": self._origin_rate.at(state["origin_bytes"], now),
+                "ssd_bytes_per_s": self._ssd_rate.at(staged_bytes, now),
+            }
             found = self._plan.device.found
             news = {} if found is self._known or found is None else {"probe": found.as_map()}
             self._known = found
-            await self._frames.send("state", **state, **news, origin_bytes_per_s=int(rate))
+            await self._frames.send("state", **state, **news, **rates)
+
+
+class _Rate:
+    """Of a count, over half a state's time or more."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._at, self._per_s = count, trio.current_time(), 0.0
+
+    def at(self, count: int, now: float) -> int:
+        """A second, since a while ago; `count` is now's."""
+        if now - self._at > STATE_EVERY_S / 2:
+            self._per_s = (count - self._count) / (now - self._at)
+            self._count, self._at = count, now
+        return int(self._per_s)
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

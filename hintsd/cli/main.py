@@ -473,8 +473,8 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               elsewhere in the order, so the reader is not where it is thought to be, or there
               is another one; not in dataset: other files of the mount
     stall     what the reader will wait in the rest of its epoch, as predicted from what the origin
-              gives; -: by that nothing, but reads were late in the last 5 s for other reasons (the
-              SSD, the processors)
+              and the SSD gave while they were busy; -: by that nothing, but reads were late in the
+              last 5 s for other reasons (the processors, say)
     hits      (in a line below) of the samples that the mount's jobs have read since this one began,
               those that took no file from the origin; what others read there counts against them.
               Then what stays in RAM from epoch to epoch, and when scores were told; of iCACHE's

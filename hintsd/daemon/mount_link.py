@@ -56,6 +56,7 @@ _STATE_FIELDS: Final = (
     *("origin_bytes", "origin_files", "origin_bytes_per_s", "depth", "queued_stage"),
     *("queued_fetch", "in_flight", "changes_seen", "segments_lost"),
 )
+_LATER_FIELDS: Final = ("recording", "ssd_disk_full", "pins", "ssd_bytes_per_s")
 _LOG_FIELDS: Final = ("packing", "log_written_bytes", "log_waiting_bytes", "log_segments")
 
 
@@ -250,8 +251,7 @@ def _event(frame: Frame) -> Event:
         return Done(inos, results)
     if frame.type == "state":
         values = {name: fields.int(name, 0, COUNT_MOST) for name in _STATE_FIELDS}
-        # a server of an earlier version tells of no recording, of no full disk and of no pins
-        for name in ("recording", "ssd_disk_full", "pins"):
+        for name in _LATER_FIELDS:  # a server of an earlier version does not tell them
             values[name] = fields.optional_int(name, 0, COUNT_MOST) or 0
         for name in _LOG_FIELDS:  # a server that knows no log does not tell them
             if (value := fields.optional_int(name, 0, COUNT_MOST)) is not None:

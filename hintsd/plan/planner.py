@@ -39,7 +39,7 @@ from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
 from hintsd.plan.ram import Ram, Reclaimed
 from hintsd.plan.staging import Staging
-from hintsd.plan.status import Hits, status
+from hintsd.plan.status import Hits, Rates, status
 from hintsd.plan.windows import Windows, datasets
 from hintsd.policies import Integers, Mask
 from hintsd.reorder.worth import Probe
@@ -80,7 +80,7 @@ class MountPlanner:
         """Which of these inode numbers, of files that were learned."""
         self._clear = False
         self._is_busy = True  # a job is planned for, or may come
-        self._origin_bytes_per_s = 0.0
+        self._rates = Rates()
         self._hits = Hits()
         self.set_budgets(ram_bytes, ssd_room_bytes)
 
@@ -105,10 +105,14 @@ class MountPlanner:
         """The mount has no log open, for this reason, although one was announced."""
         self._layout.refused(why, now)
 
-    def set_origin(self, bytes_per_s: float, files: int) -> None:
-        """What the mount reads from it at most, 0: not known; how many files it has read there."""
-        self._origin_bytes_per_s = bytes_per_s
-        self._hits.tell(files)
+    def set_sources(
+        self, origin_bytes_per_s: float, ssd_bytes_per_s: float, origin_files: int
+    ) -> None:
+        """What the mount reads there at most, 0: not known; how many files it has read at the
+        origin.
+        """
+        self._rates = Rates(origin_bytes_per_s, ssd_bytes_per_s)
+        self._hits.tell(origin_files)
 
     def learn(self, inos: Inos, sizes: Integers, stored: npt.NDArray[np.uint8]) -> None:
         """Files of a dataset; again: they have changed."""
@@ -406,7 +410,7 @@ class MountPlanner:
     def status(self, name: str) -> dict[str, Any]:
         """Figures of one job; plain Python values."""
         job, jobs = self._jobs[name], self._jobs.values()
-        figures = status(job, jobs, self._files, self._ram, self._origin_bytes_per_s)
+        figures = status(job, jobs, self._files, self._ram, self._rates)
         taken = {
             "reclaimed": self._reclaimed.count,
             "withheld_bytes": self._reclaimed.withheld_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,13 @@ NAMES: Final = (
     *("hits", "kept_bytes", "scores_age_s", "substituted", "h_list"),
 )
 """Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
+
+
+class Rates(NamedTuple):
+    """What was read a second from where, while there was something to be read; 0: not known."""
+
+    origin_bytes_per_s: float = 0.0
+    ssd_bytes_per_s: float = 0.0
 
 
 class Hits:
@@ -80,12 +87,8 @@ def unknown() -> dict[str, Any]:
     return dict.fromkeys(NAMES)
 
 
-def status(
-    job: Job, jobs: Collection[Job], files: Files, ram: Ram, origin_bytes_per_s: float
-) -> dict[str, Any]:
-    """Figures of `job`; all but how it lies on SSD (`Layout.status`). `jobs`: all of the mount;
-    `origin_bytes_per_s`: what it reads at most, 0: not known.
-    """
+def status(job: Job, jobs: Collection[Job], files: Files, ram: Ram, rates: Rates) -> dict[str, Any]:
+    """Figures of `job`; all but how it lies on SSD (`Layout.status`). `jobs`: all of the mount."""
     progress = job.progress
     total = job.sequence.total
     epoch, index = job.sequence.at(job.sequence.last(progress.high))
@@ -103,7 +106,7 @@ def status(
         "not_late": _not_late(job),
         "late": {reason: count for reason, count in job.tally.late.items() if count},
         "unplanned": {reason: count for reason, count in job.tally.unplanned.items() if count},
-        "predicted_stall_s": _predicted_stall_s(job, files, origin_bytes_per_s),
+        "predicted_stall_s": _predicted_stall_s(job, files, rates),
         "samples_per_s": progress.samples_per_s,
         "ram_needed_bytes": _ram_needed_bytes(jobs, ram) if job.live else None,
     }
@@ -161,7 +164,7 @@ def _ahead_bytes(job: Job, files: Files, ram: Ram) -> int:
     return total
 
 
-def _predicted_stall_s(job: Job, files: Files, origin_bytes_per_s: float) -> float | None:
+def _predicted_stall_s(job: Job, files: Files, rates: Rates) -> float | None:
     """Of the rest of this epoch (`stall_seconds`); of many samples every m-th stands for m. None:
     there would be none, but reads were late just now: for reasons that the model does not know (a
     rate that is not known, processors, hintsd itself).
@@ -175,7 +178,7 @@ def _predicted_stall_s(job: Job, files: Files, origin_bytes_per_s: float) -> flo
     inos = job.sequence.inos_at(np.arange(start, stop, every))
     sizes = files.sizes[inos].astype(np.float64) * every
     flags = files.flags[inos]
-    speeds = np.where(flags & STORED != 0, 0.0, origin_bytes_per_s)
+    speeds = np.where(flags & STORED != 0, rates.ssd_bytes_per_s, rates.origin_bytes_per_s)
     speeds[flags & STAGED != 0] = np.inf
     consumer = float(sizes.mean()) / every * speed
     seconds = float(stall_seconds(sizes, speeds, consumer))

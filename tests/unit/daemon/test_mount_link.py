@@ -128,7 +128,14 @@ def test_what_is_said_of_logs(played: Played) -> None:
             log = {"packing": 1, "log_written_bytes": 2, "log_segments": 3}
             await server.send("state", **STATE, **log, probe=probe.as_map())
             assert await event() == (
-                {**STATE, **log, "recording": 0, "ssd_disk_full": 0, "pins": 0},
+                {
+                    **STATE,
+                    **log,
+                    "recording": 0,
+                    "ssd_disk_full": 0,
+                    "pins": 0,
+                    "ssd_bytes_per_s": 0,
+                },
                 probe,
             )
             await up.channel.send("pack", np.empty(0, np.uint32), None, END)
@@ -162,7 +169,10 @@ def test_events_and_a_new_server(played: Played) -> None:
             assert list(seen.parents) == [9, 10]
             assert isinstance(done, Done)
             assert list(done.results) == [4, 5]
-            assert await event() == (STATE | {"recording": 0, "ssd_disk_full": 0, "pins": 0}, None)
+            assert await event() == (
+                STATE | {"recording": 0, "ssd_disk_full": 0, "pins": 0, "ssd_bytes_per_s": 0},
+                None,
+            )
             await up.channel.send("stage", inos, np.array([1, 0], np.uint8))
             await up.channel.send("clear", inos)
             frame, clear = await server.receive(), await server.receive()

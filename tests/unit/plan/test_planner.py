@@ -686,6 +686,27 @@ def test_no_stall_is_not_predicted_while_reads_are_late() -> None:
     assert scene.planner.status("job")["predicted_stall_s"] == 0.0
 
 
+def test_a_stall_is_predicted_from_what_the_sources_give() -> None:
+    """Of the files that are not in RAM: those on SSD at its rate, the others at the origin's."""
+    scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
+    scene.mount.ssd = set(range(1, 3001))
+    (order, *_) = orders = scene.shuffled()
+    scene.open("job", orders, samples=3000)
+    scene.settle()
+    scene.read(order[:600].tolist())
+    job = scene.planner.status("job")
+    consumer_bytes_per_s = job["samples_per_s"] * FILE_BYTES
+    left_s = 2400 * FILE_BYTES / consumer_bytes_per_s
+
+    def stall_s(origin_bytes_per_s: float, ssd_bytes_per_s: float) -> float:
+        scene.planner.set_sources(origin_bytes_per_s, ssd_bytes_per_s, 0)
+        return float(scene.planner.status("job")["predicted_stall_s"])
+
+    assert stall_s(1.0, 0.0) == 0.0, "all is on SSD, whose rate is not known"
+    assert stall_s(1.0, 2 * consumer_bytes_per_s) == pytest.approx(0.0, abs=0.05 * left_s)
+    assert stall_s(1.0, consumer_bytes_per_s / 2) == pytest.approx(left_s, rel=0.3)
+
+
 def test_no_more_are_not_late_than_the_job_has() -> None:
     """A reader who begins again passes the same samples."""
     scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)

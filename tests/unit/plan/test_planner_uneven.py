@@ -115,25 +115,25 @@ def test_hits_are_samples_read_without_a_file_of_the_origin() -> None:
     """Whatever the server that counts; of two jobs those of both, from when one began."""
     scene = Scene(same_sizes(COUNT), ram_bytes=COUNT * FILE_BYTES, ssd_bytes=0)
     planner, orders = scene.planner, scene.shuffled()
-    planner.set_origin(0.0, 70)
+    planner.set_sources(0.0, 0.0, 70)
     scene.open("job", lambda epoch: orders[epoch], samples=COUNT, epochs=None)
     assert planner.status("job")["hits"] is None
     scene.settle()
     scene.read(orders[0].tolist())
     planner.followers.step("job", 0, COUNT // 16, scene.now)
-    planner.set_origin(0.0, 70 + COUNT // 4)
+    planner.set_sources(0.0, 0.0, 70 + COUNT // 4)
     read = COUNT
     assert planner.status("job")["hits"] == pytest.approx(1 - COUNT // 4 / read)
-    planner.set_origin(0.0, 50)  # another server, which counts from 0
+    planner.set_sources(0.0, 0.0, 50)  # another server, which counts from 0
     assert planner.status("job")["hits"] == pytest.approx(1 - (COUNT // 4 + 50) / read)
-    planner.set_origin(0.0, 50 + 2 * COUNT)
+    planner.set_sources(0.0, 0.0, 50 + 2 * COUNT)
     assert planner.status("job")["hits"] == 0
     scene.open("other", lambda epoch: orders[epoch], samples=COUNT, epochs=None)
     scene.close("job")
     assert planner.status("other")["hits"] is None
     scene.settle()
     planner.followers.step("other", 0, 1, scene.now)
-    planner.set_origin(0.0, 50 + 2 * COUNT + 4)
+    planner.set_sources(0.0, 0.0, 50 + 2 * COUNT + 4)
     assert planner.status("other")["hits"] == pytest.approx(1 - 4 / 16)
 
 
