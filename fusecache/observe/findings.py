@@ -170,7 +170,7 @@ def libfuse(version: str, fault: str) -> Finding:
 def torch(version: str | None) -> Finding:
     """`version`: None: it is not installed."""
     if version is None:
-        says = "not installed here: hints of a WeightedRandomSampler are not taken"
+        says = "not installed here: hints of a WeightedRandomSampler are not taken, nor the longest"
         return Finding("ok", "torch", says)
     if numbers(version) < TORCH_LEAST:
         return Finding(

@@ -198,21 +198,25 @@ def _open_log(path: str) -> TextIO:
 
 
 def _look_for_torch() -> None:
-    """Say whether weighted orders can be computed. torch is not imported: TorchProcess does."""
+    """Say whether torch's orders can be computed. torch is not imported: TorchProcess does."""
     import logging
     from importlib import metadata, util
+
+    from hintsd.orders.own_drawing import SAMPLES_MOST
 
     log = logging.getLogger(__name__)
     if util.find_spec("torch") is None:
         log.info(
-            "orders of a WeightedRandomSampler are not known: there is no torch in %s",
+            "orders of a WeightedRandomSampler, or of more than %d samples, are not known: there is"
+            " no torch in %s",
+            SAMPLES_MOST,
             sys.executable,
         )
         return
     version = "of an unknown version"
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("torch")
-    log.info("torch %s computes weighted orders, in a process of its own", version)
+    log.info("torch %s draws weighted orders, and the longest, in a process of its own", version)
 
 
 def _ready() -> None:

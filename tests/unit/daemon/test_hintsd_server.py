@@ -797,7 +797,7 @@ def test_fuzz(tmp_path: Path) -> None:
     reading.start()
     try:
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        while not any("computes weighted orders" in line for line in log):
+        while not any("draws weighted orders" in line for line in log):
             assert time.monotonic() < deadline, log
             time.sleep(0.05)
         send_random_frames(path, draw, 1000)
