@@ -62,6 +62,7 @@ CALM_AFTER_S, CALM_EVERY_S = 0.25, 0.05
 REPORT_MOST = 1 << 18  # inodes a frame
 SEEN_MOST = 65_536
 STATE_EVERY_S = 0.5
+MEASURED_BYTES_LEAST, MEASURED_WEIGHT = 1 << 20, 0.3
 EPOCHS_MOST = 16  # of a log
 PINS_MOST = 1 << 62  # lists
 EVICT_MOST, EVICT_WAITING_MOST = 65_536, 64  # inodes a frame; frames
@@ -216,7 +217,7 @@ class _Channel:
         self._send_evicted, self._evicted = trio.open_memory_channel[Inos](EVICT_WAITING_MOST)
         self._sending_done, self._sending_state = trio.Lock(), trio.Lock()
         self._origin_rate = _Rate(plan.origin_bytes)
-        self._ssd_rate = _Rate(plan.metrics.read()[FRONT_BYTES_STAGED])
+        self._ssd_rate = _SsdRate(*self._staged())
 
     async def run(self, tells_reclaimed: bool) -> None:
         self._prefetcher.begin(self._report, tells_reclaimed=tells_reclaimed)
@@ -430,15 +431,18 @@ class _Channel:
     async def _send_state(self) -> None:
         async with self._sending_state:  # what is sent last is the newest
             state, now = await self._plan.state(), trio.current_time()
-            staged_bytes = self._plan.metrics.read()[FRONT_BYTES_STAGED]
             rates = {
                 "origin_bytes_per_s": self._origin_rate.at(state["origin_bytes"], now),
-                "ssd_bytes_per_s": self._ssd_rate.at(staged_bytes, now),
+                "ssd_bytes_per_s": self._ssd_rate.at(*self._staged()),
             }
             found = self._plan.device.found
             news = {} if found is self._known or found is None else {"probe": found.as_map()}
             self._known = found
             await self._frames.send("state", **state, **news, **rates)
+
+    def _staged(self) -> tuple[int, float]:
+        """Bytes from SSD so far, and the seconds that took."""
+        return self._plan.metrics.read()[FRONT_BYTES_STAGED], self._prefetcher.staging_s()
 
 
 class _Rate:
@@ -452,6 +456,24 @@ class _Rate:
         if now - self._at > STATE_EVERY_S / 2:
             self._per_s = (count - self._count) / (now - self._at)
             self._count, self._at = count, now
+        return int(self._per_s)
+
+
+class _SsdRate:
+    """What SSD gives while something is staged from there."""
+
+    def __init__(self, staged_bytes: int, busy_s: float) -> None:
+        self._staged_bytes, self._busy_s, self._per_s = staged_bytes, busy_s, 0.0
+
+    def at(self, staged_bytes: int, busy_s: float) -> int:
+        """Bytes a second; 0: not known yet. Where few have come since the last call, most of the
+        time went into files that are not there.
+        """
+        size_bytes, took_s = staged_bytes - self._staged_bytes, busy_s - self._busy_s
+        self._staged_bytes, self._busy_s = staged_bytes, busy_s
+        if size_bytes >= MEASURED_BYTES_LEAST and took_s > 0:
+            rate = size_bytes / took_s
+            self._per_s += MEASURED_WEIGHT * (rate - self._per_s) if self._per_s else rate
         return int(self._per_s)
 
 

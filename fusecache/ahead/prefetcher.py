@@ -108,6 +108,10 @@ class Prefetcher:
                 nursery.start_soon(part.run_forever)
             nursery.start_soon(self.window.watch_forever)
 
+    def staging_s(self) -> float:
+        """As Staging.busy_s."""
+        return self._staging.busy_s()
+
     @property
     def queued_stage(self) -> int:
         return self._to_stage.count + self._fetching.line.count_to_stage

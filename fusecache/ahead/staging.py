@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -71,6 +73,24 @@ class Staging:
         self._packer = packer
         self._answers = answers
         self.read_lately = ReadLately()
+        self._running, self._began_s = 0, 0.0
+        self._busy_s = 0.0
+
+    def busy_s(self) -> float:
+        """Seconds in which something was being staged, so far."""
+        return self._busy_s + (trio.current_time() - self._began_s if self._running else 0.0)
+
+    @contextlib.contextmanager
+    def _is_running(self) -> Iterator[None]:
+        if not self._running:
+            self._began_s = trio.current_time()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._busy_s += trio.current_time() - self._began_s
 
     async def run_forever(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -90,7 +110,8 @@ class Staging:
                 await trio.sleep(0)
                 continue
             number = self._queue.number(len(inos))
-            results = await self._pages.push(inos.tolist(), partial(self._stage, inos, wishes))
+            with self._is_running():
+                results = await self._pages.push(inos.tolist(), partial(self._stage, inos, wishes))
             if plan == self._answers.plan:
                 overtaken = int(np.count_nonzero(results == _native.PUSH_READ))
                 self._queue.saw_reads(overtaken, wishes)

@@ -53,14 +53,13 @@ class Fetches(Generic[T]):
         landed: Callable[[T, Fetched], None],
         given_up: Callable[[T, OriginTimeout, trio.Event], None],
         after_landings: Callable[[], None],
-        *,
-        is_awaited: bool = True,
+        is_awaited: Callable[[], bool] | None = None,
     ) -> None:
         """`given_up(of, error, ended)`: it hangs; `ended` is set when it does no more.
-        `after_landings`: some have landed, of whichever user. `is_awaited`: somebody waits for
-        `landed`.
+        `after_landings`: some have landed, of whichever user. `is_awaited`: whether somebody waits
+        for the next landing; None: always, while some fly.
         """
-        self.is_awaited = is_awaited
+        self.is_awaited = is_awaited or (lambda: bool(self._flying))
         self._threads = threads
         self._landed, self._given_up = landed, given_up
         self.after_landings = after_landings
@@ -84,7 +83,7 @@ class Fetches(Generic[T]):
         try:
             _native.fetch_submit(ino, version, tag)
         except BaseException:
-            del self._flying[tag]
+            self._flying.pop(tag, None)
             raise
 
     def clear(self) -> list[T]:
@@ -104,10 +103,11 @@ class Fetches(Generic[T]):
     def give_up_on_hung(self) -> None:
         """Those that have taken the origin's time-out, behind what other hosts may have taken."""
         origin, limit_s = self._threads.origin, self._threads.timeout_s
-        for tag, (of, begun_s) in list(self._flying.items()):
+        for tag, (of, begun_s) in self._flying.copy().items():
             if time.monotonic() - begun_s < limit_s:
                 return
-            del self._flying[tag]
+            if self._flying.pop(tag, None) is None:
+                continue
             ended = self._lost[tag] = trio.Event()
             origin.failed(errno.EIO, f"no answer within {origin.timeout_s:g} s")
             self._given_up(of, OriginTimeout(origin.timeout_s), ended)
@@ -161,7 +161,7 @@ class FetchThreads:
                 self._tell(partial(self._land, tag, fetched))
             for user in self._users:
                 self._tell(user.after_landings)
-            if not any(user.flying for user in self._users if user.is_awaited):
+            if not any(user.is_awaited() for user in self._users):
                 await trio.sleep(GATHER_S)
             elif fetch_s >= LONG_FETCH_S:
                 await trio.sleep(LAND_EVERY_S)

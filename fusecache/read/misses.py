@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -68,8 +69,9 @@ class Misses:
         self._is_watched = self._is_over = False
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[int, float]] = deque()  # inodes, since when
-        how = (self._landed, self._hangs, self._feed_now)
-        self._fetches = Fetches(threads, *how, is_awaited=False)  # the READs are answered
+        calls = (self._landed, self._hangs, self._feed_now, self._is_awaited)
+        self._fetches = Fetches(threads, *calls)
+        self._placing = threading.Lock()  # from a look for a place in line until it is taken
         self._joined: set[int] = set()  # whose READs another user's fetches are to answer
         self._some = trio.lowlevel.ParkingLot()
 
@@ -110,10 +112,11 @@ class Misses:
             for ino in inos:
                 if self._given_up == self._asked:  # all are passed on
                     break
-                if time.monotonic() > until_s or self._is_there(ino):
+                try:
+                    self._ask(ino, until_s)
+                except Exception:
+                    log.exception("a READ that missed")
                     _native.missed_pass(ino)
-                elif self._given_up != self._asked and not self._begin_at_once(ino):
-                    self._absent.append(ino)  # if given up, no READ waits for it any more
                 self._answered += 1
             self._asking = []
             if self._absent or not self._is_watched:
@@ -123,13 +126,19 @@ class Misses:
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function, idempotent=True)
 
+    def _ask(self, ino: int, until_s: float) -> None:
+        if time.monotonic() > until_s or self._is_there(ino):
+            _native.missed_pass(ino)
+        elif self._given_up != self._asked and not self._begin_at_once(ino):
+            self._absent.append(ino)  # if given up, no READ waits for it any more
+
     def _begin_at_once(self, ino: int) -> bool:
         """What need not wait for a place in line, and may not join anything. False: trio's side
         looks at it.
         """
-        if self._absent or self._waiting or not self._may_begin():
-            return False
-        return not _native.missed_waits(ino) or self._fetch(ino)
+        with self._placing:
+            may_begin = not (self._absent or self._waiting) and self._may_begin()
+            return may_begin and self._fetch(ino)
 
     def _is_there(self, ino: int) -> bool:
         """Nearer than at the origin; or not to be told."""
@@ -151,7 +160,7 @@ class Misses:
         looked_at, since = (0, 0), 0.0
         while True:
             self._is_watched = False
-            if not (self._asking or self._waiting or self._fetches.flying):
+            if not (self._asking or self._waiting or self._fetches.flying or self._given_up):
                 await self._some.park()
             self._is_watched = True
             await trio.sleep(POLL_S)
@@ -183,11 +192,17 @@ class Misses:
             self._waiting.append((self._absent.popleft(), now))
         while self._waiting:
             ino, since = self._waiting[0]
-            if now < since + ROOM_WAIT_S and not self._may_begin():
-                break
-            self._waiting.popleft()
-            if not (self._has_place() and self._begin(ino)):
+            with self._placing:
+                if now < since + ROOM_WAIT_S and not self._may_begin():
+                    break
+                self._waiting.popleft()
+                is_kept = self._has_place() and self._begin(ino)
+            if not is_kept:
                 _native.missed_pass(ino)
+
+    def _is_awaited(self) -> bool:
+        """A READ waits for a place, or for another user's fetch. (Others are answered already.)"""
+        return bool(self._waiting or self._joined) or not self._has_place()
 
     def _may_begin(self) -> bool:
         return self._has_place() and self._fetcher.has_room()
@@ -197,8 +212,6 @@ class Misses:
 
     def _begin(self, ino: int) -> bool:
         """False: it is not plain."""
-        if not _native.missed_waits(ino):
-            return True  # another fetch has brought it since it was named
         flight = self._fetcher.flight_of(ino)
         if flight is None:
             return self._fetch(ino)
@@ -213,8 +226,6 @@ class Misses:
             version = namespace.version(ino)
             if not self._fetcher.is_origin_ready(ino):
                 return False
-            if namespace.is_located(ino):
-                return False  # it was published since the index was asked
             if time.time_ns() - version.ctime_ns <= self._origin.tick_ns:
                 return False  # too young: no READ could be given what is read
             flight, is_ours = self._fetcher.claim(ino)
@@ -222,14 +233,25 @@ class Misses:
             return False
         if not is_ours:
             return False
+        # Another fetch may have brought it since it was named, and have landed before the claim.
+        is_waited_for = _native.missed_waits(ino)
+        if is_waited_for and not namespace.is_located(ino):
+            try:
+                miss = _Miss(ino, version, flight, self._fetcher.has_room())
+                self._fetches.submit(miss, ino, version)
+                return True
+            except Exception as error:
+                log.info("cannot fetch for a READ: %s", error)
+        self._call(partial(self._fail, ino, flight))
+        return not is_waited_for
+
+    def _fail(self, ino: int, flight: Flight) -> None:
+        """It was claimed, and not begun."""
         try:
-            miss = _Miss(ino, version, flight, self._fetcher.has_room())
-            self._fetches.submit(miss, ino, version)
-        except (OSError, ValueError, RuntimeError) as error:
-            log.info("cannot fetch for a READ: %s", error)
-            self._token.run_sync_soon(self._fetcher.fail, ino, flight, OriginChanged())
-            return False
-        return True
+            self._fetcher.fail(ino, flight, OriginChanged())
+        except Exception:  # of whoever waits for it: here it would end the server
+            log.exception("a fetch that was not begun")
+        self.let_go(ino)
 
     def _landed(self, miss: _Miss, fetched: Fetched) -> None:
         """A fetch thread has read the file, and answered its READs; or it could not be read."""

@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
+
+import trio
 
 from fusecache import _native
 from fusecache.base import metrics
 from fusecache.base.metrics import Metric
+from fusecache.server.saved import SavedTable
 from fusecache.store import Store
 
+WAIT_S = 1.0
+COST_SHARE = 10  # counting takes at most one in so many of a processor's seconds
+COSTS_NOTHING_S = 0.01
 
-def dataset(store: Store, name: bytes) -> dict[str, Any]:
-    """How much there is, as far as it is known, and how much of that is on SSD. Blocking.
 
-    Where blocks lie is known once they were read or asked for; after a remount only the index
-    tells. That knows nothing of what is in logs alone.
+class Census:
+    """How much of the dataset there is, as far as it is known, and how much of that is on SSD.
+
+    Where blocks lie is known once they were read or asked for. After a remount the index tells,
+    but for what lies in logs alone; it is asked where the names are those of the whole dataset.
     """
-    files, size_bytes, located_bytes, is_whole = _native.census()
-    on_ssd_bytes = max(located_bytes, store.dataset_bytes(name))
-    return {
-        "files": files,
-        "bytes": size_bytes,
-        "on_ssd_bytes": min(size_bytes, on_ssd_bytes),
-        "is_whole": is_whole,
-    }
+
+    def __init__(self, store: Store, dataset: bytes, saved: SavedTable) -> None:
+        self._store = store
+        self._dataset = dataset
+        self._saved = saved
+        self._found: dict[str, Any] | None = None
+        self._good_until_s = -math.inf
+        self._is_counting = False
+
+    async def figures(self) -> dict[str, Any] | None:
+        """As they are, or, of millions of files, were a while ago; None: they are being counted for
+        the first time.
+        """
+        if not self._is_counting and time.monotonic() >= self._good_until_s:
+            self._is_counting = True
+            with trio.move_on_after(WAIT_S):
+                await trio.to_thread.run_sync(self._count, abandon_on_cancel=True)
+        return self._found
+
+    def _count(self) -> None:
+        begin_s = time.thread_time()
+        try:
+            files, size_bytes, on_ssd_bytes, is_whole = _native.census()
+            if is_whole or self._saved.is_loaded:
+                on_ssd_bytes = max(on_ssd_bytes, self._store.dataset_bytes(self._dataset))
+            self._found = {
+                "files": files,
+                "bytes": size_bytes,
+                "on_ssd_bytes": min(size_bytes, on_ssd_bytes),
+                "is_whole": is_whole,
+            }
+        finally:
+            cost_s = time.thread_time() - begin_s
+            if cost_s > COSTS_NOTHING_S:
+                self._good_until_s = time.monotonic() + COST_SHARE * cost_s
+            self._is_counting = False
 
 
 def reads(now: Mapping[Metric, int], *, is_ordinary: bool) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class SavedTable:
         # Several may have lain at the path, one after the other.
         key = dataset + json.dumps(identity, sort_keys=True).encode()
         self._source = xxhash.xxh3_128_digest(key)
+        self.is_loaded = False
+        """The table began with what an earlier mount knew."""
 
     def load(self) -> None:
         """Into the empty table of a mount that has answered nothing yet. Blocking."""
@@ -46,6 +48,7 @@ class SavedTable:
                 why_not = _native.load_table(fd, self._source)
             except OSError as error:
                 why_not = str(error)
+        self.is_loaded = not why_not
         if why_not:
             log.warning("the saved table is not used: %s", why_not)
 

@@ -111,6 +111,7 @@ class Server:
         self.saved = SavedTable(
             self.store, self.dataset, launch.source_identity, config.revalidate_s is not None
         )
+        self.census = figures.Census(self.store, self.dataset, self.saved)
         self.kernel = Kernel(launch.fuse_fd)
         identity = launch.source_identity or {}
         self.origin = Origin(
@@ -388,7 +389,6 @@ class Server:
         directories = await trio.to_thread.run_sync(self.store.directories)
         full_disk_bytes = await trio.to_thread.run_sync(self.store.full_disk_bytes)
         packed = await trio.to_thread.run_sync(self.packer.progress)
-        dataset = await trio.to_thread.run_sync(figures.dataset, self.store, self.dataset)
         config, now = self.config, self.metrics.read()
         origin_files, origin_bytes = read_so_far(now)
         return {
@@ -421,7 +421,7 @@ class Server:
                     "keep_free_bytes": self.store.settings.keep_free_bytes,
                     "directories": [asdict(directory) for directory in directories],
                 },
-                "dataset": dataset,
+                "dataset": await self.census.figures(),
                 "pins": self.pinning.status(),
                 "layout": {
                     "setting": config.layout,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, Generic, TypeVar
 
 from fusecache.store import index as idx
 from fusecache.store.attachment import Attachment
@@ -16,29 +14,6 @@ from fusecache.store.segment import format as fmt
 from fusecache.store.types import DirectoryState, Usage
 from fusecache.store.writing import OpenSegment
 
-T = TypeVar("T")
-
-COST_SHARE: Final = 10  # counting takes at most one in so many of a processor's seconds
-COSTS_NOTHING_S: Final = 0.01
-
-
-class _Counted(Generic[T]):
-    """What is counted from millions of rows: the last count will do for a while."""
-
-    def __init__(self, first: T) -> None:
-        self._found = first
-        self._good_until = -math.inf
-
-    def get(self, count: Callable[[], T]) -> T:
-        """As `count`, which may raise."""
-        now, begin = time.monotonic(), time.thread_time()
-        if now >= self._good_until:
-            self._found = count()
-            cost_s = time.thread_time() - begin
-            if cost_s > COSTS_NOTHING_S:
-                self._good_until = now + COST_SHARE * cost_s
-        return self._found
-
 
 class Accounts:
     """Of the directory, not of this process."""
@@ -46,8 +21,8 @@ class Accounts:
     def __init__(self, attachment: Attachment, segment: OpenSegment) -> None:
         self._attachment = attachment
         self._segment = segment
-        self._counted = _Counted((0, 0))  # blocks, bytes written
-        self._dataset_bytes = _Counted(0)
+        # Blocks, bytes written, and the monotonic time until which these will do.
+        self._counted = (0, 0, 0.0)
 
     def usage(self) -> Usage:
         """Zeros while there is no directory."""
@@ -56,12 +31,15 @@ class Accounts:
             return Usage(0, 0, limit, 0, 0)
         try:
             rows = index.segments.read()
-            count, written = self._counted.get(
-                lambda: (
-                    index.count_blocks(),
-                    sum(self.written_bytes(index, row) for row in rows),
-                )
-            )
+            count, written, good_until = self._counted
+            now, begin = time.monotonic(), time.thread_time()
+            if now >= good_until:
+                count = index.count_blocks()
+                written = sum(self.written_bytes(index, row) for row in rows)
+                # Millions of rows, thousands of segments: not more than a tenth of a processor.
+                cost = time.thread_time() - begin
+                if cost > 0.01:
+                    self._counted = (count, written, now + 10 * cost)
         except idx.ERRORS as error:
             self._attachment.current.error(index, error)
             return Usage(0, 0, limit, 0, 0)
@@ -72,14 +50,14 @@ class Accounts:
         return Usage(written + own, reserved + own, limit, count, len(rows))
 
     def dataset_bytes(self, dataset: bytes) -> int:
-        """What is stored of the files of the mount's one dataset; a file that was deleted at the
-        origin counts while its row is there. 0 while there is no directory.
+        """What is stored of its files; one that was deleted at the origin counts while its row is
+        there. Reads all its rows. 0 while there is no directory.
         """
         index = self._attachment.current.index
         if index is None:
             return 0
         try:
-            return self._dataset_bytes.get(lambda: index.dataset_bytes(dataset))
+            return index.dataset_bytes(dataset)
         except idx.ERRORS as error:
             self._attachment.current.error(index, error)
             return 0

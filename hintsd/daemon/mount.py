@@ -96,9 +96,7 @@ class ServerState:
         self.channel: Channel | None = None
         self.is_gone = False
         """Not mounted any more."""
-        self.origin_bytes_per_s = self.ssd_bytes_per_s = 0.0
-        """What was read there while there was something to be read; 0: not known."""
-        self._was_staging = False
+        self.origin_bytes_per_s = 0.0
         self._changes_seen: int | None = None
         self._lost = 0
 
@@ -133,14 +131,9 @@ class ServerState:
         """Whether files have changed at the origin since the state before."""
         self.values = values = state.values
         busy = values["queued_stage"] + values["queued_fetch"] + values["in_flight"] > 0
-        if busy:
-            self.origin_bytes_per_s = _smoothed(
-                self.origin_bytes_per_s, values["origin_bytes_per_s"]
-            )
-        is_staging = values["queued_stage"] > 0
-        if is_staging and self._was_staging:  # all the time, most likely
-            self.ssd_bytes_per_s = _smoothed(self.ssd_bytes_per_s, values["ssd_bytes_per_s"])
-        self._was_staging = is_staging
+        if busy and (rate := values["origin_bytes_per_s"]):
+            before = self.origin_bytes_per_s or rate
+            self.origin_bytes_per_s = before + RATE_SMOOTHING * (rate - before)
         if state.probe is not None and self.facts is not None:
             self.facts = self.facts._replace(probe=state.probe)
         before_seen, self._changes_seen = self._changes_seen, values["changes_seen"]
@@ -496,7 +489,7 @@ class Mount:
             functools.partial(
                 planner.set_sources,
                 server.origin_bytes_per_s,
-                server.ssd_bytes_per_s,
+                values["ssd_bytes_per_s"],
                 values["origin_files"],
             )
         )
@@ -528,8 +521,3 @@ class Mount:
     def job_statuses(self) -> list[dict[str, Any]]:
         is_gone = self.server.is_gone
         return [job.shown(self.mountpoint, is_gone=is_gone) for job in self.jobs.values()]
-
-
-def _smoothed(before: float, now: float) -> float:
-    """0: not known."""
-    return before + RATE_SMOOTHING * (now - before) if before and now else before or now

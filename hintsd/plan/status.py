@@ -36,7 +36,7 @@ NAMES: Final = (
 
 
 class Rates(NamedTuple):
-    """What was read a second from where, while there was something to be read; 0: not known."""
+    """What a second of reading there gives; 0: not known."""
 
     origin_bytes_per_s: float = 0.0
     ssd_bytes_per_s: float = 0.0

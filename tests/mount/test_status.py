@@ -75,9 +75,10 @@ def test_auto_measures_when_a_hintsd_connects(place: Place, mounting: Mounting) 
 @in_one_mode
 def test_how_much_of_the_dataset_is_on_ssd(place: Place, mounting: Mounting) -> None:
     """By all its names once; blocks of large files, one by one; and by the next mount, too."""
-    sizes = {"a/1": 100_000, "a/2": 50_000, "b/large": 9 << 20, "b/empty": 0}
+    sizes = {"a/1": 100_000, "a/2": 50_000, "b/large": 9 << 20, "b/empty": 0, "b/sparse": 1 << 43}
     for number, (name, size) in enumerate(sizes.items()):
-        place.write(name, random_bytes(number, size))
+        place.write(name, random_bytes(number, size % (1 << 30)))
+    os.truncate(place.source / "b/sparse", sizes["b/sparse"])  # two million blocks
     os.link(place.source / "a/1", place.source / "a/link")
     mount = mounting()
 
@@ -89,18 +90,18 @@ def test_how_much_of_the_dataset_is_on_ssd(place: Place, mounting: Mounting) -> 
     os.listdir(mount.path / "a")
     assert is_said(2, 150_000, 0, False)
     os.listdir(mount.path / "b")
-    assert is_said(4, sum(sizes.values()), 0, True)
+    assert is_said(5, sum(sizes.values()), 0, True)
     (mount.path / "a/1").read_bytes()
-    eventually(lambda: is_said(4, sum(sizes.values()), 100_000, True))
+    eventually(lambda: is_said(5, sum(sizes.values()), 100_000, True))
     (mount.path / "b/large").read_bytes()
-    eventually(lambda: is_said(4, sum(sizes.values()), 100_000 + sizes["b/large"], True))
+    eventually(lambda: is_said(5, sum(sizes.values()), 100_000 + sizes["b/large"], True))
     (place.source / "a/2").unlink()
     control_client.ask(control_client.find(str(mount.path)), {"op": "sweep"})
-    assert is_said(3, sum(sizes.values()) - 50_000, 100_000 + sizes["b/large"], True)
+    assert is_said(4, sum(sizes.values()) - 50_000, 100_000 + sizes["b/large"], True)
     mount.umount()
     mount.start()  # nothing is located yet: the index tells
-    assert is_said(3, sum(sizes.values()) - 50_000, 100_000 + sizes["b/large"], False)
+    assert is_said(4, sum(sizes.values()) - 50_000, 100_000 + sizes["b/large"], False)
     said = " ".join(mount.run("status", mount.path).stdout.split())
-    assert "dataset 3 files, cached 9.1 MiB of 9.1 MiB (100%) that are known" in said
+    assert "dataset 4 files, cached 9.1 MiB of 8 TiB (0%) that are known" in said
     mount.run("evict", mount.path, "b/large")
     assert mount.value("dataset")["on_ssd_bytes"] == 100_000

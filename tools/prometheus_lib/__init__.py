@@ -1,1 +1,1 @@
-"""tools/slurm: deploy/slurm with a slurmctld and a slurmd on this machine."""
+"""tools/prometheus: deploy/prometheus and deploy/grafana with a Prometheus on this machine."""

@@ -63,7 +63,7 @@ def asked(path: str, **query: str) -> Any:
 def is_scraped() -> bool:
     try:
         return bool(asked("query", query="fusecache_job_reads_total > 0")["result"])
-    except urllib.error.URLError:
+    except (urllib.error.URLError, AssertionError):  # AssertionError: it is not ready
         return False
 
 

@@ -5,7 +5,7 @@
 
 #include "../ahead/ahead.h"
 
-static void jobs_free(struct fetch *fetches)
+static void fetches_free(struct fetch *fetches)
 {
 	while (fetches) {
 		struct fetch *fetch = fetches;
@@ -68,7 +68,7 @@ static PyObject *py_fetch_submit(PyObject *module, PyObject *args, PyObject *kwa
 	err = fetch_submit(fetch);
 	if (!err)
 		Py_RETURN_NONE;
-	jobs_free(fetch);
+	fetches_free(fetch);
 	return os_error(err);
 }
 
@@ -97,7 +97,7 @@ static PyObject *py_fetch_take(PyObject *module, PyObject *arg)
 						fetch->error ? Py_None : (PyObject *)fetch->owner, fetch->error,
 						(long long)fetch->begun_ns, (long long)fetch->ended_ns,
 						fetch->is_pooled ? Py_True : Py_False));
-	jobs_free(fetches);
+	fetches_free(fetches);
 	return out;
 }
 

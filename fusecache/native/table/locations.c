@@ -167,18 +167,13 @@ int table_survey(bool (*is_to_come)(uint32_t ino), struct segment_use **uses, si
 	return err;
 }
 
-static uint64_t located_bytes(uint32_t ino, bool (*is_there)(uint32_t segno))
+static uint64_t located_bytes(uint32_t ino, uint64_t block, bool (*is_there)(uint32_t segno))
 {
-	const uint64_t size = table.nodes[ino].size;
-	uint64_t found = 0;
+	const uint64_t size = table.nodes[ino].size, packed = table_location(ino, block);
 
-	for (uint64_t at = 0; at < size; at += BLOCK_BYTES) {
-		const uint64_t packed = table_location(ino, at / BLOCK_BYTES);
-
-		if (packed && is_there(location_unpack(packed).segno))
-			found += size - at < BLOCK_BYTES ? size - at : BLOCK_BYTES;
-	}
-	return found;
+	if (!packed || !is_there(location_unpack(packed).segno) || size <= block * BLOCK_BYTES)
+		return 0;
+	return size - block * BLOCK_BYTES < BLOCK_BYTES ? size - block * BLOCK_BYTES : BLOCK_BYTES;
 }
 
 /* table.lock is held. */
@@ -193,8 +188,32 @@ static void count_node(struct census *in, uint32_t ino, bool (*is_there)(uint32_
 	} else if (node_is_file(n) && node_live_name(ino)) {
 		in->files++;
 		in->bytes += n->size;
-		in->located_bytes += located_bytes(ino, is_there);
+		if (n->size <= BLOCK_BYTES)
+			in->located_bytes += located_bytes(ino, 0, is_there);
 	}
+}
+
+/* Of files of several blocks: by what is known, for a sparse file may have more blocks than could be asked for. */
+static uint64_t count_blocks(bool (*is_there)(uint32_t segno))
+{
+	uint64_t found = 0, key;
+	size_t slots = 0;
+
+	for (size_t slot = 0, stop; !slot || slot < slots; slot = stop) {
+		stop = slot + SLICE_NODES;
+		pthread_rwlock_rdlock(&table.lock);
+		if (slots != table.blocks.slots) { /* it has grown: each block has another place now */
+			slots = table.blocks.slots;
+			found = stop = 0;
+		}
+		for (; slot < stop && slot < slots; slot++)
+			if ((key = table.blocks.pairs[2 * slot]) && node_live_name((uint32_t)(key >> 32)))
+				found += located_bytes((uint32_t)(key >> 32), key & UINT32_MAX, is_there);
+		pthread_rwlock_unlock(&table.lock);
+		if (!slots)
+			break;
+	}
+	return found;
 }
 
 struct census table_census(bool (*is_there)(uint32_t segno))
@@ -208,6 +227,7 @@ struct census table_census(bool (*is_there)(uint32_t segno))
 			count_node(&found, (uint32_t)ino, is_there);
 		pthread_rwlock_unlock(&table.lock);
 	}
+	found.located_bytes += count_blocks(is_there);
 	return found;
 }
 

@@ -34,6 +34,7 @@ from fusecache.store.types import BLOCK_BYTES, Location, Version
 
 _PAGE_ROWS: Final = 1000
 _DELETE_ROWS: Final = 128
+_SUM_ROWS: Final = 50_000
 _OF_DATASET: Final = "dir>=? AND dir<=?"
 
 
@@ -160,11 +161,26 @@ class Index:
         """Of the blocks that committed rows of its files lead to, one by one: what has one content
         counts as often as it has names.
         """
-        with self.database.reader() as connection:
-            (found,) = connection.execute(
-                f"SELECT total(payload_len) FROM files WHERE {_OF_DATASET}", _keys_of(dataset)
-            ).fetchone()
-        return int(found)
+        after, stop = _keys_of(dataset)
+        at: tuple[bytes, bytes, int] = (after, b"", -1)
+        found = 0
+        while True:  # a reader that stays long keeps the log of the database from being cut
+            with self.database.reader() as connection:
+                next_at = connection.execute(
+                    "SELECT dir, name, block FROM files WHERE (dir, name, block) > (?, ?, ?)"
+                    f" AND dir<=? ORDER BY dir, name, block LIMIT 1 OFFSET {_SUM_ROWS - 1}",
+                    (*at, stop),
+                ).fetchone()
+                is_last = next_at is None or not tuple(next_at) > at  # a damaged tree
+                (some,) = connection.execute(
+                    "SELECT total(payload_len) FROM files WHERE (dir, name, block) > (?, ?, ?)"
+                    + (" AND dir<=?" if is_last else " AND (dir, name, block) <= (?, ?, ?)"),
+                    (*at, stop) if is_last else (*at, *next_at),
+                ).fetchone()
+            found += int(some)
+            if is_last:
+                return found
+            at = next_at
 
     def count_blocks(self) -> int:
         """Of the rows that are written or wait to be; for a moment some are both."""

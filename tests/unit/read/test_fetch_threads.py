@@ -24,7 +24,8 @@ class User:
         self.landed: list[tuple[str, Fetched]] = []
         self.hung: list[tuple[str, trio.Event]] = []
         calls = (self._landed, self._hangs, lambda: None)
-        self.fetches = Fetches[str](threads, *calls, is_awaited=is_awaited)
+        never = None if is_awaited else (lambda: False)
+        self.fetches = Fetches[str](threads, *calls, is_awaited=never)
 
     def _landed(self, of: str, fetched: Fetched) -> None:
         self.landed.append((of, fetched))

@@ -16,7 +16,7 @@ from trio.abc import Clock
 from trio.testing import MockClock
 
 from fusecache import _native
-from fusecache.base.errors import OriginTimeout
+from fusecache.base.errors import OriginChanged, OriginTimeout
 from fusecache.read import misses
 from fusecache.read.fetch_threads import Fetched, FetchThreads
 from fusecache.read.misses import FLYING_MOST, Misses
@@ -252,8 +252,8 @@ def test_it_says_that_some_wait_for_a_place(scene: Scene) -> None:
     async def act() -> None:
         assert not scene.misses.is_crowded
         scene.read(*range(1, FLYING_MOST + 2))
-        await becomes(lambda: len(scene.submitted) == FLYING_MOST)
-        assert scene.misses.is_crowded
+        await becomes(lambda: scene.misses.is_crowded)
+        assert len(scene.submitted) == FLYING_MOST
 
     scene.play(act)
 
@@ -411,3 +411,40 @@ def test_after_a_failure_it_begins_anew(scene: Scene, monkeypatch: pytest.Monkey
         await becomes(lambda: len(scene.submitted) == 2)
 
     scene.play(again)
+
+
+def test_what_cannot_be_begun_is_passed_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have grown since it was named."""
+
+    def fail(ino: int, version: Version, tag: int) -> None:
+        raise ValueError("larger than one block")
+
+    monkeypatch.setattr(_native, "fetch_submit", fail)
+
+    async def act() -> None:
+        scene.read(1)
+        await becomes(lambda: scene.passed == [1])
+
+    scene.play(act)
+    assert set(scene.failed) == {(1, OriginChanged)}
+    assert scene.misses._fetches.flying == 0
+
+
+def test_a_fault_passes_one_on_and_the_next_is_looked_for(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    def is_near(ino: int, version: Version, block: int) -> bool:
+        if ino == 1:
+            raise MemoryError
+        return False
+
+    async def act() -> None:
+        scene.read(1, 2)
+        await becomes(lambda: scene.submitted)
+        assert scene.passed == [1]
+        scene.land(scene.submitted[0][0])
+
+    scene.misses._sources.is_near = is_near  # type: ignore[method-assign]
+    scene.play(act)
+    assert scene.finished == [2]
+    assert "a READ that missed" in caplog.text
