@@ -88,7 +88,8 @@ class Fetches(Generic[T]):
 
     def clear(self) -> list[T]:
         """Forget those that fly; which they were."""
-        return [self._flying.pop(tag)[0] for tag in list(self._flying)]
+        popped = [self._flying.pop(tag, None) for tag in list(self._flying)]
+        return [known[0] for known in popped if known is not None]
 
     def land(self, tag: int, fetched: Fetched) -> bool:
         """False: it is another user's."""
