@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.base.wire import Result
+from fusecache.control import control_client
 from fusecache.read.origin import NETWORK_TICK_NS
 from tests.conftest import Mounting, Place, in_one_mode
 from tests.support.faulty_origin import Fault, FaultyOrigin
@@ -264,3 +265,72 @@ def test_another_mounts_blocks_are_found(place: Place, mounting: Mounting, tmp_p
     eventually(lambda: other.value("ssd", "blocks") == len(contents))
     read_all(other, contents)
     assert other.value("origin", "files") == 0
+
+
+LARGER = (131_073, 200_001, 500_000, 1_300_000, 4 << 20)
+PIECE = 128 << 10  # what the kernel asks for at once
+
+
+def write_larger(place: Place, count: int) -> dict[str, bytes]:
+    contents = {f"e/{n:03}": random_bytes(f"e{n}", LARGER[n % len(LARGER)]) for n in range(count)}
+    for name, content in contents.items():
+        place.write(name, content)
+    return contents
+
+
+def test_a_file_that_the_kernel_asks_for_in_pieces_is_fetched_whole_and_once(
+    place: Place, mounting: Mounting
+) -> None:
+    contents = write_larger(place, 40)
+    mount = mounting("--ram", "256M")
+    read_all(mount, contents)
+    reads = mount.value("reads")
+    assert mount.value("origin", "files") == len(contents)
+    assert mount.value("origin", "bytes") == sum(map(len, contents.values()))
+    assert reads["by_fetch_threads"] == reads["from_origin"] > len(contents), "none went to Python"
+    assert reads["from_origin"] + reads["from_ssd"] == reads["requests"]
+    eventually(lambda: mount.value("ssd", "blocks") == len(contents))
+    mount.drop_pages()
+    read_all(mount, contents)
+    assert mount.value("origin", "files") == len(contents)
+
+
+def test_what_is_in_memory_is_no_answer_once_the_file_has_changed(
+    place: Place, mounting: Mounting
+) -> None:
+    before, behind = random_bytes("before", 500_000), random_bytes("behind", 500_000)
+    path = place.write("file", before)
+    mount = mounting()
+    os.listdir(mount.path)  # what is listed is swept
+    with open(mount.path / "file", "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # one piece, none ahead
+        assert os.pread(file.fileno(), 1000, 0) == before[:1000]
+        path.write_bytes(behind)
+        control_client.ask(control_client.find(str(mount.path)), {"op": "sweep"})
+        for offset in (400_000, 200_000, 0):
+            assert os.pread(file.fileno(), 1000, offset) == behind[offset : offset + 1000]
+
+
+def test_readers_of_pieces_in_any_order_get_them(place: Place, mounting: Mounting) -> None:
+    """Many files of which a part is wanted; what is kept of them has a bound, and an end."""
+    contents = write_larger(place, 60)
+    mount = mounting("--ram", "256M")
+
+    def piece(name: str, at: int) -> bool:
+        fd = os.open(mount.path / name, os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            return os.pread(fd, PIECE, at) == contents[name][at : at + PIECE]
+        finally:
+            os.close(fd)
+
+    def pieces(name: str) -> bool:
+        size = len(contents[name])
+        places = [0, size - 1000, PIECE, size // 2] if int(name[-1]) % 2 else [size // 2, 0, size]
+        return all(piece(name, at) for at in places)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        assert all(pool.map(pieces, contents))
+        assert all(pool.map(lambda name: piece(name, 0) and pieces(name), reversed(contents)))
+    read_all(mount, contents)
+    assert mount.value("origin", "files") == len(contents)

@@ -4,14 +4,32 @@
  * many at a time and has their files fetched; and the fetch thread that has brought a file answers it.
  * What is unusual about one, Python gives back: then pyfuse3 gets it, as if it had never waited.
  *
+ * The kernel asks for a file piece by piece (of 128 KiB, mostly). The first READ has all of it fetched; what its readers
+ * have not asked for yet stays in memory for a moment, until it is read, and answers the READs to come.
+ *
  * INVARIANT: a READ that was taken is answered once: by the bytes that came, or by pyfuse3.
  * INVARIANT: the inode of each READ that waits has been told to Python, or is in `fresh`.
+ * INVARIANT: what stays in memory had its version at the origin before and after it was read, and was not young; it is
+ *   answered while the table has that version, and the kernel was told of it.
  */
 #include "ahead.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#define RESTS_MOST 32
+#define RESTS_BYTES_MOST (32u << 20)
+#define REST_NS 1000000000
+
+struct rest {
+	uint32_t ino; /* 0: none */
+	unsigned users;
+	bool is_over; /* freed by its last user */
+	struct version of;
+	uint64_t from; /* bytes [from, of.size) */
+	int64_t until_ns;
+	unsigned char *data;
+};
 struct waiting {
 	struct waiting *next;
 	struct read_request read;
@@ -26,6 +44,8 @@ static struct {
 	unsigned count;
 	uint32_t fresh[MISSED_MOST];
 	unsigned fresh_count;
+	struct rest rests[RESTS_MOST];
+	uint64_t rests_bytes;
 } missed = {.lock = PTHREAD_MUTEX_INITIALIZER, .some = PTHREAD_COND_INITIALIZER};
 
 void missed_enable(bool enabled, int64_t tick_ns)
@@ -38,7 +58,99 @@ void missed_enable(bool enabled, int64_t tick_ns)
 	pthread_mutex_unlock(&missed.lock);
 }
 
-/* A file whose content the fetch threads can bring, read as a whole, and not on SSD. */
+/* ---- what readers come to next; `missed` is locked, but for what is shown ----------------- */
+static void rest_end(struct rest *rest)
+{
+	rest->is_over = true;
+	if (!rest->ino || rest->users)
+		return;
+	missed.rests_bytes -= rest->of.size - rest->from;
+	free(rest->data);
+	*rest = (struct rest){0};
+}
+
+static void rests_forget(int64_t now_ns)
+{
+	for (struct rest *rest = missed.rests; rest < missed.rests + RESTS_MOST; rest++)
+		if (rest->ino && rest->until_ns <= now_ns)
+			rest_end(rest);
+}
+
+static struct rest *rest_of(uint32_t ino)
+{
+	for (struct rest *rest = missed.rests; rest < missed.rests + RESTS_MOST; rest++)
+		if (rest->ino == ino && !rest->is_over)
+			return rest;
+	return NULL;
+}
+
+/* It locks. Bytes [from, of->size) are kept, if there is room. */
+static void rest_keep(uint32_t ino, const struct version *of, const unsigned char *data, uint64_t from)
+{
+	const uint64_t size = of->size - from;
+	unsigned char *copy = malloc(size);
+	const int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+	struct rest *place = NULL;
+
+	if (!copy)
+		return;
+	memcpy(copy, data + from, size);
+	pthread_mutex_lock(&missed.lock);
+	rests_forget(now_ns);
+	if ((place = rest_of(ino)))
+		rest_end(place);
+	place = NULL;
+	for (struct rest *rest = missed.rests; rest < missed.rests + RESTS_MOST && !place; rest++)
+		if (!rest->ino && missed.rests_bytes + size <= RESTS_BYTES_MOST)
+			place = rest;
+	if (place) {
+		*place = (struct rest){.ino = ino, .of = *of, .from = from, .until_ns = now_ns + REST_NS, .data = copy};
+		missed.rests_bytes += size;
+	}
+	pthread_mutex_unlock(&missed.lock);
+	if (!place)
+		free(copy);
+}
+
+/* How much of the READ the file has; 0: it cannot be answered with that version. */
+static size_t answerable(const struct read_request *read, const struct version *of)
+{
+	size_t size;
+
+	if (read->offset >= of->size || !table_is_current(read->ino, of))
+		return 0;
+	size = of->size - read->offset < read->size ? of->size - read->offset : read->size;
+	return size < read->size && table_refuse_short(read->ino) ? 0 : size;
+}
+
+/* It locks. False: the READ's bytes are not in memory. */
+static bool rest_answers(const struct read_request *read)
+{
+	struct rest *rest;
+	size_t size;
+
+	pthread_mutex_lock(&missed.lock);
+	rest = rest_of(read->ino);
+	if (rest && (read->offset < rest->from || rest->until_ns <= clock_ns(CLOCK_MONOTONIC)))
+		rest = NULL;
+	if (rest)
+		rest->users++;
+	pthread_mutex_unlock(&missed.lock);
+	if (!rest)
+		return false;
+	size = answerable(read, &rest->of);
+	if (size)
+		answer_missed(read, &rest->of, rest->data + (read->offset - rest->from), size);
+	pthread_mutex_lock(&missed.lock);
+	rest->users--;
+	if (rest->is_over || !size || read->offset + size == rest->of.size)
+		rest_end(rest);
+	pthread_mutex_unlock(&missed.lock);
+	return size;
+}
+
+/* ---- what waits ---------------------------------------------------------------------------- */
+/* A file whose content the fetch threads can bring, and that is not on SSD. */
 static bool is_plain(const struct read_request *read)
 {
 	const struct node *n;
@@ -52,7 +164,7 @@ static bool is_plain(const struct read_request *read)
 		n = &table.nodes[ino];
 		packed = table_location(ino, 0);
 		plain = S_ISREG(n->mode) && !(node_flags(n) & (NODE_STALE | NODE_NOATTR | NODE_SHRUNK)) &&
-			node_live_name(ino) && n->size && n->size <= read->size && n->size <= BLOCK_BYTES &&
+			node_live_name(ino) && n->size > read->offset && n->size <= BLOCK_BYTES &&
 			!(packed && segment_known(location_unpack(packed).segno)); /* evicted */
 	}
 	pthread_rwlock_unlock(&table.lock);
@@ -64,16 +176,20 @@ bool missed_take(const struct read_request *read)
 	struct waiting *one;
 	bool known = false, waits;
 
-	if (!atomic_load_explicit(&missed.enabled, memory_order_relaxed) || read->offset || !is_plain(read) ||
-	    !(one = malloc(sizeof(*one) + read->raw_size)))
+	if (!atomic_load_explicit(&missed.enabled, memory_order_relaxed))
+		return false;
+	if (read->offset && rest_answers(read))
+		return true;
+	if (!is_plain(read) || !(one = malloc(sizeof(*one) + read->raw_size)))
 		return false;
 	one->read = *read;
 	one->read.raw = memcpy(one->raw, read->raw, read->raw_size);
 	pthread_mutex_lock(&missed.lock);
 	waits = atomic_load(&missed.enabled) && missed.count < MISSED_MOST && missed.fresh_count < MISSED_MOST;
+	for (const struct waiting *other = missed.first; waits && other && !known; other = other->next)
+		known = other->read.ino == read->ino;
+	waits &= known || !read->offset; /* who begins amid a file may want no more of it */
 	if (waits) {
-		for (const struct waiting *other = missed.first; other && !known; other = other->next)
-			known = other->read.ino == read->ino;
 		one->next = missed.first;
 		missed.first = one;
 		missed.count++;
@@ -128,17 +244,22 @@ void missed_came(uint32_t ino, const struct version *of, const unsigned char *da
 {
 	/* A file that is too young must be flagged before the kernel has its pages: Python does that. */
 	const bool settled = begun_ns - of->ctime_ns > atomic_load(&missed.tick_ns);
-	struct waiting *one, *next;
+	struct waiting *taken = settled ? take_out(ino) : NULL, *one, *next;
+	uint64_t end = 0;
 
-	for (one = settled ? take_out(ino) : NULL; one; one = next) {
-		const struct read_request *read = &one->read;
+	for (one = taken; one; one = one->next)
+		if (one->read.offset + one->read.size > end)
+			end = one->read.offset + one->read.size;
+	if (taken && end < of->size) /* before the answer: the reader comes back at once */
+		rest_keep(ino, of, data, end);
+	for (one = taken; one; one = next) {
+		const size_t size = answerable(&one->read, of);
 
 		next = one->next;
-		if (table_is_current(ino, of) && of->size <= read->size &&
-		    !(of->size < read->size && table_refuse_short(ino)))
-			answer_missed(read, of, data);
+		if (size)
+			answer_missed(&one->read, of, data + one->read.offset, size);
 		else
-			answer_pass(read);
+			answer_pass(&one->read);
 		free(one);
 	}
 }

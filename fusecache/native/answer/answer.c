@@ -55,9 +55,9 @@ void answer_with(const struct read_request *one, const struct version *of, const
 	answer(one, of, data, size, SEEN_SSD);
 }
 
-void answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data)
+void answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size)
 {
-	answer(one, of, data, of->size, SEEN_ORIGIN);
+	answer(one, of, data, size, SEEN_ORIGIN);
 }
 
 void answer_pass(const struct read_request *one)

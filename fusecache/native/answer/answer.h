@@ -19,8 +19,8 @@ bool answer_from_ssd(const struct read_request *one, struct scratch *s);
 /* One that has waited: with bytes of the file at its offset; / as it would have been at once. */
 void answer_with(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size);
 void answer_now(const struct read_request *one, struct scratch *s);
-/* / with the whole content of the file, from beyond this host (the origin, or the pool); / by pyfuse3. */
-void answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data);
+/* / with such bytes from beyond this host (the origin, or the pool); / by pyfuse3. */
+void answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size);
 void answer_pass(const struct read_request *one);
 /* Bytes of a file are about to be answered: whoever counts them is told. */
 void answer_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
