@@ -62,7 +62,7 @@ void missed_enable(bool enabled, int64_t tick_ns)
 static void rest_end(struct rest *rest)
 {
 	rest->is_over = true;
-	if (!rest->ino || rest->users)
+	if (rest->users)
 		return;
 	missed.rests_bytes -= rest->of.size - rest->from;
 	free(rest->data);
@@ -76,6 +76,7 @@ static void rests_forget(int64_t now_ns)
 			rest_end(rest);
 }
 
+/* Of inode 0: a free place. */
 static struct rest *rest_of(uint32_t ino)
 {
 	for (struct rest *rest = missed.rests; rest < missed.rests + RESTS_MOST; rest++)
@@ -90,19 +91,16 @@ static void rest_keep(uint32_t ino, const struct version *of, const unsigned cha
 	const uint64_t size = of->size - from;
 	unsigned char *copy = malloc(size);
 	const int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
-	struct rest *place = NULL;
+	struct rest *former, *place;
 
 	if (!copy)
 		return;
 	memcpy(copy, data + from, size);
 	pthread_mutex_lock(&missed.lock);
 	rests_forget(now_ns);
-	if ((place = rest_of(ino)))
-		rest_end(place);
-	place = NULL;
-	for (struct rest *rest = missed.rests; rest < missed.rests + RESTS_MOST && !place; rest++)
-		if (!rest->ino && missed.rests_bytes + size <= RESTS_BYTES_MOST)
-			place = rest;
+	if ((former = rest_of(ino)))
+		rest_end(former);
+	place = missed.rests_bytes + size <= RESTS_BYTES_MOST ? rest_of(0) : NULL;
 	if (place) {
 		*place = (struct rest){.ino = ino, .of = *of, .from = from, .until_ns = now_ns + REST_NS, .data = copy};
 		missed.rests_bytes += size;

@@ -667,13 +667,19 @@ def test_a_reader_that_jumps_is_followed(place: int) -> None:
     assert scene.planner.status("job")["state"] == "running"
 
 
-def test_no_stall_is_not_predicted_while_reads_are_late() -> None:
+def read_from_ssd() -> tuple[Scene, Inos]:
+    """A job of 3,000 samples, all on SSD, that has read 600; and its order."""
     scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
     scene.mount.ssd = set(range(1, 3001))
     (order, *_) = orders = scene.shuffled()
     scene.open("job", orders, samples=3000)
     scene.settle()
     scene.read(order[:600].tolist())
+    return scene, order
+
+
+def test_no_stall_is_not_predicted_while_reads_are_late() -> None:
+    scene, order = read_from_ssd()
     assert scene.planner.status("job")["predicted_stall_s"] == 0.0
     scene.mount.evicts = set(order[600:900].tolist())
     scene.read(order[600:900].tolist())
@@ -688,12 +694,7 @@ def test_no_stall_is_not_predicted_while_reads_are_late() -> None:
 
 def test_a_stall_is_predicted_from_what_the_sources_give() -> None:
     """Of the files that are not in RAM: those on SSD at its rate, the others at the origin's."""
-    scene = Scene(same_sizes(3000), ram_bytes=300 * FILE_BYTES)
-    scene.mount.ssd = set(range(1, 3001))
-    (order, *_) = orders = scene.shuffled()
-    scene.open("job", orders, samples=3000)
-    scene.settle()
-    scene.read(order[:600].tolist())
+    scene, _ = read_from_ssd()
     job = scene.planner.status("job")
     consumer_bytes_per_s = job["samples_per_s"] * FILE_BYTES
     left_s = 2400 * FILE_BYTES / consumer_bytes_per_s

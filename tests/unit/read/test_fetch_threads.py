@@ -93,6 +93,18 @@ def test_what_waits_for_other_hosts_does_not_hang(
     assert [of for of, _ in user.hung] == ["first"]
 
 
+def land_two(threads: FetchThreads, one: User, other: User) -> None:
+    """A fetch of each, until who waits for landings raises EOFError."""
+
+    async def run() -> None:
+        one.fetches.submit("first", 7, VERSION)
+        other.fetches.submit("second", 8, VERSION)
+        await threads.land_forever()
+
+    with pytest.raises(EOFError):
+        trio.run(run)
+
+
 def test_a_users_fault_loses_no_other_landing(
     threads: FetchThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,14 +119,7 @@ def test_a_users_fault_loses_no_other_landing(
             raise EOFError
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", once)
-
-    async def run() -> None:
-        one.fetches.submit("first", 7, VERSION)
-        other.fetches.submit("second", 8, VERSION)
-        await threads.land_forever()
-
-    with pytest.raises(EOFError):
-        trio.run(run)
+    land_two(threads, one, other)
     assert [of for of, _ in other.landed] == ["second"]
     assert "a landed fetch" in caplog.text
 
@@ -139,14 +144,7 @@ def test_what_nobody_waits_for_is_gathered(
     monkeypatch.setattr(_native, "fetch_take", lambda most: taken.pop(0))
     monkeypatch.setattr(trio.lowlevel, "wait_readable", once)
     monkeypatch.setattr(trio, "sleep", sleep)
-
-    async def run() -> None:
-        rest.fetches.submit("first", 7, VERSION)
-        first.fetches.submit("second", 8, VERSION)
-        await threads.land_forever()
-
-    with pytest.raises(EOFError):
-        trio.run(run)
+    land_two(threads, rest, first)
     pause = ["looked"] if is_awaited else ["looked", GATHER_S]
     assert did == [*pause, "looked", GATHER_S, "looked"]
 
