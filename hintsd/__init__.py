@@ -20,6 +20,7 @@ __all__ = [
     "ChunkedSampler",
     "ImportanceSampler",
     "Job",
+    "Ranges",
     "SubstitutableSampler",
     "__version__",
     "attach",
@@ -27,6 +28,7 @@ __all__ = [
     "files",
     "order_of",
     "paths_of",
+    "rows_of",
 ]
 
 if TYPE_CHECKING:
@@ -36,17 +38,20 @@ if TYPE_CHECKING:
     from hintsd.client.importance.substitutable import SubstitutableSampler
     from hintsd.client.known.extending import order_of, paths_of
     from hintsd.client.loaders import attach
+    from hintsd.client.ranges.rows import Ranges, rows_of
 else:  # unseen by type checkers, to which it would give every name
     _HOMES = {
         "ChunkedSampler": "hintsd.client.importance.chunked",
         "ImportanceSampler": "hintsd.client.importance.sampler",
         "Job": "hintsd.client.client",
+        "Ranges": "hintsd.client.ranges.rows",
         "SubstitutableSampler": "hintsd.client.importance.substitutable",
         "attach": "hintsd.client.loaders",
         "connect": "hintsd.client.client",
         "files": "hintsd.client.client",
         "order_of": "hintsd.client.known.extending",
         "paths_of": "hintsd.client.known.extending",
+        "rows_of": "hintsd.client.ranges.rows",
     }
 
     def __getattr__(name: str) -> Any:

@@ -31,6 +31,7 @@ EXCEPTIONS = (
     "hintsd.client.known.streams dataset.*",  # the library tells its order to itself alone
     "hintsd.client.known.streams node.*",
     "hintsd.client.known.streams self.dataset.*",
+    "hintsd.client.ranges.tables dataset.*",  # where its rows are, no library tells
     "hintsd.client.known.web_dataset worker._worker_info",  # torch has no other way to say so
     "hintsd.client.client weakref.finalize(*).atexit",
     "hintsd.lab.replay policy.on_load",  # a policy's caller sets them

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from hintsd.client.figures import Number, ask_figures
 from hintsd.client.finding import Unhinted
-from hintsd.client.link import Link, Listener, State, Ways
+from hintsd.client.link import Link, Listener, State, Teller, Ways
 from hintsd.client.warning import warn_once
 from hintsd.orders.extensions import IMG_EXTENSIONS
 from hintsd.orders.hint import Check, Files, Hint
@@ -52,13 +52,14 @@ class Job:
         ahead: Ahead | None = None,
         *,
         why: str = "see the warning",
+        teller: Teller | None = None,
     ) -> None:
         """`hint` None: a job without, and `why`; else `ways` to say its files. `ahead` gives the
         order of an epoch; it is called once for each, in turn, when the epoch before it begins;
-        None from it: no more.
+        None from it: no more. `teller`: what is spoken to instead of hintsd.
         """
         told = hint or Hint(b"")
-        self._link = Link(told, ways)
+        self._link: Teller = teller or Link(told, ways)
         self._path = os.fsdecode(told.path)
         self._epoch = self._next_epoch = told.start_epoch
         self._batch = told.start_batch

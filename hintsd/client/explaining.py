@@ -91,15 +91,21 @@ def _outlook(loader: Any) -> tuple[str, str]:
     from hintsd.client.finding import Unhinted
     from hintsd.client.known.extending import Needless, Unreadable
     from hintsd.client.loaders import REQUIRED_TIMEOUT_S, foretell
+    from hintsd.client.ranges.advice import check_mounted
+    from hintsd.client.ranges.rows import Ranges
 
     order = ""
     try:
         found = foretell(loader)
         if isinstance(found, Job):
-            if not found.hear(REQUIRED_TIMEOUT_S) or found.name is None:
+            found.hear(REQUIRED_TIMEOUT_S)
+            if found.name is None and found.state != "hinted":
                 raise Unhinted(found.why or summary.UNANSWERED)
             return summary.WOULD_BE, "would be hinted: the script has attached it"
         order = _order(found)
+        if isinstance(found.ways, Ranges):
+            check_mounted(found.ways)
+            return summary.WOULD_BE, f"would be hinted: {order}; by ranges, which need no hintsd"
         link.greet(found.root)
         return summary.WOULD_BE, f"would be hinted: {order}; hintsd answers"
     except (Unreadable, Unhinted) as problem:

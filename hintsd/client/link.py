@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final, Literal, NoReturn, get_args
+from typing import Any, Final, Literal, NoReturn, Protocol, get_args
 
 from fusecache.base import wire
 from hintsd.client.asking import Asking
@@ -58,7 +58,7 @@ Ways = tuple[Callable[[], Files], ...]
 _links: set[Link] = set()  # those with a thread, for the children of a fork
 
 
-class _JobState:
+class JobState:
     """What a job is, and why."""
 
     def __init__(self) -> None:
@@ -186,6 +186,27 @@ class _Agenda:
             self._scores, self._are_scores_due = {}, False
 
 
+class Teller(Protocol):
+    """What a Job speaks to: a Link, or what takes its place."""
+
+    @property
+    def job(self) -> str | None: ...
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def state(self) -> JobState: ...
+    def start(self) -> None: ...
+    def announce(self, epoch: int, spec: OrderSpec) -> None: ...
+    def score(self, scores: dict[str, Any]) -> None: ...
+    def asking(self, *kinds: str) -> Asking | None: ...
+    def step(self, epoch: int, batch: int) -> None: ...
+    def drawn(self, epoch: int, batches: int) -> None: ...
+    def hear(self, timeout_s: float = 0.0) -> bool: ...
+    def stop(self, wait_s: float = 0.0) -> None: ...
+    def give_up(self, why: str) -> None: ...
+    def leave(self, why: str) -> None: ...
+
+
 class Link:
     """See the module. One job, one connection, one thread."""
 
@@ -197,7 +218,7 @@ class Link:
         self._settled = threading.Event()  # welcome, or known to be without hints for now
         self._told = threading.Event()  # accepted, or a warning has said why not
         self._agenda = _Agenda(hint.start_epoch, hint.start_batch)
-        self.state = _JobState()
+        self.state = JobState()
         """Looked at, and watched, by whoever wants."""
         self._ways = list(ways)
         self._job: str | None = None

@@ -37,6 +37,8 @@ from hintsd.client.known.shards import ShardOrder
 from hintsd.client.known.streams import StreamedShards
 from hintsd.client.known.web_dataset import WebDatasetShards
 from hintsd.client.link import Ways
+from hintsd.client.ranges.advice import Advice
+from hintsd.client.ranges.rows import Ranges
 from hintsd.client.sampler_order import SamplerOrder, Seat, generators_kept, seat_of
 from hintsd.client.warning import warn_once
 from hintsd.orders import samplers
@@ -62,7 +64,7 @@ _required: set[int] = set()  # their numbers: those that were waited for
 
 def attach(
     loader: DataLoader[Any],
-    paths: Sequence[Path] | None = None,
+    paths: Sequence[Path] | Ranges | None = None,
     epochs: int | None = None,
     *,
     copy_sampler: bool = False,
@@ -71,12 +73,13 @@ def attach(
     loader is gone; a loader that is in a reference cycle goes when Python collects it: job.close()
     ends it at once. Its batches, their order and all random numbers are what they would be without.
 
-    `paths`: the file of each index, for a dataset that is no torchvision ImageFolder or
-    DatasetFolder (or Subset or ConcatDataset of such). `epochs`: how many there will be, counted
-    from 0. A loader that cannot be hinted is left alone, with one warning; its job `is_over`.
-    `copy_sampler`: a sampler that is not torch's own may be copied, and the copy be read to its end
-    when an epoch begins. torch's, numpy's and Python's global generators are put back after that;
-    a sampler that changes anything else outside of itself would give another order.
+    `paths`: the file of each index, or the ranges of large files, for a dataset that is no
+    torchvision ImageFolder or DatasetFolder (or Subset or ConcatDataset of such). `epochs`: how
+    many there will be, counted from 0. A loader that cannot be hinted is left alone, with one
+    warning; its job `is_over`. `copy_sampler`: a sampler that is not torch's own may be copied, and
+    the copy be read to its end when an epoch begins. torch's, numpy's and Python's global
+    generators are put back after that; a sampler that changes anything else outside of itself would
+    give another order.
 
     Attached again, a loader gives the job that it has, as long as that one works.
     ValueError: `epochs` is no positive number, or `paths` are no paths, or not as many as the
@@ -95,7 +98,7 @@ def attach(
             return job
         job.close()
     dataset: Any = loader.dataset
-    tidy = None if paths is None else tidy_paths(paths, os.getcwd())
+    tidy = tidy_paths(paths, os.getcwd()) if isinstance(paths, Sequence) else paths
     if tidy is not None and hasattr(dataset, "__len__") and len(tidy) != len(dataset):
         raise ValueError(f"{len(tidy)} paths for a dataset of {len(dataset)} samples")
     try:
@@ -194,7 +197,7 @@ class Readable:
     """A loader that can be hinted: what is known of it, before it is."""
 
     root: str
-    ways: Ways
+    ways: Ways | Ranges
     seat: Seat
     source: SamplerOrder | ShardOrder
     spec: OrderSpec | None
@@ -203,7 +206,9 @@ class Readable:
     """The sampler's class tells its order: it is read neither from its batches nor from a copy."""
 
 
-def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) -> Readable:
+def _read(
+    loader: DataLoader[Any], paths: list[str] | Ranges | None, copy_sampler: bool
+) -> Readable:
     """Unreadable; and whatever a dataset or sampler raises that does not behave."""
     from torch.utils.data import IterableDataset
 
@@ -211,9 +216,12 @@ def _read(loader: DataLoader[Any], paths: list[str] | None, copy_sampler: bool) 
         if paths is not None:
             raise Unreadable(NO_INDICES)
         return _read_shards(loader)
+    ways: Ways | Ranges
     if paths is None:
         with generators_kept():  # others' code is asked
             root, ways = files_of(loader.dataset)
+    elif isinstance(paths, Ranges):
+        root, ways = paths.root, paths
     else:
         root, listed = common_root(paths), paths
         ways = (listed_files(root, lambda: listed),)
@@ -245,26 +253,28 @@ def _read_shards(loader: DataLoader[Any]) -> Readable:
 
 def _attach(
     loader: DataLoader[Any],
-    paths: list[str] | None,
+    paths: list[str] | Ranges | None,
     epochs: int | None,
     copy_sampler: bool,
 ) -> tuple[Job, Announcer | None]:
     found = _read(loader, paths, copy_sampler)
     seat, source = found.seat, found.source
     ahead = loader.prefetch_factor or 0
-    job = Job(
-        Hint(
-            path=os.fsencode(found.root),
-            spec=found.spec,
-            epochs=epochs,
-            start_epoch=source.epoch,
-            # 0 is not known: here the trainer is the one reader
-            workers=source.at_once if isinstance(source, ShardOrder) else loader.num_workers or 1,
-            prefetch_factor=ahead if isinstance(source, SamplerOrder) else SHARDS_AHEAD,
-            name=program_name(),
-        ),
-        found.ways,
+    hint = Hint(
+        path=os.fsencode(found.root),
+        spec=found.spec,
+        epochs=epochs,
+        start_epoch=source.epoch,
+        # 0 is not known: here the trainer is the one reader
+        workers=source.at_once if isinstance(source, ShardOrder) else loader.num_workers or 1,
+        prefetch_factor=ahead if isinstance(source, SamplerOrder) else SHARDS_AHEAD,
+        name=program_name(),
     )
+    if isinstance(found.ways, Ranges):
+        drawn_ahead = loader.num_workers * ahead * (loader.batch_size or 1)
+        job = Job(hint, teller=Advice(found.ways, drawn_ahead))
+    else:
+        job = Job(hint, found.ways)
     if job.is_over:
         return job, None
     for other in _announcers_of(seat):

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.base import wire
+from hintsd.client.client import Job
+from hintsd.client.link import Link
 from hintsd.orders.drawing import access_sequence
 from hintsd.orders.spec import Indices, OrderSpec, from_message
 from tests.support import PATIENCE_S
@@ -242,3 +244,9 @@ def _resolved(value: Any, arrays: dict[str, bytearray]) -> Any:
             return bytes(arrays[value["array"]])
         return {key: _resolved(inner, arrays) for key, inner in value.items()}
     return value
+
+
+def link_of(job: Job) -> Link:
+    """What it speaks to."""
+    assert isinstance(job._link, Link)
+    return job._link

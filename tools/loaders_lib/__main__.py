@@ -95,10 +95,15 @@ def run_stack(name: str, stack: Stack, python: str) -> Judged:
         done = _run(command, environment(environ) if stack.is_wrapped else environ)
         if done.returncode:
             raise Failed((done.stderr.strip().splitlines() or ["no output"])[-1])
-        read = {int(path.stem): json.loads(path.read_text()) for path in place.log.iterdir()}
-    by_process: dict[int, list[Announced]] = {}
-    for told in place.fake.jobs:
-        by_process.setdefault(told.pid, []).append(announced(told, place.names, place.root))
+        told = {int(path.stem): json.loads(path.read_text()) for path in place.log.iterdir()}
+    read = {pid: of_process[0] for pid, of_process in told.items()}
+    by_process = {
+        pid: [Announced(dict(enumerate(asked)), is_foreseen=False)]
+        for pid, (_, asked) in told.items()
+        if asked
+    }
+    for job in place.fake.jobs:
+        by_process.setdefault(job.pid, []).append(announced(job, place.names, place.root))
     return judge(read, by_process, done.stderr, stack.early)
 
 

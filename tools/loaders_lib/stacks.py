@@ -5,7 +5,8 @@ Run as a script below `hintsd run`, in an environment that has the libraries:
     python stacks.py NAME DATASET LOG
 
 reads the ImageFolder DATASET with stack NAME, and writes to LOG/PID.json which of its files this
-process opened, in order: a list for each epoch.
+process opened, in order: a list for each epoch; and the same of what it had the kernel read ahead.
+Of rows within files both are the rows' bytes.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ def _epochs(loader: Any, set_epoch: Any = None) -> Iterator[None]:
             set_epoch.set_epoch(epoch)
         for _ in loader:
             pass
+        yield
+
+
+def _row_epochs(loader: Any) -> Iterator[None]:
+    """Of rows within files, whose bytes are `x`."""
+    for _ in range(EPOCHS):
+        for number, batch in enumerate(loader):
+            if not number:
+                time.sleep(PAUSE_S)  # what is read before it is asked for is asked for no more
+            _read[-1] += [row.hex() for row in batch["x"]]
         yield
 
 
@@ -574,15 +585,52 @@ def datasets_selected(root: str) -> Iterator[None]:
     return _epochs(DataLoader(data, BATCH, shuffle=True, collate_fn=_collated))
 
 
-@stack("datasets", "arrow files (`load_from_disk`): rows of one file", "no")
+@stack("datasets", "arrow files (`load_from_disk`), shuffled and cut: rows within files")
 def datasets_arrow(root: str) -> Iterator[None]:
     import datasets
     from torch.utils.data import DataLoader
 
-    rows = {"x": list(range(32))}
+    rows = {"x": [os.urandom(100 + number) for number in range(40)], "label": list(range(40))}
     saved = os.path.join(os.environ["LOADERS_CACHE"], "saved")
     datasets.Dataset.from_dict(rows).save_to_disk(saved)
-    return _epochs(DataLoader(datasets.load_from_disk(saved), BATCH, shuffle=True))
+    data = datasets.load_from_disk(saved).shuffle(seed=3).select(range(5, 37))
+    return _row_epochs(DataLoader(data.select_columns("x"), BATCH, shuffle=True))
+
+
+class _Hdf5:
+    """A dataset of one's own: rows of an HDF5 file."""
+
+    def __init__(self, root: str) -> None:
+        self.path = os.path.join(root, "rows.h5")
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, bytes]:
+        import h5py
+
+        with h5py.File(self.path) as file:
+            return {"x": file["rows"][index].tobytes()}
+
+    def __hintsd_paths__(self) -> Any:
+        import h5py
+
+        import hintsd
+
+        with h5py.File(self.path) as file:
+            return hintsd.rows_of(file["rows"])
+
+
+@stack("h5py", "a dataset of one's own, `hintsd.rows_of(h5py.Dataset)`")
+def hdf5(root: str) -> Iterator[None]:
+    import h5py
+    import numpy as np
+    from torch.utils.data import DataLoader
+
+    data: Any = _Hdf5(root)
+    with h5py.File(data.path, "w") as file:
+        file["rows"] = np.random.default_rng(1).integers(0, 1 << 62, (40, 30))
+    return _row_epochs(DataLoader(data, BATCH, shuffle=True))
 
 
 @stack("datasets", "parquet files, `streaming=True`, shuffled")
@@ -706,6 +754,7 @@ def dali_parallel(root: str) -> Iterator[None]:
 # ---- the process ---------------------------------------------------------------------------------
 
 _read: list[list[str]] = [[]]
+_asked: list[list[str]] = [[]]  # the bytes that the kernel was asked for ahead
 _opens: _Opens | None = None
 
 
@@ -746,7 +795,12 @@ def end_epoch() -> None:
     if _opens is not None:
         _read[-1] += _opens.told()
     _read.append([])
+    _asked.append([])
     time.sleep(PAUSE_S)
+
+
+def _advised(descriptor: int, offset: int, length: int, advice: int) -> None:
+    _asked[-1].append(os.pread(descriptor, length, offset).hex())
 
 
 def _watch(root: str, is_native: bool) -> None:
@@ -778,14 +832,17 @@ def main(name: str, root: str, log: str) -> None:
 
         torch.manual_seed(7)
     from hintsd.client import link
+    from hintsd.client.ranges import advice
 
     socket = os.environ["LOADERS_SOCKET"]
     vars(link)["find_socket"] = lambda path: (socket, path)  # as if the dataset were on a mount
+    vars(advice)["check_mounted"] = lambda ranges: None
+    vars(os)["posix_fadvise"] = _advised
     _watch(root, is_native)
     for _ in STACKS[name].read(root):
         end_epoch()
-    read = [epoch for epoch in _read if epoch]
-    Path(log, f"{os.getpid()}.json").write_text(json.dumps(read))
+    told = [[epoch for epoch in epochs if epoch] for epochs in (_read, _asked)]
+    Path(log, f"{os.getpid()}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Which file each index of a torch dataset means: of those that say so themselves or were
-registered (extending.py), torchvision's, and other libraries' (libraries.py); and Subsets and
-ConcatDatasets of them. torchvision is looked at where the script has imported it, and never
-imported.
+"""Which file, or which ranges of files, each index of a torch dataset means: of those that say so
+themselves or were registered (extending.py), torchvision's, and other libraries' (libraries.py);
+and Subsets and ConcatDatasets of them. torchvision is looked at where the script has imported it,
+and never imported.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ from hintsd.client.client import (
 from hintsd.client.known.extending import Unreadable, told_paths
 from hintsd.client.known.libraries import paths_in_library
 from hintsd.client.link import Ways
+from hintsd.client.ranges.rows import Ranges, Told
 from hintsd.orders.hint import CHECK_SAMPLES_MOST, Check
 
-Told = dict[int, list[str]]
+Paths = dict[int, list[str]]
 """By a dataset's id: its paths, absolute and tidy, where it is not torchvision's."""
 
 
-def files_of(dataset: Any) -> tuple[str, Ways]:
-    """The directory of a dataset, and the ways to tell hintsd its files. Unreadable: unknown."""
+def files_of(dataset: Any) -> tuple[str, Ways | Ranges]:
+    """The directory of a dataset, and the ways to tell hintsd its files; or the ranges of large
+    files that its samples are. Unreadable: unknown."""
+    said: dict[int, Told | None] = {}
+    ranges = _ranges(dataset, said)
+    if ranges is not None:
+        return ranges.root, ranges
     base, here = _folder_class(), os.getcwd()
-    told: Told = {}
-    root = common_root([folder + "/" for folder in _roots(dataset, base, here, told)])
+    told: Paths = {}
+    root = common_root([folder + "/" for folder in _roots(dataset, base, here, told, said)])
     listed = listed_files(
         root, lambda: [absolute(path, here) for path in _paths(dataset, base, told)]
     )
@@ -86,24 +92,53 @@ class _NoFolder:
     """Stands for DatasetFolder where there is none: no dataset is one of these."""
 
 
-def _roots(dataset: Any, base: Any, here: str, told: Told) -> list[str]:
+def _ranges(dataset: Any, said: dict[int, Told | None]) -> Ranges | None:
+    """None: its samples are a file each, or it is not known. `said` gets what each dataset in it
+    says of itself. Unreadable: they are ranges that do not fit it.
+    """
+    from torch.utils.data import ConcatDataset, Subset
+
+    told = told_paths(dataset)
+    is_plain = isinstance(dataset, _folder_class()) or type(dataset) in (Subset, ConcatDataset)
+    if told is None and not is_plain:
+        told = paths_in_library(dataset)
+    said[id(dataset)] = told
+    if told is None and type(dataset) is Subset:
+        inner = _ranges(dataset.dataset, said)
+        return None if inner is None else inner.select(dataset.indices)
+    if told is None and type(dataset) is ConcatDataset:
+        parts = [_ranges(part, said) for part in dataset.datasets]
+        ranges = [part for part in parts if part is not None]
+        if ranges and len(ranges) < len(parts):
+            raise Unreadable("this ConcatDataset has samples that are files, and such that are not")
+        return Ranges.joined(ranges) if ranges else None
+    if not isinstance(told, Ranges):
+        return None
+    if len(told) != len(dataset) or not len(dataset):
+        count = len(told)
+        raise Unreadable(f"{count} ranges for a {type(dataset).__name__} of {len(dataset)} samples")
+    return told
+
+
+def _roots(
+    dataset: Any, base: Any, here: str, told: Paths, said: dict[int, Told | None]
+) -> list[str]:
     """The directories that it lies in; `told` is filled. Unreadable: not known."""
     from torch.utils.data import ConcatDataset, Subset
 
-    paths = told_paths(dataset)
+    paths = said[id(dataset)]
     if paths is None and isinstance(dataset, base):
         return [os.path.normpath(os.path.join(here, os.fspath(dataset.root)))]
     if paths is None and type(dataset) is Subset:
-        return _roots(dataset.dataset, base, here, told)
+        return _roots(dataset.dataset, base, here, told, said)
     if paths is None and type(dataset) is ConcatDataset:
-        return [root for part in dataset.datasets for root in _roots(part, base, here, told)]
-    if paths is None:
-        paths = paths_in_library(dataset)
+        return [root for part in dataset.datasets for root in _roots(part, base, here, told, said)]
     if paths is None:
         raise Unreadable(
             f"which files a {type(dataset).__name__} reads is not known: give hintsd.attach their "
             "paths, or the dataset a method __hintsd_paths__"
         )
+    assert not isinstance(paths, Ranges)
     try:
         told[id(dataset)] = tidy_paths(paths, here)
     except ValueError as error:
@@ -114,7 +149,7 @@ def _roots(dataset: Any, base: Any, here: str, told: Told) -> list[str]:
     return [common_root(told[id(dataset)])]
 
 
-def _paths(dataset: Any, base: Any, told: Told) -> list[str]:
+def _paths(dataset: Any, base: Any, told: Paths) -> list[str]:
     from torch.utils.data import Subset
 
     if id(dataset) in told:

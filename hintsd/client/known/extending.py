@@ -1,7 +1,7 @@
 """How a dataset class says which files it reads, and a sampler class in which order.
 
     @hintsd.paths_of.register
-    def _(dataset: MyDataset):                  # one path for each index
+    def _(dataset: MyDataset):                  # one path for each index, or hintsd.Ranges
         return dataset.files
 
     hintsd.order_of.register(MySampler, list)   # the indices of the epoch that begins now
@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any, Final
+
+from hintsd.client.ranges.rows import Told
 
 DATASETS: Final = "hintsd.datasets"
 SAMPLERS: Final = "hintsd.samplers"
@@ -43,9 +45,9 @@ class Needless(Unreadable):
 
 
 @functools.singledispatch
-def paths_of(dataset: Any) -> Sequence[Any]:
-    """The file that each index of a dataset reads. `register` a function for a class of your own;
-    it holds for subclasses, too. TypeError: nothing is registered."""
+def paths_of(dataset: Any) -> Told:
+    """The file that each index of a dataset reads, or Ranges. `register` a function for a class of
+    your own; it holds for subclasses, too. TypeError: nothing is registered."""
     raise TypeError(f"no paths are registered for a {type(dataset).__name__}")
 
 
@@ -63,7 +65,7 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def told_paths(dataset: Any) -> Sequence[Any] | None:
+def told_paths(dataset: Any) -> Told | None:
     """As the dataset itself says, or who registered its class; None: nobody does."""
     own = getattr(dataset, "__hintsd_paths__", None)
     if own is not None:

@@ -1,4 +1,4 @@
-"""Datasets and samplers of libraries, known by the names of their classes: which file each index
+"""Datasets and samplers of libraries, known by the names of their classes: what each index
 reads, and whose own `__iter__` may be run, so that their order is known as each epoch begins.
 Samplers whose order we compute ahead: hintsd/orders/samplers.py.
 
@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from hintsd.client.known.extending import Function, Unreadable, class_name
+from hintsd.client.ranges.rows import Told
+from hintsd.client.ranges.tables import rows_of_table
 
 
-def paths_in_library(dataset: Any) -> Sequence[Any] | None:
-    """None: it is of none of these classes. Unreadable: its samples are not a file each."""
+def paths_in_library(dataset: Any) -> Told | None:
+    """None: it is of none of these classes. Unreadable: where its samples lie is not known."""
     function = _DATASETS.get(class_name(type(dataset)))
     return None if function is None else function(dataset)
 
@@ -58,22 +60,24 @@ def _read_before(dataset: Any) -> Sequence[Any]:
     )
 
 
-def _huggingface(dataset: Any) -> Sequence[Any]:
+def _huggingface(dataset: Any) -> Told:
     media = [name for name, value in dataset.features.items() if type(value).__name__ in _MEDIA]
-    if len(media) != 1:
-        raise Unreadable("the rows of a datasets.Dataset lie in arrow files, not in a file each")
-    column = dataset.select_columns(media).with_format("arrow")[:].column(media[0])
-    stored, paths = (
-        column.flatten()[column.type.get_field_index(name)] for name in ("bytes", "path")
-    )
-    if stored.null_count < len(stored) or paths.null_count:
-        raise Unreadable("the images of this datasets.Dataset lie in its arrow files")
-    return paths.to_pylist()  # type: ignore[no-any-return]  # strings
+    if len(media) == 1:
+        column = dataset.select_columns(media).with_format("arrow")[:].column(media[0])
+        stored, paths = (
+            column.flatten()[column.type.get_field_index(name)] for name in ("bytes", "path")
+        )
+        if stored.null_count == len(stored) and not paths.null_count:
+            return paths.to_pylist()  # type: ignore[no-any-return]  # strings
+    ranges = rows_of_table(dataset)
+    if ranges is None:
+        raise Unreadable("the rows of this datasets.Dataset lie in memory, not in a file")
+    return ranges
 
 
 _MEDIA: Final = ("Image", "Audio", "Video", "Nifti", "Pdf")  # of datasets.features, with a path
 
-_DATASETS: Final[dict[str, Callable[[Any], Sequence[Any]]]] = {
+_DATASETS: Final[dict[str, Callable[[Any], Told]]] = {
     "datasets.arrow_dataset.Dataset": _huggingface,
     "monai.data.dataset.CacheDataset": _read_before,
     "monai.data.dataset.Dataset": _monai,

@@ -31,7 +31,7 @@ from hintsd.orders.extensions import IMG_EXTENSIONS
 from hintsd.orders.hint import Files, Hint
 from tests.conftest import OrdinaryUser
 from tests.support import PATIENCE_S
-from tests.support.fake_hintsd import FakeHintsd
+from tests.support.fake_hintsd import FakeHintsd, link_of
 
 
 @pytest.fixture(autouse=True)
@@ -373,7 +373,7 @@ def test_the_state_follows_what_hintsd_says(daemon: FakeHintsd) -> None:
     daemon.say("state", state="over", reason="ended by a user")
     _becomes(job, "over")
     daemon.wait(lambda: daemon.jobs[0].is_closed)
-    job._link._thread.join(20)
+    link_of(job)._thread.join(20)
     assert job.is_over
     assert repr(job) == "<hintsd.Job fake-0 of /d: over (ended by a user)>"
 
@@ -397,7 +397,7 @@ def test_warnings_point_at_the_script(daemon: FakeHintsd) -> None:
         warnings.simplefilter("always")
         hintsd.attach([1])  # type: ignore[arg-type]
         job = hintsd.connect("/data/set").shuffle()
-        job._link._thread.join(20)
+        link_of(job)._thread.join(20)
     first, second = caught
     assert str(first.message).startswith("hintsd: attach takes a torch DataLoader, not a list")
     assert "no class directories" in str(second.message)
@@ -560,7 +560,7 @@ def test_a_job_that_is_refused(daemon: FakeHintsd) -> None:
 
     def run() -> hintsd.Job:
         job = hintsd.connect("/data/set").shuffle()
-        job._link._thread.join(10)
+        link_of(job)._thread.join(10)
         return job
 
     with pytest.warns(RuntimeWarning, match="no class directories"):
@@ -771,7 +771,7 @@ def test_a_forked_child_holds_nothing_and_says_nothing(daemon: FakeHintsd) -> No
     job.step(1)
     daemon.wait(lambda: daemon.jobs and daemon.jobs[0].steps)
     assert job.name == daemon.jobs[0].name
-    connection = job._link._connection._socket
+    connection = link_of(job)._connection._socket
     assert connection is not None
     inode = os.readlink(f"/proc/self/fd/{connection.fileno()}")
     child = os.fork()
@@ -837,7 +837,7 @@ def test_a_job_without_an_answer_keeps_no_other_from_its_end(
         job.step(1)
         link._end_all()
     assert daemon.jobs[0].steps[-1] == (0, 1)
-    job._link._thread.join(PATIENCE_S)
+    link_of(job)._thread.join(PATIENCE_S)
     assert job.is_over
 
 

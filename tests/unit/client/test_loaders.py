@@ -34,7 +34,7 @@ from torch.utils.data import (  # noqa: E402  (it may be missing)
 import hintsd  # noqa: E402
 from hintsd.client import warning  # noqa: E402
 from hintsd.orders.drawing import access_sequence  # noqa: E402
-from tests.support.fake_hintsd import FakeHintsd, Told  # noqa: E402
+from tests.support.fake_hintsd import FakeHintsd, Told, link_of  # noqa: E402
 from tools.torchvision_cpu import import_torchvision  # noqa: E402
 
 import_torchvision()
@@ -497,7 +497,8 @@ def _only_warning(loader: DataLoader[Any], pattern: str, **arguments: Any) -> No
     with pytest.warns(RuntimeWarning, match=pattern) as caught:
         jobs.append(_attach_and_read(loader, **arguments))
     assert len(caught) == 1
-    jobs[0]._link._thread.join(10) if jobs[0]._link._thread.ident else None
+    thread = link_of(jobs[0])._thread
+    thread.join(10) if thread.ident else None
     assert jobs[0].is_over
 
 

@@ -1,0 +1,1 @@
+../../../../hintsd/client/ranges/__init__.py
