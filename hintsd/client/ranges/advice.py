@@ -6,8 +6,8 @@ asks the mount for their pages and waits for none, so whatever reads them later,
 finds them in the page cache. The mount does with these READs what it does with any: of a range it
 asks the origin for the range, until a block is worth having (docs/ARCHITECTURE.md, *Large files*).
 
-INVARIANT: as of hintsd/client/link.py: nothing here raises into the trainer or holds it up, and what goes wrong
-is one warning. A forked child inherits the object, but not the thread.
+INVARIANT: as of hintsd/client/link.py: nothing here raises into the trainer or holds it up, and
+what goes wrong is one warning. A forked child inherits the object, but not the thread.
 """
 
 from __future__ import annotations
