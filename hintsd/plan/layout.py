@@ -106,15 +106,19 @@ class Logs:
             return None, _unknown(job, epoch)
         if refusal := worth.refusal(present, coming):
             return None, refusal
-        contents = self.contents(coming.inos)
-        wanted = self._wanted(job, contents, now)
+        unread = packing.unread(present, coming)
+        inos = np.unique(coming.inos) if coming.repeats else coming.inos
+        contents = self.contents(np.concatenate([inos, unread]) if len(unread) else inos)
+        wanted, in_order = self._wanted(job, contents, now), worth.shared(present, coming)
         coming_all = self._known_behind(job, epoch)
         for epochs in range(max(1, worth.following(present, coming_all)), 0, -1):
             served = range(epoch + 1, epoch + 1 + epochs)
-            is_packed, why = worth.decide(self._setting, self._probe, contents, wanted, epochs)
+            is_packed, why = worth.decide(
+                self._setting, self._probe, contents, wanted, epochs, in_order
+            )
             if not is_packed:
                 return None, why
-            found = self._lay_out(job, served, contents)
+            found = self._lay_out(job, served, contents, unread)
             if isinstance(found, Draft):
                 return found, f"{why}; {_rhythm(served)}" if epochs > 1 else why
             refusal = found
@@ -141,8 +145,8 @@ class Logs:
         behind = range(epoch + 1, epoch + 1 + self.epochs_served(job))
         return [orders[later] for later in itertools.takewhile(orders.__contains__, behind)]
 
-    def _lay_out(self, job: Job, served: range, contents: Contents) -> Draft | str:
-        """A log for these epochs; or why there can be none."""
+    def _lay_out(self, job: Job, served: range, contents: Contents, unread: Inos) -> Draft | str:
+        """A log for these epochs, which do not read `unread`; or why there can be none."""
         limits = packing.grain(len(served))
         found = self._cut(job, served, limits)
         if found is None and limits is packing.FINE:
@@ -154,13 +158,14 @@ class Logs:
             return refusal
         limit_bytes = self._ram.limit_bytes
         count = math.prod(len(found[epoch].ends) for epoch in served)
+        count += len(served) == 1 and len(unread) > 0
         if len(served) > 1 and not packing.are_cells_good(count, contents.size_bytes, limit_bytes):
             return "the cells would be too small"
         buffer = packing.buffer_bytes(count, limit_bytes, limits)
         if not buffer:
             return self._lacks_buffers(job, count, limits)
         orders = [job.sequence.orders[epoch] for epoch in served]
-        cells = packing.cells(orders, [found[epoch] for epoch in served])
+        cells = packing.cells(orders, [found[epoch] for epoch in served], unread)
         pieces = packing.frames(served, cells, contents, buffer, self._is_to_be_packed)
         return Draft(served, found, contents.samples, pieces)
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fusecache.base.units import BLOCK_BYTES as BLOCK_BYTES  # larger files stay where they are
 from fusecache.base.wire import CHUNKS_MOST as CHUNKS_MOST  # cells of a log
-from hintsd.follow.sequence import SLICE, EpochOrder, Inos, Positions
+from hintsd.follow.sequence import NO_INOS, SLICE, EpochOrder, Inos, Positions
 from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
@@ -149,13 +149,24 @@ class Cells(NamedTuple):
     ends: Positions
 
 
-def cells(orders: Sequence[EpochOrder], chunks: Sequence[Chunks]) -> Cells:
+def unread(present: EpochOrder, coming: EpochOrder) -> Inos:
+    """The samples of the present epoch that the one that comes does not read, each once."""
+    pieces = [present.inos[start : start + SLICE] for start in range(0, len(present.inos), SLICE)]
+    found: Inos = np.concatenate([inos[~coming.contains(inos)] for inos in pieces])
+    return np.unique(found) if present.repeats else found
+
+
+def cells(orders: Sequence[EpochOrder], chunks: Sequence[Chunks], last: Inos = NO_INOS) -> Cells:
     """Of the epochs that a log serves: cell (i, j, k) is number (i * M2 + j) * M3 + k.
 
-    A sample that an epoch does not read lies in any of its chunks.
+    A sample that an epoch does not read lies in any of its chunks. Of one epoch, `last`, which it
+    does not read, is a cell behind all others, unless there are CHUNKS_MOST.
     """
     if len(orders) == 1:
-        return Cells(orders[0].inos, chunks[0].ends)
+        inos, ends = orders[0].inos, chunks[0].ends
+        if not len(last) or len(ends) == CHUNKS_MOST:
+            return Cells(inos, ends)
+        return Cells(np.concatenate([inos, last]), np.append(ends, len(inos) + len(last)))
     parts = [orders[0].inos]
     for number, order in enumerate(orders[1:], 1):
         is_new = np.ones(len(order.inos), np.bool_)

@@ -13,7 +13,9 @@ from hintsd.follow.sequence import EpochOrder
 from hintsd.reorder.packing import Contents
 
 MARGIN = 1.25
-SHARED_LEAST = 0.9  # of the next epoch's samples with the present one's
+SHARED_LEAST = (
+    0.5  # of the next epoch's samples with the present one's: the others stay where they are
+)
 COMPARED_SAMPLES = 1 << 16
 WHOLE_SHARE = 0.99  # of a log's samples were moved: it can serve more epochs than one
 FIRST_SHARE = 0.1  # of the bytes lie on SSD at most when an epoch counts as the first one
@@ -61,12 +63,13 @@ class Wanted(NamedTuple):
 def following(present: EpochOrder, coming: Sequence[EpochOrder]) -> int:
     """For how many of these epochs one log can be written from what the present one reads."""
     for count, order in enumerate(coming):
-        if _shared(present, order) < WHOLE_SHARE:
+        if shared(present, order) < WHOLE_SHARE:
             return count
     return len(coming)
 
 
-def _shared(present: EpochOrder, coming: EpochOrder) -> float:
+def shared(present: EpochOrder, coming: EpochOrder) -> float:
+    """Which part of the samples that come are read in the present epoch: a log gets these."""
     sample = coming.inos[:: max(1, len(coming.inos) // COMPARED_SAMPLES)]
     return float(present.contains(sample).mean())
 
@@ -75,7 +78,7 @@ def refusal(present: EpochOrder, coming: EpochOrder) -> str:
     """Why a log for the order that comes is not worth it; "": it may be."""
     if np.array_equal(present.inos, coming.inos):
         return "each epoch has the same order"
-    if _shared(present, coming) < SHARED_LEAST:
+    if shared(present, coming) < SHARED_LEAST:
         return "the next epoch reads other samples"
     return ""
 
@@ -86,10 +89,11 @@ def decide(
     contents: Contents,
     wanted: Wanted | None,
     epochs: int = 1,
+    in_order: float = 1.0,
 ) -> Verdict:
     """Whether the samples are written anew in the order of the next epoch, or of so many.
 
-    wanted: None: unknown.
+    wanted: None: unknown. in_order: the part of what they read that the log gets.
     """
     if layout == STATIC:
         return Verdict(False, "--layout static")
@@ -114,13 +118,15 @@ def decide(
         said += f"{format_bytes(taken)}/s of {format_bytes(random)}/s at random"
         return Verdict(False, f"{said}, samples of {format_bytes(mean_bytes)}")
     # one of the epochs is read while it is written, and the others are only read
-    costs_s = [1 / min(mixed, most)]
+    costs_s = [in_order / min(mixed, most) + (1 - in_order) / random]
     costs_s += [1 / min(probe.sequential_bytes_per_s, most)] * (epochs - 1)
     is_packed = epochs / sum(costs_s) > MARGIN * random
     said = f"{format_bytes(mixed)}/s in order and rewritten"
     if epochs > 1:
         said += f", {format_bytes(probe.sequential_bytes_per_s)}/s only in order"
     said += f", {format_bytes(probe.random_bytes_per_s(mean_bytes))}/s at random"
+    if in_order < WHOLE_SHARE:
+        said += f" (where {1 - in_order:.0%} of it stays)"
     if most < math.inf:
         said += f", {format_bytes(most)}/s wanted"
     else:

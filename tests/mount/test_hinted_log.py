@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,14 @@ def begun(reader: Reader, directed: Directed, spec: OrderSpec, epochs: int) -> I
     """Epochs are read, a part at a time, each when it is staged. Gives an epoch's number when its
     first part was read.
     """
-    with reader.asks_at_most(epochs * FILES // 4, directed):
+    samples = len(order(spec, 0))
+    with reader.asks_at_most(epochs * samples // 4, directed):
         for epoch in range(epochs):
             sequence = order(spec, epoch)
-            for start in range(0, FILES, STRIDE):
+            for start in range(0, samples, STRIDE):
                 reader.read(sequence[start : start + STRIDE])
                 directed.step("job", epoch, (start + STRIDE) // 4)
-                staged_on(directed, FILES, epochs, epoch, start + STRIDE)
+                staged_on(directed, samples, epochs, epoch, start + STRIDE)
                 if start == 0:
                     yield epoch
 
@@ -86,6 +88,27 @@ def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mo
         moves = EPOCHS - 1
         eventually(lambda: log_bytes(directed) > 0.9 * moves * TOTAL_BYTES)
         assert log_bytes(directed) <= 1.02 * moves * TOTAL_BYTES
+
+
+def test_epochs_that_read_a_part_of_the_dataset_are_moved(place: Place, mounting: Mounting) -> None:
+    """As an importance sampler with draw_ahead=1 reads: two thirds, others each time."""
+    count = FILES * 3 // 2
+    names, spec = make_dataset(place, count), replace(shuffled(count), num_samples=FILES)
+    mount = mounting("--ram", "16M", "--layout", "reorder")
+    reader = Reader(mount, names)
+    with Directed(ram_bytes=RAM_BYTES) as directed:
+        directed.open("job", request(mount.path, spec, epochs=EPOCHS))
+        staged(directed, "job", RAM_BYTES // 2)
+        for epoch in begun(reader, directed, spec, EPOCHS):
+            if epoch < EPOCHS - 1:
+                assert directed.job("job")["layout"] == "reorder", directed.job("job")
+        read_bytes = (EPOCHS - 1) * len(order(spec, 0)) * PAGES_BYTES
+        eventually(lambda: log_bytes(directed) > 0.9 * read_bytes)
+        # What the first epoch does not read comes from the origin, to its chunk.
+        others_bytes = (count - FILES) * PAGES_BYTES
+        assert log_bytes(directed) <= 1.02 * (read_bytes + others_bytes)
+    different = {index for epoch in range(EPOCHS) for index in order(spec, epoch)}
+    assert mount.value("origin", "files") <= 1.02 * len(different)
 
 
 def expected(name: Path) -> bytes:

@@ -61,6 +61,7 @@ class ModelMount:
         self.stored: Counter[int] = Counter()  # how often each was written to SSD
         self.packs: list[int] = []  # chunks of each log that was announced; 0: ended, -1: written
         self.moved: dict[int, list[int]] = {}  # epoch of a log -> what was appended to it
+        self.last_cell: dict[int, list[int]] = {}  # and, of that, to its last cell
         self.log_epoch: int | None = None
         self.log_is_open = False
         self.holding: set[int] = set()  # the origin hangs on these
@@ -166,6 +167,8 @@ class ModelMount:
             return False
         buffer.append(ino)
         self.moved[self.log_epoch or 0].append(ino)
+        if chunk == self._next_chunk - 1:
+            self.last_cell.setdefault(self.log_epoch or 0, []).append(ino)
         if len(buffer) == BUFFERED_FILES:
             self._write(chunk)
         return True

@@ -22,6 +22,7 @@ from hintsd.policies.belady import Belady
 from hintsd.policies.lru import LRU
 from tools.bench.hints import hinted_mount
 from tools.bench.rows import Bench
+from tools.fusecache_command import FusecacheMount
 from tools.hintsd_command import HintsdCommand
 
 FILES, FILES_QUICK, FILE_BYTES = 6_000, 1_500, 100_000
@@ -85,34 +86,51 @@ def _run(
     seed: int,
 ) -> Found:
     """Hits: 1 - files that the origin gave / samples read."""
-    epochs = EPOCHS_QUICK if bench.quick else EPOCHS
-    budget = max(int(len(names) * FILE_BYTES * share), 2 * SSD_BYTES_MIN)
+    budget = budget_bytes(len(names), share)
     options = ("--ram", str(budget // 2), "--ssd", str(budget // 2))
-    read: list[list[int]] = []
-    files = []
     with hinted_mount(daemon, source, work, options) as mount:
-        told = {
-            "root": str(mount.mountpoint),
-            "paths": list(names),
-            "seed": seed,
-            "epochs": epochs,
-            "batch": BATCH,
-            "workers": WORKERS,
-            "step_s": STEP_S,
-            "settings": settings,
-        }
-        for epoch in _epochs(told):
-            read.append(epoch)
-            files.append(int(mount.status()["origin"]["files"]))
-    counted = sum(map(len, read[WARM_UP:]))
-    found = {"hits": 1 - (files[-1] - files[WARM_UP - 1]) / counted}
+        epochs = trained(bench, mount, names, settings=settings, seed=seed, step_s=STEP_S)
+    read = [epoch["read"] for epoch in epochs]
+    found = {"hits": hits_of(epochs)}
     for name, policy in (("MIN", Belady(budget)), ("LRU", LRU(budget))):
         found[f"{name} of the same reads"] = _replayed(policy, read)
     return found
 
 
-def _epochs(told: dict[str, Any]) -> Iterator[list[int]]:
-    """The indices of each, as it ends; the next one begins when the caller has looked."""
+def budget_bytes(files: int, share: float) -> int:
+    """Of the whole cache; half is RAM."""
+    return max(int(files * FILE_BYTES * share), 2 * SSD_BYTES_MIN)
+
+
+def hits_of(epochs: Sequence[dict[str, Any]]) -> float:
+    """Of those behind the warm-up."""
+    counted = sum(len(epoch["read"]) for epoch in epochs[WARM_UP:])
+    fetched: int = epochs[-1]["origin_files"] - epochs[WARM_UP - 1]["origin_files"]
+    return 1 - fetched / counted
+
+
+def trained(
+    bench: Bench, mount: FusecacheMount, names: Sequence[str], **work: Any
+) -> list[dict[str, Any]]:
+    """Of each epoch what importance_reader.py tells, and origin_files: that the origin gave until
+    then. `work`: what it is told, besides.
+    """
+    told = {
+        "root": str(mount.mountpoint),
+        "paths": list(names),
+        "epochs": EPOCHS_QUICK if bench.quick else EPOCHS,
+        "batch": BATCH,
+        "workers": WORKERS,
+        "hints": True,
+        **work,
+    }
+    return [
+        {**epoch, "origin_files": int(mount.status()["origin"]["files"])} for epoch in _epochs(told)
+    ]
+
+
+def _epochs(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """As each ends; the next one begins when the caller has looked."""
     command = [sys.executable, "-m", "tools.bench.importance_reader"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -5,10 +5,12 @@ each time that it was trained. So all arms of a seed have the same samples to le
 
 Run as a process with a line of JSON on standard input: root, paths (relative to the root), seed,
 epochs, batch, workers, step_s (seconds that a batch trains), settings (of the ImportanceSampler;
-null: a plain shuffle).
-After each epoch it prints a line of JSON, the indices as they were read, and waits for a line.
+null: a plain shuffle), hints (whether hintsd is told).
+After each epoch it prints a line of JSON: read (the indices as they were read), seconds,
+substituted (reads that stand for another sample's). Then it waits for a line.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -44,10 +46,12 @@ def main() -> None:
     )
     losses = np.random.default_rng(work["seed"]).lognormal(0.0, 1.0, len(dataset))
     paths = [os.path.join(work["root"], path) for path in work["paths"]]
-    with hintsd.attach(loader, paths=paths, epochs=work["epochs"]) as job:
-        await_answer(job)
-        for _ in range(work["epochs"]):
+    with contextlib.ExitStack() as stack:
+        if work["hints"]:
+            await_answer(stack.enter_context(hintsd.attach(loader, paths, work["epochs"])))
+        for epoch in range(work["epochs"]):
             read: list[int] = []
+            began_s = time.perf_counter()
             for indices, _sizes in loader:
                 batch = indices.numpy()
                 if sampler is not None:
@@ -55,7 +59,12 @@ def main() -> None:
                 np.multiply.at(losses, batch, EASIER)
                 read += batch.tolist()
                 time.sleep(work["step_s"])
-            print(json.dumps(read), flush=True)
+            seconds = time.perf_counter() - began_s
+            substituted = 0 if sampler is None else sampler.report().substituted
+            told = {"read": read, "seconds": seconds, "substituted": substituted}
+            print(json.dumps(told), flush=True)
+            if sampler is not None:
+                sampler.judge(epoch / work["epochs"])  # it rises
             sys.stdin.readline()
 
 

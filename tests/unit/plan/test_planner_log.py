@@ -166,6 +166,27 @@ def test_what_is_not_packed(why: str, ram_files: int, orders_of: Any) -> None:
     assert why in scene.planner.status("job")["layout_why"]
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_an_epoch_that_reads_a_part_has_the_rest_behind_its_chunks(repeats: bool) -> None:
+    """As an importance sampler draws: seven tenths, or with replacement."""
+    scene, rng = log_scene(), np.random.default_rng(1)
+    share = COUNT if repeats else COUNT * 7 // 10
+    orders = [(rng.choice(COUNT, share, replace=repeats) + 1).astype(np.uint32) for _ in range(4)]
+    scene.open("job", orders, samples=share, epochs=4)
+    scene.settle()
+    assert scene.planner.status("job")["layout"] == "reorder"
+    late = read_epochs(scene, orders, 0, 4)
+    mount = scene.mount
+    for epoch in (1, 2, 3):
+        before, now = ({*orders[number].tolist()} for number in (epoch - 1, epoch))
+        assert {*mount.moved[epoch]} == before  # all that was read, each once
+        assert len(mount.moved[epoch]) == len(before)
+        assert before - now
+        assert {*mount.last_cell[epoch]} == before - now
+    # Fewer wires tell the place of a reader whose files come again.
+    assert late <= (0.01 * 4 * COUNT if repeats else 0)
+
+
 def test_too_little_ram_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "BUFFER_BYTES_LEAST", 64 << 10)
     scene = log_scene()

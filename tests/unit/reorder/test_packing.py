@@ -163,11 +163,45 @@ def test_orders_that_are_not_worth_it() -> None:
     rng = np.random.default_rng(0)
     order = (rng.permutation(1000) + 1).astype(np.uint32)
     other = order.copy()
-    other[:150] += 2000
+    other[:550] += 2000
     same_files = np.sort(order)
     assert worth.refusal(EpochOrder(order), EpochOrder(order.copy()))
     assert worth.refusal(EpochOrder(order), EpochOrder(other))
     assert not worth.refusal(EpochOrder(order), EpochOrder(same_files))
+    other[:450] = order[550:]  # with replacement
+    assert not worth.refusal(EpochOrder(order), EpochOrder(other))
+
+
+def test_what_a_log_does_not_get_is_read_at_random() -> None:
+    for in_order, is_packed in ((1.0, True), (0.5, True), (0.2, False)):
+        verdict = worth.decide("auto", FAST_LOG, STORED, WAITED, 1, in_order)
+        assert verdict.is_packed == is_packed, in_order
+        assert ("where 50% of it stays" in verdict.why) == (in_order == 0.5)
+
+
+@given(st.integers(0, 1000), st.integers(1, 60), st.booleans(), st.booleans())
+def test_what_comes_next_time_not_is_a_cell_behind_all_others(
+    seed: int, count: int, repeats: bool, is_full: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    present, coming = (
+        EpochOrder((rng.choice(2 * count, count, replace=repeats) + 1).astype(np.uint32))
+        for _ in range(2)
+    )
+    last = packing.unread(present, coming)
+    assert len(set(last.tolist())) == len(last)
+    assert {*last.tolist()} == {*present.inos.tolist()} - {*coming.inos.tolist()}
+    chunks = packing.cut(coming.inos, lambda inos: np.full(len(inos), 100), 8000, 1)
+    assert chunks is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "CHUNKS_MOST", len(chunks.ends) + (not is_full))
+        found = packing.cells([coming], [chunks], last)
+    if is_full or not len(last):
+        assert np.array_equal(found.ends, chunks.ends)
+        last = last[:0]
+    else:
+        assert found.ends.tolist() == [*chunks.ends.tolist(), count + len(last)]
+    assert found.inos.tolist() == [*coming.inos.tolist(), *last.tolist()]
 
 
 STORED = Contents(samples=100, size_bytes=MIB, stored_bytes=MIB)
