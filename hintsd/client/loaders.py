@@ -98,7 +98,10 @@ def attach(
             return job
         job.close()
     dataset: Any = loader.dataset
-    tidy = tidy_paths(paths, os.getcwd()) if isinstance(paths, Sequence) else paths
+    if paths is None or isinstance(paths, Ranges):
+        tidy: list[str] | Ranges | None = paths
+    else:
+        tidy = tidy_paths(paths, os.getcwd())
     if tidy is not None and hasattr(dataset, "__len__") and len(tidy) != len(dataset):
         raise ValueError(f"{len(tidy)} paths for a dataset of {len(dataset)} samples")
     try:
@@ -271,8 +274,8 @@ def _attach(
         name=program_name(),
     )
     if isinstance(found.ways, Ranges):
-        drawn_ahead = loader.num_workers * ahead * (loader.batch_size or 1)
-        job = Job(hint, teller=Advice(found.ways, drawn_ahead))
+        assert isinstance(source, SamplerOrder)
+        job = Job(hint, teller=Advice(found.ways, source.drawn_ahead))
     else:
         job = Job(hint, found.ways)
     if job.is_over:

@@ -107,6 +107,12 @@ class SamplerOrder:
         scores[: len(uses)] = uses.clip(max=most)[: len(scores)]
         return scores
 
+    def drawn_ahead(self, spec: OrderSpec) -> int:
+        """Samples of the epoch that begins, or will, which workers may hold, or have been given."""
+        if self.batch_ends is None:
+            return self.batches_ahead * spec.batch_size
+        return self.batches_ahead * int(np.diff(self.batch_ends).max(initial=1))
+
     def begin(self, epoch: int) -> None:
         """This epoch is drawn now."""
         self.epoch = epoch + 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import hintsd
 from hintsd.client import warning
@@ -31,13 +31,13 @@ ROWS_OF_BLOCK = BLOCK_BYTES // ROW_BYTES
 class Rows(Dataset[Any]):
     """One row of each block of a file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, row_bytes: int = ROW_BYTES) -> None:
+        self.path, self.row_bytes = path, row_bytes
         self.ranges = hintsd.Ranges(
             [path],
             [0] * BLOCKS,
             [number * BLOCK_BYTES + (number + 3) * ROW_BYTES for number in range(BLOCKS)],
-            [ROW_BYTES] * BLOCKS,
+            [row_bytes] * BLOCKS,
         )
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Rows(Dataset[Any]):
         (offset,) = self.ranges.table[1][index].tolist()
         file = os.open(self.path, os.O_RDONLY)
         try:
-            return os.pread(file, ROW_BYTES, offset)
+            return os.pread(file, self.row_bytes, offset)
         finally:
             os.close(file)
 
@@ -99,6 +99,37 @@ def test_ranges_are_there_before_they_are_read(
 
 
 @in_one_mode
+def test_of_large_ranges_the_blocks_are_fetched(place: Place, mounting: Mounting) -> None:
+    """The kernel asks for them in pieces, of which the second is a second touch of the block. None
+    looks like the beginning of the whole file."""
+    content = random_bytes("rows", BLOCKS * BLOCK_BYTES)
+    os.utime(place.write("rows.bin", content), (1e9, 1e9))
+    mount = mounting("--ram", "64M", "--ssd", "64M")
+    row_bytes, piece_bytes = 600 << 10, 128 << 10
+    chosen = list(range(0, BLOCKS, 2))
+    dataset = Subset(Rows(mount.path / "rows.bin", row_bytes), chosen)
+    loader: Any = DataLoader(dataset, 1, collate_fn=lambda rows: rows[0])
+    with hintsd.attach(loader):
+        batches = iter(loader)
+        found = [next(batches)]
+        pieces = -(-row_bytes // piece_bytes) * len(chosen)
+
+        def look() -> bool:
+            assert mount.value("reads", "requests") >= pieces
+            return True
+
+        eventually(look)
+        requests = mount.value("reads", "requests")
+        found += batches
+    offsets = dataset.dataset.ranges.table[1][chosen].ravel().tolist()  # type: ignore[attr-defined]
+    assert found == [content[offset : offset + row_bytes] for offset in offsets]
+    # Where its reader comes to the first one before that, it reads some of it itself.
+    assert mount.value("reads", "requests") <= requests
+    fetched = mount.value("origin", "bytes")
+    assert 0 < fetched <= len(chosen) * (BLOCK_BYTES + 3 * piece_bytes)
+
+
+@in_one_mode
 def test_a_later_epoch_finds_all_in_place(place: Place, mounting: Mounting) -> None:
     """Each block is touched by many rows: it is fetched once, and stays on SSD."""
     content = np.frombuffer(random_bytes("rows", BLOCKS * BLOCK_BYTES), np.uint8)
@@ -112,7 +143,7 @@ def test_a_later_epoch_finds_all_in_place(place: Place, mounting: Mounting) -> N
         for _ in range(3):
             read = np.concatenate([batch.numpy() for batch in loader])
             assert np.array_equal(np.sort(read[:, 7]), np.sort(np.array(rows)[:, 7]))
-    del loader, rows  # the map is closed, and with it the file
+    del loader, rows, read  # the map is closed, and with it the file
     gc.collect()
     # Two touches of a block come before it; and what the kernel reads around a map's fault.
     assert mount.value("origin", "bytes") <= 1.3 * len(content)

@@ -80,13 +80,16 @@ class Runs:
     daemon: HintsdCommand
     total: int
     """Bytes of all samples."""
+    reader: str = "tools.bench.shards_reader"
+    ram: float = RAM
+    ssd: float = SSD
 
     @property
     def source(self) -> Path:
         return self.origin.seen / "data"
 
     def mounted(self, peer: str, number: int) -> None:
-        ram, ssd = int(self.total * RAM), int(self.total * SSD)
+        ram, ssd = int(self.total * self.ram), int(self.total * self.ssd)
         options = ("--ram", str(ram), "--ssd", str(ssd), *MOUNTS[peer])
         with hinted_mount(self.daemon, self.source, self.work, options) as mount:
             self.read(peer, number, shards=str(mount.mountpoint))
@@ -96,12 +99,14 @@ class Runs:
         cache = self.work / "webdataset-cache"
         cache.mkdir()
         try:
-            self.read("webdataset", number, cache=str(cache), cache_bytes=int(self.total * SSD))
+            self.read(
+                "webdataset", number, cache=str(cache), cache_bytes=int(self.total * self.ssd)
+            )
         finally:
             shutil.rmtree(cache, ignore_errors=True)
 
     def read(self, peer: str, number: int, **told: Any) -> None:
-        """`told`: of shards_reader.py's own, in place of no cache, on the origin."""
+        """`told`: of the reader's own, in place of no cache, on the origin."""
         work = loader_work(
             self.source,
             (),
@@ -112,7 +117,7 @@ class Runs:
             forget=str(self.source),
         )
         work |= {"shards": str(self.source), "cache": "", "cache_bytes": 0} | told
-        for epoch, done in enumerate(run_reader("tools.bench.shards_reader", work)):
+        for epoch, done in enumerate(run_reader(self.reader, work)):
             if done["bytes"] != self.total:
                 raise RuntimeError(f"{peer} read {done['bytes']} of {self.total} bytes")
             what = "later epochs" if epoch else "first epoch"

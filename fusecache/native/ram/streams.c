@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define STREAMS_MOST 64
-#define STREAM_AFTER_BYTES (256u << 10)
+#define STREAM_AFTER_BYTES (1u << 20) /* a large sample of many in a file is no stream */
 #define STREAM_SLACK_BYTES (1u << 20) /* readahead requests of one reader arrive out of order */
 
 static struct {

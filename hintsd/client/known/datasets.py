@@ -78,6 +78,8 @@ def is_in_memory(dataset: Any) -> bool:
     if isinstance(dataset, TensorDataset):
         return True
     rows: Any = getattr(dataset, "data", None)
+    if hasattr(dataset, "__hintsd_paths__") or isinstance(rows, np.memmap):
+        return False
     numeric = isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf"
     is_array = numeric or isinstance(rows, Tensor)
     return is_array and rows.ndim > 1 and len(rows) == len(dataset)

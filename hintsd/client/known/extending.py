@@ -20,9 +20,10 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from hintsd.client.ranges.rows import Told
+if TYPE_CHECKING:
+    from hintsd.client.ranges.rows import Told
 
 DATASETS: Final = "hintsd.datasets"
 SAMPLERS: Final = "hintsd.samplers"

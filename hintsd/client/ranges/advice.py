@@ -12,10 +12,14 @@ what goes wrong is one warning. A forked child inherits the object, but not the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
+import weakref
 from collections import OrderedDict
+from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -32,8 +36,14 @@ AHEAD_BYTES: Final = 64 << 20
 """What is asked for beyond what the loader has drawn."""
 BLOCK_BYTES: Final = 4 << 20
 """Of the mount: what the first range in one may cost."""
-PIECE_BYTES: Final = 8 << 20  # of a range, in one call
+READ_AHEAD_BYTES: Final = 128 << 10
+"""What the kernel asks for in one call at most, if it does not say so."""
+NEAR_BYTES: Final = 64 << 10
+"""Ranges of one sample that lie so near to each other are asked for as one."""
 FILES_OPEN_MOST: Final = 64
+
+Asked = list[tuple[int, int, int]]
+"""File, offset, length of each range of a sample."""
 
 _advices: set[Advice] = set()  # those with a thread, for the children of a fork
 
@@ -43,22 +53,24 @@ class Epoch:
 
     def __init__(self, ranges: Ranges, order: Numbers, met: Numbers) -> None:
         """`met`: blocks of which a range was asked for before (sorted; `blocks`)."""
-        self.files, self.offsets, self.lengths = (column[order] for column in ranges.table)
-        costs = self.lengths.sum(axis=1)
-        blocks, first = np.unique(self._blocks(), return_index=True)
+        self._ranges, self._order = ranges, order
+        files, offsets, lengths = ranges.table
+        costs = lengths.sum(axis=1)[order]
+        # It begins there. The mount's blocks: of a file's offset.
+        numbers = ((files << 40) + offsets // BLOCK_BYTES)[order].ravel()
+        blocks, first = np.unique(numbers, return_index=True)
         first = first[~np.isin(blocks, met, assume_unique=True)]
-        np.add.at(costs, first // self.lengths.shape[1], BLOCK_BYTES)
+        np.add.at(costs, first // lengths.shape[1], BLOCK_BYTES)
         self.blocks = np.union1d(blocks, met)
+        are_alike = np.ones(max(0, len(order) - 1), np.bool_)
+        for column in ranges.table:
+            are_alike &= (column[order[1:]] == column[order[:-1]]).all(axis=1)
+        costs[1:][are_alike] = 0  # rows of one group
         self._cost = np.concatenate([[0], np.cumsum(costs)])
 
     def __len__(self) -> int:
         """Samples."""
-        return len(self._cost) - 1
-
-    def _blocks(self) -> Numbers:
-        """The one in which each range begins: shape (ranges,)."""
-        numbers: Numbers = (self.files << 40) + self.offsets // BLOCK_BYTES
-        return numbers.ravel()
+        return len(self._order)
 
     def until(self, drawn: int) -> int:
         """The first sample that is not asked for yet, when so many have been drawn."""
@@ -66,23 +78,39 @@ class Epoch:
         end = np.searchsorted(self._cost, self._cost[begin] + AHEAD_BYTES, "right") - 1
         return min(len(self), max(int(end), begin + 1))
 
+    def ranges_of(self, sample: int) -> Asked:
+        """Sorted, those that are near to each other as one."""
+        row = self._order[sample]
+        found: Asked = []
+        for file, offset, length in sorted(zip(*(c[row].tolist() for c in self._ranges.table))):
+            if not length:
+                continue
+            if found and found[-1][0] == file and offset <= sum(found[-1][1:]) + NEAR_BYTES:
+                begin = found[-1][1]
+                found[-1] = (file, begin, max(sum(found[-1][1:]), offset + length) - begin)
+            else:
+                found.append((file, offset, length))
+        return found
+
 
 class Advice:
     """Of one job. What it takes and tells is what a Link does."""
 
-    def __init__(self, ranges: Ranges, drawn_ahead: int) -> None:
-        """`drawn_ahead`: samples that the loader draws before it hands out the first of them."""
+    def __init__(self, ranges: Ranges, drawn_ahead: Callable[[OrderSpec], int]) -> None:
+        """`drawn_ahead`: a method: samples that the loader draws before it hands out the first of
+        them. Its object is not kept alive: what holds it must not hold us.
+        """
         self._ranges = ranges
-        self._drawn_ahead = drawn_ahead
+        self._drawn_ahead = weakref.WeakMethod(drawn_ahead)
         self._warn = functools.partial(warn_once, place=script_place())
         self.state = JobState()
-        self._lock = threading.Lock()
-        self._work = threading.Event()
+        self._orders: dict[int, tuple[OrderSpec, int]] = {}  # by epoch; and what is drawn ahead
+        self._position = (-1, 0)  # epoch, batch; of none yet
         self._is_stopping = False
-        self._told: tuple[int, OrderSpec] | None = None  # the epoch that was announced last
-        self._position = (0, 0)  # epoch, batch
+        # What wakes the thread may be a collection within it: no lock of threading's would do.
+        self._work: SimpleQueue[None] = SimpleQueue()
         self._files: OrderedDict[int, int] = OrderedDict()  # those that are open: descriptors
-        self._latest: tuple[int, int, int] | None = None  # the range that was asked for last
+        self._piece_bytes = 0  # as the mount has it; 0: not looked at
         self._thread = threading.Thread(target=self._run, name="hintsd-ranges", daemon=True)
 
     @property
@@ -109,18 +137,20 @@ class Advice:
         self.state.tell("hinted")
 
     def announce(self, epoch: int, spec: OrderSpec) -> None:
-        """The order of an epoch that begins."""
-        if not self.is_over:
-            with self._lock:
-                self._told, self._position = (epoch, spec), (epoch, 0)
-            self._work.set()
+        """The order of an epoch that begins now, or later."""
+        if self.is_over:
+            return
+        drawn_ahead = self._drawn_ahead()
+        self._orders[epoch] = spec, 0 if drawn_ahead is None else drawn_ahead(spec)
+        for old in [known for known in self._orders if known < self._position[0]]:
+            del self._orders[old]
+        self._work.put(None)
 
     def step(self, epoch: int, batch: int) -> None:
         """So many batches of it have been handed out."""
         if not self.is_over:
-            with self._lock:
-                self._position = (epoch, batch)
-            self._work.set()
+            self._position = (epoch, batch)
+            self._work.put(None)
 
     def drawn(self, epoch: int, batches: int) -> None:
         """Nothing is behind them."""
@@ -136,8 +166,10 @@ class Advice:
         return True
 
     def stop(self, wait_s: float = 0.0) -> None:
+        if self.is_over:
+            return
         self._is_stopping = True
-        self._work.set()
+        self._work.put(None)
         if wait_s > 0 and self._thread.is_alive():
             self._thread.join(wait_s)
         self.state.end()
@@ -176,46 +208,61 @@ class Advice:
 
     def _advise_until_stopped(self) -> None:
         told, asked, met = None, 0, np.zeros(0, np.int64)
+        latest: Asked = []
         while True:
-            self._work.wait()
-            self._work.clear()
+            self._wait()
+            number, batch = self._position
+            found = self._orders.get(number)
             if self._is_stopping:
                 return
-            with self._lock:
-                latest, (number, batch) = self._told, self._position
-            if latest is None or latest[0] != number:
+            if found is None:
                 continue
-            if latest is not told:
-                told, asked = latest, 0
-                order = np.asarray(Order(told[1]).sequence(number), np.int64)
+            spec, drawn_ahead = found
+            if spec is not told:
+                told, asked, latest = spec, 0, []
+                order = np.asarray(Order(spec).sequence(number), np.int64)
                 epoch = Epoch(self._ranges, order, met)
                 met = epoch.blocks
-            handed_out = batch * told[1].batch_size
-            until = epoch.until(handed_out + self._drawn_ahead)
+            handed_out = batch * spec.batch_size
+            until = epoch.until(handed_out + drawn_ahead)
             for sample in range(max(asked, handed_out), until):
-                if self._is_stopping or self._told is not latest:
+                if self._is_stopping or self._has_passed(number, sample, spec):
+                    self._work.put(None)  # what is behind that is next
                     break
-                self._ask(epoch, sample)
-                asked = sample + 1
+                ranges = epoch.ranges_of(sample)
+                if ranges != latest:
+                    self._ask(ranges)
+                latest, asked = ranges, sample + 1
+            if asked == len(epoch):
+                self._close_files()
 
-    def _ask(self, epoch: Epoch, sample: int) -> None:
-        """Have the mount asked for a sample's pages. OSError: a file cannot be opened."""
-        columns = (
-            column[sample].tolist() for column in (epoch.files, epoch.offsets, epoch.lengths)
-        )
-        for file, offset, length in zip(*columns):
-            if not length or (file, offset, length) == self._latest:  # rows of one row group
-                continue
-            self._latest = (file, offset, length)
+    def _wait(self) -> None:
+        self._work.get()
+        while not self._work.empty():
+            self._work.get()
+
+    def _has_passed(self, epoch: int, sample: int, spec: OrderSpec) -> bool:
+        """Whether the reader has."""
+        now, batch = self._position
+        return now != epoch or batch * spec.batch_size > sample
+
+    def _ask(self, ranges: Asked) -> None:
+        """Have the mount asked for these pages. OSError: a file cannot be opened.
+
+        Of a range in pieces the last one comes first: one that continues another would look like
+        the beginning of the whole file.
+        """
+        for file, offset, length in ranges:
             descriptor = self._opened(file)
-            for begin in range(offset, offset + length, PIECE_BYTES):
-                size_bytes = min(PIECE_BYTES, offset + length - begin)
+            for begin in reversed(range(offset, offset + length, self._piece_bytes)):
+                size_bytes = min(self._piece_bytes, offset + length - begin)
                 os.posix_fadvise(descriptor, begin, size_bytes, os.POSIX_FADV_WILLNEED)
 
     def _opened(self, file: int) -> int:
         descriptor = self._files.pop(file, None)
         if descriptor is None:
             descriptor = os.open(self._ranges.paths[file], os.O_RDONLY | os.O_CLOEXEC)
+            self._piece_bytes = self._piece_bytes or read_ahead_bytes(descriptor)
         self._files[file] = descriptor
         if len(self._files) > FILES_OPEN_MOST:
             os.close(self._files.popitem(last=False)[1])
@@ -224,6 +271,16 @@ class Advice:
     def _close_files(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+def read_ahead_bytes(descriptor: int) -> int:
+    """What the kernel asks for in one call at most, where this file lies."""
+    device = os.fstat(descriptor).st_dev
+    with contextlib.suppress(OSError, ValueError):
+        name = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+        with open(name) as said:
+            return max(int(said.read()) << 10, 4096)
+    return READ_AHEAD_BYTES
 
 
 def check_mounted(ranges: Ranges) -> None:

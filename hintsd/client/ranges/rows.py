@@ -21,7 +21,7 @@ CHUNKS_MOST: Final = 64
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ranges:
     """Which bytes each index of a dataset reads: `lengths[i]` bytes from `offsets[i]` on in
     `paths[files[i]]`. `files`, `offsets`, `lengths`: integers, shape (samples,), or (samples, n)
@@ -141,11 +141,12 @@ def _of_hdf5(dataset: Any) -> Ranges:
     path, count = dataset.file.filename, dataset.shape[0] if dataset.shape else 0
     if not count:
         raise ValueError(f"{dataset.name} of {path} has no rows")
+    offset = dataset.id.get_offset() if dataset.chunks is None else 0
+    is_elsewhere = offset is None or dataset.is_virtual or dataset.external
+    if is_elsewhere or dataset.dtype.hasobject:  # of rows of several lengths references lie there
+        raise ValueError(f"the rows of {dataset.name} do not lie in {path} as they are")
     if dataset.chunks is None:
-        offset = dataset.id.get_offset()
-        if offset is None or dataset.is_virtual or dataset.external:
-            raise ValueError(f"the rows of {dataset.name} do not lie in {path} as they are")
-        length = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+        length = dataset.id.get_type().get_size() * int(np.prod(dataset.shape[1:], dtype=np.int64))
         return _in_one(path, offset + np.arange(count, dtype=np.int64) * length, length)
     chunks = _chunks(dataset)
     return _in_one(path, *(column[np.arange(count) // dataset.chunks[0]] for column in chunks))

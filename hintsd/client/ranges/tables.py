@@ -15,7 +15,7 @@ from fusecache.base.mounts import unescape
 from hintsd.client.ranges.rows import Numbers, Ranges
 
 SHARE_LEAST: Final = 0.1
-"""Of a row's bytes: columns with less are left to the reader."""
+"""Of what the largest column has: columns with less are left to the reader."""
 
 _MAPS: Final = "/proc/self/maps"
 
@@ -29,15 +29,15 @@ class Mapped(NamedTuple):
     """In the file, of the map's first byte."""
     paths: list[str]
 
-    def find(self, addresses: Numbers, lengths: Numbers) -> Ranges:
-        """What lies at these; of length 0 where that is no file."""
-        place = np.searchsorted(self.begins, addresses, "right") - 1
-        place = place.clip(0)
+    def find(self, addresses: Numbers, lengths: Numbers) -> Ranges | None:
+        """What lies at these; of length 0 where that is no file. None: nothing does."""
+        place = (np.searchsorted(self.begins, addresses, "right") - 1).clip(0)
         is_there = (self.begins[place] <= addresses) & (addresses + lengths <= self.ends[place])
+        is_there &= lengths > 0
+        if not is_there.any():
+            return None
         offsets = np.where(is_there, self.offsets[place] + addresses - self.begins[place], 0)
-        used, files = np.unique(
-            np.where(is_there, place, place[is_there].min(initial=0)), return_inverse=True
-        )
+        used, files = np.unique(np.where(is_there, place, place[is_there][0]), return_inverse=True)
         paths = [self.paths[number] for number in used]
         return Ranges(paths, files.reshape(place.shape), offsets, np.where(is_there, lengths, 0))
 
@@ -64,18 +64,19 @@ def mapped_files() -> Mapped | None:
 def rows_of_table(dataset: Any) -> Ranges | None:
     """Of each index of a datasets.Dataset. None: its rows lie in memory."""
     mapped = mapped_files()
-    columns = dataset._format_columns or dataset._data.column_names
+    columns = dataset._data.column_names
+    if dataset._format_columns and not dataset._output_all_columns:
+        columns = dataset._format_columns
     leaves = [leaf for name in columns for leaf in _leaves(dataset._data.table.column(name))]
     if mapped is None or not leaves:
         return None
     sizes = np.array([int(lengths.sum()) for _, lengths in leaves])
-    heavy = [leaf for leaf, size in zip(leaves, sizes) if size >= SHARE_LEAST * sizes.sum()]
+    heavy = [leaf for leaf, size in zip(leaves, sizes) if size >= SHARE_LEAST * sizes.max()]
     addresses, lengths = (np.stack(column, axis=1) for column in zip(*heavy))
-    found = mapped.find(addresses, lengths)
-    if not found.table[2].any():
-        return None
-    chosen = dataset._indices
-    return found if chosen is None else found.select(chosen.column(0).to_numpy())
+    found, chosen = mapped.find(addresses, lengths), dataset._indices
+    if found is None or chosen is None:
+        return found
+    return found.select(chosen.column(0).to_numpy())
 
 
 def _leaves(column: Any) -> list[tuple[Numbers, Numbers]]:
@@ -107,13 +108,11 @@ def _values(array: Any, begin: Numbers, end: Numbers) -> Iterator[tuple[Numbers,
         yield from _values(array.values, (array.offset + begin) * size, (array.offset + end) * size)
     elif kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_map(kind):
         places = _offsets(array, large=kinds.is_large_list(kind))
-        if places is not None:
-            yield from _values(array.values, places[begin], places[end])
+        yield from _values(array.values, places[begin], places[end])
     elif _is_string(kind) or _is_large_string(kind):
         places, values = _offsets(array, large=_is_large_string(kind)), array.buffers()[2]
-        if places is not None:
-            address = 0 if values is None else values.address
-            yield address + places[begin], places[end] - places[begin]
+        address = 0 if values is None else values.address
+        yield address + places[begin], places[end] - places[begin]
     elif kinds.is_primitive(kind):
         values = array.buffers()[1]
         address, bits = 0 if values is None else values.address, kind.bit_width
@@ -133,10 +132,10 @@ def _is_large_string(kind: Any) -> bool:
     return bool(kinds.is_large_string(kind) or kinds.is_large_binary(kind))
 
 
-def _offsets(array: Any, *, large: bool) -> Numbers | None:
-    """Of the entries' values: shape (entries + 1,). None: there are no entries."""
+def _offsets(array: Any, *, large: bool) -> Numbers:
+    """Of the entries' values: shape (entries + 1,)."""
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
-        return None
+        return np.zeros(1, np.int64)
     places = np.frombuffer(buffer, np.int64 if large else np.int32)
     return places[array.offset : array.offset + len(array) + 1].astype(np.int64)

@@ -4,13 +4,17 @@ asked for ahead of the loader that reads them. The libraries themselves are used
 from __future__ import annotations
 
 import functools
+import gc
 import os
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,7 +25,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset  # noqa:
 import hintsd  # noqa: E402
 from hintsd.client import loaders, warning  # noqa: E402
 from hintsd.client.finding import NotMounted  # noqa: E402
-from hintsd.client.known.datasets import files_of  # noqa: E402
+from hintsd.client.known.datasets import files_of, is_in_memory  # noqa: E402
 from hintsd.client.known.extending import Unreadable  # noqa: E402
 from hintsd.client.ranges import advice, rows  # noqa: E402
 from hintsd.client.ranges.advice import AHEAD_BYTES, BLOCK_BYTES, Epoch  # noqa: E402
@@ -173,7 +177,8 @@ def test_rows_that_lie_in_no_file(tmp_path: Path) -> None:
         file.create_dataset("scalar", data=1)
         file.create_dataset("external", (4,), "i8", external=[(str(tmp_path / "x"), 0, 32)])
         file.create_virtual_dataset("virtual", layout)
-        for name in ("scalar", "external", "virtual"):
+        file.create_dataset("lengths", (4,), h5py.vlen_dtype(np.uint8))
+        for name in ("scalar", "external", "virtual", "lengths"):
             with pytest.raises(ValueError, match=f"{name}.*(no rows|as they are)"):
                 rows_of(file[name])
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
@@ -268,6 +273,44 @@ def test_images_of_arrow_files(library: Any, tmp_path: Path) -> None:
     assert found == [image["bytes"] for image in images]
 
 
+def test_a_table_of_which_a_part_lies_in_memory(library: Any, tmp_path: Path) -> None:
+    values = [os.urandom(100) for _ in range(ROWS)]
+    on_disk = saved(library, tmp_path, {"value": values})
+    added = on_disk.add_column("more", [os.urandom(90) for _ in range(ROWS)])
+    ranges = own(files_of(added)[1])
+    assert ranges.root == str(tmp_path)
+    found = [content(ranges, row) for row in range(ROWS)]
+    assert found == [[value, b""] for value in values]
+    joined = library.concatenate_datasets([library.Dataset.from_dict({"value": values}), on_disk])
+    ranges = own(files_of(joined)[1])
+    assert [content(ranges, row) for row in range(ROWS)] == [[b""]] * ROWS
+    assert [content(ranges, ROWS + row) for row in range(ROWS)] == [[value] for value in values]
+
+
+def test_many_columns_alike(library: Any, tmp_path: Path) -> None:
+    columns = {
+        f"c{number}": [float(number * ROWS + row) for row in range(ROWS)] for number in range(20)
+    }
+    found = saved(library, tmp_path, {**columns, "label": [True] * ROWS})
+    ranges = own(files_of(found)[1])
+    for row in range(ROWS):
+        numbers = [np.frombuffer(each, np.float64)[0] for each in content(ranges, row)[:20]]
+        assert numbers == [columns[f"c{number}"][row] for number in range(20)]
+    chosen = found.with_format("numpy", columns=["label"], output_all_columns=True)
+    assert own(files_of(chosen)[1]).table[0].shape == (ROWS, 21)
+    chosen = found.with_format("numpy", columns=["label"])
+    assert own(files_of(chosen)[1]).table[0].shape == (ROWS, 1)
+
+
+def test_batches_without_a_value(library: Any, tmp_path: Path) -> None:
+    """Their arrays are empty, or lie nowhere."""
+    lists = [[] if 7 <= row < 14 else [os.urandom(30 + row)] * 2 for row in range(ROWS)]
+    texts = [None if row < 7 else os.urandom(50) for row in range(ROWS)]
+    ranges = own(files_of(saved(library, tmp_path, {"a": lists, "b": texts}))[1])
+    for row in range(ROWS):
+        assert content(ranges, row) == [b"".join(lists[row]), texts[row] or b""]
+
+
 def test_rows_in_memory(library: Any) -> None:
     with pytest.raises(Unreadable, match="lie in memory"):
         files_of(library.Dataset.from_dict({"x": list(range(ROWS))}))
@@ -276,7 +319,9 @@ def test_rows_in_memory(library: Any) -> None:
 # ---- how far ahead -------------------------------------------------------------------------------
 
 
-def epoch_of(offsets: list[int], length: int, met: list[int] | None = None) -> Epoch:
+def epoch_of(
+    offsets: list[int] | npt.NDArray[Any], length: int, met: list[int] | None = None
+) -> Epoch:
     count = len(offsets)
     ranges = Ranges(["/a/file"], [0] * count, offsets, [length] * count)
     return Epoch(ranges, np.arange(count), np.array(met or [], np.int64))
@@ -296,8 +341,28 @@ def test_the_first_range_of_a_block_costs_the_block() -> None:
 
 
 def test_a_sample_larger_than_that_is_asked_for_alone() -> None:
-    epoch = epoch_of([0] * 5, 2 * AHEAD_BYTES)
+    epoch = epoch_of(list(range(5)), 2 * AHEAD_BYTES)
     assert [epoch.until(drawn) for drawn in range(7)] == [1, 2, 3, 4, 5, 5, 5]
+
+
+def test_rows_of_one_group_cost_it_once() -> None:
+    group, rows_of_group = AHEAD_BYTES // 4, 100
+    epoch = epoch_of(np.repeat(np.arange(10) * group, rows_of_group), group)
+    blocks = BLOCK_BYTES  # of each, the first one
+    assert epoch.until(0) == AHEAD_BYTES // (group + blocks) * rows_of_group
+    assert epoch.until(350) == 350 + 50 + 3 * rows_of_group
+
+
+def test_ranges_of_a_sample_that_are_near_are_one() -> None:
+    near = advice.NEAR_BYTES
+    offsets = [[900_000, 0, 100 + near, 50, 0, 0], [0, 900_000 + near, 900_000, 0, 0, 0]]
+    lengths = [[10, 100, 100, 20, 0, 0], [5, 20, 10, 5, 0, 7]]
+    files = [[0] * 6, [1, 0, 0, 0, 0, 0]]
+    epoch = Epoch(
+        Ranges(["/a", "/b"], files, offsets, lengths), np.arange(2), np.zeros(0, np.int64)
+    )
+    assert epoch.ranges_of(0) == [(0, 0, 200 + near), (0, 900_000, 10)]
+    assert epoch.ranges_of(1) == [(0, 0, 7), (0, 900_000, 20 + near), (1, 0, 5)]
 
 
 # ---- a loader ------------------------------------------------------------------------------------
@@ -407,16 +472,94 @@ def test_no_further_ahead_than_is_allowed(
 def test_a_range_that_comes_again_at_once_is_asked_for_once(
     tmp_path: Path, asked: list[tuple[str, int, int]]
 ) -> None:
-    """Rows of one group; and a large one in pieces."""
+    """Rows of one group, each epoch; and a large one in pieces, from its end."""
     dataset = Rows(tmp_path / "a", 6)
-    large = advice.PIECE_BYTES + 5
-    ranges = Ranges([dataset.path], [0] * 6, [0, 0, 0, 9, 9, 0], [100, 100, 100, 0, large, 100])
+    piece = advice.read_ahead_bytes(os.open(dataset.path, os.O_RDONLY))
+    ranges = Ranges([dataset.path], [0] * 6, [0, 0, 0, 9, 9, 0], [100, 100, 100, 0, piece + 5, 100])
     loader = DataLoader(dataset, 3)
     with hintsd.attach(loader, ranges):
+        for epoch in range(2):
+            batches = iter(loader)
+            next(batches)
+            pieces = [("a", 9 + piece, 5), ("a", 9, piece)]
+            is_asked(asked, [("a", 0, 100), *pieces, ("a", 0, 100)] * (epoch + 1))
+            list(batches)
+
+
+def is_asked_of_all(asked: list[tuple[str, int, int]], loader: Any, epochs: int) -> None:
+    """All that each epoch reads, while its first batch is looked at."""
+    for _ in range(epochs):
+        asked.clear()
+        batches = iter(loader)
+        read = next(batches).tolist()
+        eventually(lambda: len(asked) == ROWS, every_s=0.01)
+        read += [value for batch in batches for value in batch.tolist()]
+        assert asked == [("a", row * 100, 100) for row in read]
+
+
+@pytest.mark.filterwarnings("ignore:hintsd. ImportanceSampler")  # nothing is learned
+@pytest.mark.parametrize("draw_ahead", [0, 1])
+def test_orders_that_are_told_an_epoch_ahead(
+    tmp_path: Path, asked: list[tuple[str, int, int]], draw_ahead: int
+) -> None:
+    dataset = Rows(tmp_path / "a")
+    sampler = hintsd.ImportanceSampler(dataset, scheme="icache", fraction=1, draw_ahead=draw_ahead)
+    loader: Any = DataLoader(dataset, 8, sampler=sampler)
+    with hintsd.attach(loader):
+        is_asked_of_all(asked, loader, 3)
+
+
+def test_what_the_reader_has_passed_is_not_asked_for(
+    tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, may_go, plain = Rows(tmp_path / "a"), threading.Event(), os.posix_fadvise
+
+    def slow(*arguments: Any) -> None:
+        plain(*arguments)
+        may_go.wait()
+
+    monkeypatch.setattr(os, "posix_fadvise", slow)
+    loader = DataLoader(dataset, 4)
+    with hintsd.attach(loader):
         batches = iter(loader)
         next(batches)
-        pieces = [("a", 9, advice.PIECE_BYTES), ("a", 9 + advice.PIECE_BYTES, 5)]
-        is_asked(asked, [("a", 0, 100), *pieces, ("a", 0, 100)])
+        eventually(lambda: len(asked) == 1, every_s=0.01)
+        for _ in range(7):  # 32 were drawn, and 28 handed out
+            next(batches)
+        may_go.set()
+        is_asked(asked, [("a", row * 100, 100) for row in [0, *range(28, ROWS)]])
+        assert descriptors(dataset.path) == 0  # they would hold the mount
+
+
+def descriptors(path: Path) -> int:
+    def count() -> int:
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return sum(os.path.realpath(link) == str(path) for link in links)
+
+    eventually(lambda: count() == 0, every_s=0.01)
+    return count()
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_it_is_ahead_of_what_workers_are_given(
+    tmp_path: Path, asked: list[tuple[str, int, int]], is_batched: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(advice, "AHEAD_BYTES", 400)
+    monkeypatch.setattr(advice, "BLOCK_BYTES", 1)
+    dataset = Rows(tmp_path / "a")
+    batching: Any = (
+        {"batch_sampler": [list(range(first, first + 4)) for first in range(0, ROWS, 4)]}
+        if is_batched
+        else {"batch_size": 4}
+    )
+    loader: Any = DataLoader(dataset, num_workers=2, **batching)
+    with hintsd.attach(loader):
+        batches = iter(loader)
+        next(batches)
+        # Four batches are with the workers, one was handed out.
+        eventually(lambda: len(asked) >= 4 * 4 + 3, every_s=0.01)
+        list(batches)
 
 
 def test_a_file_that_goes_is_one_warning(tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
@@ -475,8 +618,44 @@ def test_files_and_ranges_in_one_dataset(tmp_path: Path) -> None:
         files_of(ConcatDataset([Rows(tmp_path / "a"), files]))
 
 
+def test_a_map_is_no_dataset_in_memory(tmp_path: Path) -> None:
+    class Mapped(Dataset[Any]):
+        def __init__(self) -> None:
+            np.save(tmp_path / "rows.npy", np.zeros((ROWS, 3)))
+            self.data = np.load(tmp_path / "rows.npy", mmap_mode="r")
+
+        def __len__(self) -> int:
+            return ROWS
+
+    assert not is_in_memory(Mapped())
+
+
+@pytest.mark.parametrize("kind", [list, np.array, iter])
+def test_paths_of_any_kind(tmp_path: Path, kind: Callable[[Any], Any]) -> None:
+    """As before there were ranges."""
+    loader = DataLoader(Rows(tmp_path / "a", 3), 1)
+    with pytest.raises(ValueError, match="2 paths for a dataset of 3 samples"):
+        hintsd.attach(loader, kind(["x", "y"]))
+    with pytest.raises(ValueError, match="paths must be a sequence of paths"):
+        hintsd.attach(loader, tmp_path)  # type: ignore[arg-type]  # no sequence of them
+
+
 def test_it_is_foretold(tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
     found = loaders.foretell(DataLoader(Rows(tmp_path / "a"), 8, shuffle=True))
     assert isinstance(found, loaders.Readable)
     assert isinstance(found.ways, Ranges)
     assert found.root == str(tmp_path)
+
+
+def test_a_loader_that_is_gone_is_let_go_of(
+    tmp_path: Path, asked: list[tuple[str, int, int]]
+) -> None:
+    dataset = Rows(tmp_path / "a", says=False)
+    loader: Any = DataLoader(dataset, 8, shuffle=True)
+    job = weakref.ref(hintsd.attach(loader, dataset.ranges()))
+    assert list(loader)
+    held = weakref.ref(dataset)
+    del loader, dataset
+    gc.collect()
+    assert held() is None
+    assert job() is None
