@@ -71,7 +71,9 @@ def _huggingface(dataset: Any) -> Told:
             return paths.to_pylist()  # type: ignore[no-any-return]  # strings
     ranges = rows_of_table(dataset)
     if ranges is None:
-        raise Unreadable("the rows of this datasets.Dataset lie in memory, not in a file")
+        raise Unreadable(
+            "the rows of this datasets.Dataset lie in memory, or in files on no fusecache mount"
+        )
     return ranges
 
 

@@ -6,11 +6,13 @@ INVARIANT: of the files only offsets of strings and lists are read, which lie be
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from fusecache.base import mounts
 from fusecache.base.mounts import unescape
 from hintsd.client.ranges.rows import Numbers, Ranges
 
@@ -21,7 +23,7 @@ _MAPS: Final = "/proc/self/maps"
 
 
 class Mapped(NamedTuple):
-    """The files that are mapped, by address: shape (maps,) each."""
+    """Files that are mapped, by address: shape (maps,) each."""
 
     begins: Numbers
     ends: Numbers
@@ -42,18 +44,28 @@ class Mapped(NamedTuple):
         return Ranges(paths, files.reshape(place.shape), offsets, np.where(is_there, lengths, 0))
 
 
+def is_on_mount(folder: str) -> bool:
+    """Whether it lies on a fusecache mount."""
+    return mounts.find(folder) is not None
+
+
 def mapped_files() -> Mapped | None:
-    """Of this process; None: there are none."""
+    """Of this process, those on fusecache mounts; None: there are none."""
     begins, ends, offsets, paths = [], [], [], []
+    known: dict[str, bool] = {}
     with open(_MAPS, encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             addresses, _, offset, _, _, *name = line.rstrip("\n").split(None, 5)
-            if name and name[0].startswith("/"):
+            path = unescape(name[0]) if name else ""
+            folder = os.path.dirname(path)
+            if path.startswith("/") and folder not in known:
+                known[folder] = is_on_mount(folder)
+            if known.get(folder):
                 begin, end = (int(part, 16) for part in addresses.split("-"))
                 begins.append(begin)
                 ends.append(end)
                 offsets.append(int(offset, 16))
-                paths.append(unescape(name[0]))
+                paths.append(path)
     if not paths:
         return None
     return Mapped(
@@ -62,13 +74,15 @@ def mapped_files() -> Mapped | None:
 
 
 def rows_of_table(dataset: Any) -> Ranges | None:
-    """Of each index of a datasets.Dataset. None: its rows lie in memory."""
+    """Of each index of a datasets.Dataset. None: its rows lie in memory, or on no mount."""
     mapped = mapped_files()
+    if mapped is None:  # soon known, however many rows there are
+        return None
     columns = dataset._data.column_names
     if dataset._format_columns and not dataset._output_all_columns:
         columns = dataset._format_columns
     leaves = [leaf for name in columns for leaf in _leaves(dataset._data.table.column(name))]
-    if mapped is None or not leaves:
+    if not leaves:
         return None
     sizes = np.array([int(lengths.sum()) for _, lengths in leaves])
     heavy = [leaf for leaf, size in zip(leaves, sizes) if size >= SHARE_LEAST * sizes.max()]

@@ -23,11 +23,12 @@ import h5py  # type: ignore[import-untyped]  # noqa: E402  (no types; torch may 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset  # noqa: E402
 
 import hintsd  # noqa: E402
+from fusecache.base import mounts  # noqa: E402
 from hintsd.client import loaders, warning  # noqa: E402
 from hintsd.client.finding import NotMounted  # noqa: E402
 from hintsd.client.known.datasets import files_of, is_in_memory  # noqa: E402
 from hintsd.client.known.extending import Unreadable  # noqa: E402
-from hintsd.client.ranges import advice, rows  # noqa: E402
+from hintsd.client.ranges import advice, rows, tables  # noqa: E402
 from hintsd.client.ranges.advice import AHEAD_BYTES, BLOCK_BYTES, Epoch  # noqa: E402
 from hintsd.client.ranges.rows import Ranges, rows_of  # noqa: E402
 from tests.support.mounted import eventually  # noqa: E402
@@ -44,6 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         import datasets  # type: ignore[import-untyped]  # it has no types
 
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        patch.setattr(tables, "is_on_mount", lambda folder: "pytest" in folder)
         datasets.disable_progress_bars()
         yield datasets
 
@@ -316,6 +318,16 @@ def test_rows_in_memory(library: Any) -> None:
         files_of(library.Dataset.from_dict({"x": list(range(ROWS))}))
 
 
+def test_rows_in_files_that_are_on_no_mount(library: Any, tmp_path: Path) -> None:
+    """Known at once, without a look at any of them."""
+    found = saved(library, tmp_path, {"x": [b"x"] * ROWS})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "is_on_mount", lambda folder: mounts.find(folder) is not None)
+        patch.setattr(tables, "_leaves", None)
+        with pytest.raises(Unreadable, match="or in files on no fusecache mount"):
+            files_of(found)
+
+
 # ---- how far ahead -------------------------------------------------------------------------------
 
 
@@ -569,8 +581,11 @@ def test_a_file_that_goes_is_one_warning(tmp_path: Path, asked: list[tuple[str, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         job = hintsd.attach(loader, ranges)
-        assert [row for batch in loader for row in batch.tolist()] == list(range(ROWS))
+        batches = iter(loader)
+        read = next(batches).tolist()
         eventually(lambda: job.is_over)
+        read += [row for batch in batches for row in batch.tolist()]
+        assert read == list(range(ROWS))
         assert [row for batch in loader for row in batch.tolist()] == list(range(ROWS))
     said = [str(one.message) for one in caught]
     path = tmp_path / "gone"
