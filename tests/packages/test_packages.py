@@ -182,8 +182,8 @@ def test_an_import_costs_nothing_and_shows_its_names(client: Environment) -> Non
         "import sys, hintsd; print(hintsd.__version__, *dir(hintsd)); "
         "assert not {'numpy', 'msgpack', 'socket', 'importlib.metadata'} & {*sys.modules}"
     )
-    names = "ChunkedSampler ImportanceSampler Job SubstitutableSampler __version__ attach connect"
-    names += " files order_of paths_of"
+    names = "ChunkedSampler ImportanceSampler Job Ranges SubstitutableSampler __version__ attach"
+    names += " connect files order_of paths_of rows_of"
     assert shown == f"{__version__} {names}"
 
 
