@@ -281,7 +281,7 @@ def event_fd() -> int:
     """An eventfd, readable when take_events() or take_stale() has something (os.read it)."""
 
 def take_events() -> list[tuple[int, int, int, int]]: ...
-def note_read(ino: int, offset: int, size: int) -> None:
+def note_read(ino: int, offset: int, size: int, tid: int = 0) -> None:
     """Sequential detection and RAM ring for READs answered in Python (the front does so itself)."""
 
 def ram_bytes() -> int: ...

@@ -13,7 +13,7 @@
 static void answer(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size,
 		   uint8_t seen)
 {
-	const int tid = one->offset ? 0 : real.req_ctx(one->req)->pid;
+	const int tid = one->offset && of->size <= BLOCK_BYTES ? 0 : real.req_ctx(one->req)->pid;
 
 	/* Before the answer: whoever counts the reader's bytes must find them counted. */
 	if (!one->offset && trace_is(TRACE_ON))
@@ -25,7 +25,7 @@ static void answer(const struct read_request *one, const struct version *of, con
 		COUNT(from_origin, 1);
 		COUNT(bytes_from_origin, size);
 	}
-	answer_note(one->ino, of->size, one->offset, size);
+	answer_note(one->ino, of->size, one->offset, size, tid);
 	if (!one->offset)
 		plan_saw_read(one->ino, seen, tid);
 	real.reply_buf(one->req, (const char *)data, size);
@@ -72,13 +72,13 @@ void answer_now(const struct read_request *one, struct scratch *s)
 		answer_pass(one);
 }
 
-void answer_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size)
+void answer_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size, int tid)
 {
 	if (!size)
 		return;
 	table_served(ino);
 	if (file_size > BLOCK_BYTES) {
-		streams_note(ino, offset, size);
+		streams_note(ino, offset, size, tid);
 		if (offset && trace_is(TRACE_ON))
 			trace_note_read(ino, SEEN_ELSEWHERE, 0);
 	}

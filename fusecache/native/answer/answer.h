@@ -23,7 +23,7 @@ void answer_now(const struct read_request *one, struct scratch *s);
 void answer_missed(const struct read_request *one, const struct version *of, const unsigned char *data, size_t size);
 void answer_pass(const struct read_request *one);
 /* Bytes of a file are about to be answered: whoever counts them is told. */
-void answer_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size);
+void answer_note(uint32_t ino, uint64_t file_size, uint64_t offset, uint64_t size, int tid); /* tid: 0: unknown */
 
 /* ---- the queue to pyfuse3 ------------------------------------------------------------------ */
 int slow_begin(void); /* its descriptor, readable: INIT is waiting; -1: errno */

@@ -36,17 +36,18 @@ static PyObject *py_note_read(PyObject *module, PyObject *args, PyObject *kwargs
 	struct version version;
 	PyObject *ino_arg;
 	uint64_t ino;
+	int tid = 0;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKK", KEYWORDS("ino", "offset", "size"), &ino_arg, &offset,
-					 &size) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKK|i", KEYWORDS("ino", "offset", "size", "tid"), &ino_arg,
+					 &offset, &size, &tid) ||
 	    !take_ino(ino_arg, &ino))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	if (table_version(ino, &version) && offset < version.size) {
 		if (size > version.size - offset)
 			size = version.size - offset;
-		answer_note((uint32_t)ino, version.size, offset, size);
+		answer_note((uint32_t)ino, version.size, offset, size, tid);
 	}
 	Py_END_ALLOW_THREADS
 	Py_RETURN_NONE;

@@ -19,7 +19,8 @@ bool ring_has(uint32_t ino); /* its first block is noted */
 uint64_t ring_bytes(void);   /* of memory */
 void ring_reset(void);
 
-void streams_note(uint32_t ino, uint64_t offset, uint64_t size); /* of a file of several blocks; size: not 0 */
+/* Of a file of several blocks; size: not 0; tid: the reader's, 0: unknown. */
+void streams_note(uint32_t ino, uint64_t offset, uint64_t size, int tid);
 void streams_reset(void);
 size_t streams_bytes(void); /* of memory */
 

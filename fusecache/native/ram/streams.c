@@ -14,10 +14,20 @@ static struct {
 		uint32_t ino;
 		uint64_t next, run, used;
 		uint64_t raised; /* block of the last event + 1 */
+		int tid;	 /* who read there last */
 	} of[STREAMS_MOST];
 } streams = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-void streams_note(uint32_t ino, uint64_t offset, uint64_t size)
+/* A reader that goes elsewhere has ended its stream: samples of a file, read in any order, would soon lie near to one
+ * of many others. */
+static void streams_leave(uint32_t ino, int tid, int but)
+{
+	for (int i = 0; tid && i < STREAMS_MOST; i++)
+		if (i != but && streams.of[i].ino == ino && streams.of[i].tid == tid)
+			streams.of[i].used = 0;
+}
+
+void streams_note(uint32_t ino, uint64_t offset, uint64_t size, int tid)
 {
 	uint64_t block = offset / BLOCK_BYTES, end = offset + size;
 	int oldest = 0, at = -1;
@@ -48,6 +58,8 @@ void streams_note(uint32_t ino, uint64_t offset, uint64_t size)
 		streams.of[at].run += size;
 	}
 	streams.of[at].used = streams.clock;
+	streams.of[at].tid = tid;
+	streams_leave(ino, tid, at);
 	block = (streams.of[at].next - 1) / BLOCK_BYTES;
 	if (streams.of[at].run >= STREAM_AFTER_BYTES && streams.of[at].raised < block + 1) {
 		streams.of[at].raised = block + 1;

@@ -32,10 +32,12 @@ from hintsd.client.warning import script_place, warn_once
 from hintsd.orders.drawing import Order
 from hintsd.orders.spec import OrderSpec
 
-AHEAD_BYTES: Final = 64 << 20
+AHEAD_BYTES: Final = 16 << 20
 """What is asked for beyond what the loader has drawn."""
 BLOCK_BYTES: Final = 4 << 20
-"""Of the mount: what the first range in one may cost."""
+"""Of the mount: it may fetch one for the first ranges in it."""
+FIRST_BYTES: Final = 1 << 20
+"""The first range in a block counts so much more: so 15 blocks may be on their way."""
 READ_AHEAD_BYTES: Final = 128 << 10
 """What the kernel asks for in one call at most, if it does not say so."""
 NEAR_BYTES: Final = 64 << 10
@@ -60,7 +62,7 @@ class Epoch:
         numbers = ((files << 40) + offsets // BLOCK_BYTES)[order].ravel()
         blocks, first = np.unique(numbers, return_index=True)
         first = first[~np.isin(blocks, met, assume_unique=True)]
-        np.add.at(costs, first // lengths.shape[1], BLOCK_BYTES)
+        np.add.at(costs, first // lengths.shape[1], FIRST_BYTES)
         self.blocks = np.union1d(blocks, met)
         are_alike = np.ones(max(0, len(order) - 1), np.bool_)
         for column in ranges.table:

@@ -29,7 +29,7 @@ from hintsd.client.finding import NotMounted  # noqa: E402
 from hintsd.client.known.datasets import files_of, is_in_memory  # noqa: E402
 from hintsd.client.known.extending import Unreadable  # noqa: E402
 from hintsd.client.ranges import advice, rows, tables  # noqa: E402
-from hintsd.client.ranges.advice import AHEAD_BYTES, BLOCK_BYTES, Epoch  # noqa: E402
+from hintsd.client.ranges.advice import AHEAD_BYTES, BLOCK_BYTES, FIRST_BYTES, Epoch  # noqa: E402
 from hintsd.client.ranges.rows import Ranges, rows_of  # noqa: E402
 from tests.support.mounted import eventually  # noqa: E402
 
@@ -339,13 +339,13 @@ def epoch_of(
     return Epoch(ranges, np.arange(count), np.array(met or [], np.int64))
 
 
-def test_the_first_range_of_a_block_costs_the_block() -> None:
+def test_the_first_range_of_a_block_counts_more() -> None:
     small = 1000
     offsets = [BLOCK_BYTES * number for number in range(100)]
-    blocks = AHEAD_BYTES // BLOCK_BYTES
+    blocks = AHEAD_BYTES // (FIRST_BYTES + small)
     epoch = epoch_of(offsets, small)
-    assert epoch.until(0) == blocks - 1
-    assert epoch.until(50) == 50 + blocks - 1
+    assert epoch.until(0) == blocks
+    assert epoch.until(50) == 50 + blocks
     assert epoch_of(offsets, small, list(range(100))).until(0) == 100  # of an epoch before
     again = epoch_of(offsets[:5] * 20, small)
     assert again.until(0) == 100
@@ -360,8 +360,7 @@ def test_a_sample_larger_than_that_is_asked_for_alone() -> None:
 def test_rows_of_one_group_cost_it_once() -> None:
     group, rows_of_group = AHEAD_BYTES // 4, 100
     epoch = epoch_of(np.repeat(np.arange(10) * group, rows_of_group), group)
-    blocks = BLOCK_BYTES  # of each, the first one
-    assert epoch.until(0) == AHEAD_BYTES // (group + blocks) * rows_of_group
+    assert epoch.until(0) == AHEAD_BYTES // (group + FIRST_BYTES) * rows_of_group
     assert epoch.until(350) == 350 + 50 + 3 * rows_of_group
 
 
@@ -471,8 +470,8 @@ def test_what_a_loader_reads_is_asked_for_in_its_order(
 def test_no_further_ahead_than_is_allowed(
     tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "AHEAD_BYTES", 1200)
-    monkeypatch.setattr(advice, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(advice, "AHEAD_BYTES", 600)
+    monkeypatch.setattr(advice, "FIRST_BYTES", 0)
     loader = DataLoader(Rows(tmp_path / "a"), 4)
     with hintsd.attach(loader):
         batches = iter(loader)
@@ -558,7 +557,7 @@ def test_it_is_ahead_of_what_workers_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(advice, "AHEAD_BYTES", 400)
-    monkeypatch.setattr(advice, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(advice, "FIRST_BYTES", 0)
     dataset = Rows(tmp_path / "a")
     batching: Any = (
         {"batch_sampler": [list(range(first, first + 4)) for first in range(0, ROWS, 4)]}
@@ -570,7 +569,7 @@ def test_it_is_ahead_of_what_workers_are_given(
         batches = iter(loader)
         next(batches)
         # Four batches are with the workers, one was handed out.
-        eventually(lambda: len(asked) >= 4 * 4 + 3, every_s=0.01)
+        eventually(lambda: len(asked) >= 4 * 4 + 4, every_s=0.01)
         list(batches)
 
 

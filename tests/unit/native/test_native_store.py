@@ -414,6 +414,24 @@ def test_random_reads_are_no_stream(large: Cached) -> None:
     assert streamed(large) == []
 
 
+@pytest.mark.parametrize(("tid", "is_stream"), [(7, False), (0, True)])
+def test_a_reader_of_samples_in_any_order_reads_no_stream(
+    large: Cached, tid: int, is_stream: bool
+) -> None:
+    """Though each lies next to another one. Of unknown readers it looks like one each."""
+    step = 200 << 10
+    for offset in range(0, 6 * step, step):
+        for place in (0, 3 * MIB, 6 * MIB):
+            _native.note_read(large.ino, place + offset, step, tid)
+    assert bool(streamed(large)) == is_stream
+    for offset in range(0, MIB, step):  # each by another thread of a pool
+        _native.note_read(large.ino, 2 * BLOCK + offset, step, 100 + offset)
+    _native.note_read(large.ino, 0, step, 7)
+    for offset in range(0, 2 * MIB, step):
+        _native.note_read(large.ino, offset, step, 8 + offset % 3)
+    assert streamed(large)
+
+
 def test_ram_ring_counts_a_block_once_and_drops_the_oldest(large: Cached) -> None:
     assert _native.ram_bytes() == 0
     for _ in range(3):
