@@ -22,6 +22,7 @@ from tests.support import PATIENCE_S
 from tests.support.mounted import Mount, environment, eventually
 from tests.support.trees import random_bytes
 
+BUSY = 4
 BLOCK_BYTES = 4 << 20
 BLOCKS = 12
 ROW_BYTES = 96 << 10  # whole pages
@@ -90,6 +91,8 @@ def test_ranges_are_there_before_they_are_read(
         found = [next(batches)]
         fetched_bytes(mount, BLOCKS * ROW_BYTES)  # of all, while it stands at the first
         requests = mount.value("reads", "requests")
+        busy = mount.run("umount", mount.path)
+        assert (busy.returncode, "is in use by" in busy.stderr) == (BUSY, True)
         found += batches
     offsets = dataset.ranges.table[1][order].ravel().tolist()
     assert found == [content[offset : offset + ROW_BYTES] for offset in offsets]

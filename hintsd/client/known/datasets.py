@@ -23,7 +23,11 @@ from hintsd.client.known.extending import Unreadable, told_paths
 from hintsd.client.known.libraries import paths_in_library
 from hintsd.client.link import Ways
 from hintsd.client.ranges.rows import Ranges, Told
+from hintsd.client.warning import warn_once
 from hintsd.orders.hint import CHECK_SAMPLES_MOST, Check
+
+COMPARED = 1000  # samples
+ROWS_LEAST = 50  # of one file, on average: it is hardly one that is read so often
 
 Paths = dict[int, list[str]]
 """By a dataset's id: its paths, absolute and tidy, where it is not torchvision's."""
@@ -100,7 +104,11 @@ def _ranges(dataset: Any, said: dict[int, Told | None]) -> Ranges | None:
     """
     from torch.utils.data import ConcatDataset, Subset
 
-    told = told_paths(dataset)
+    try:
+        told = told_paths(dataset)
+    except ValueError as error:
+        name = type(dataset).__name__
+        raise Unreadable(f"where the samples of a {name} lie cannot be told: {error}") from None
     is_plain = isinstance(dataset, _folder_class()) or type(dataset) in (Subset, ConcatDataset)
     if told is None and not is_plain:
         told = paths_in_library(dataset)
@@ -145,6 +153,13 @@ def _roots(
         told[id(dataset)] = tidy_paths(paths, here)
     except ValueError as error:
         raise Unreadable(f"of a {type(dataset).__name__}: {error}") from None
+    some = told[id(dataset)][:COMPARED]
+    if len(some) >= ROWS_LEAST * len(set(some)):
+        warn_once(
+            f"{len(some)} samples of a {type(dataset).__name__} name {len(set(some))} files, which "
+            "are fetched whole: if these samples are rows of them, say so by hintsd.rows_of or "
+            "hintsd.Ranges"
+        )
     if len(told[id(dataset)]) != len(dataset) or not len(dataset):
         count = len(told[id(dataset)])
         raise Unreadable(f"{count} paths for a {type(dataset).__name__} of {len(dataset)} samples")

@@ -69,11 +69,12 @@ def _huggingface(dataset: Any) -> Told:
         )
         if stored.null_count == len(stored) and not paths.null_count:
             return paths.to_pylist()  # type: ignore[no-any-return]  # strings
-    ranges = rows_of_table(dataset)
+    ranges, files = rows_of_table(dataset), [file["filename"] for file in dataset.cache_files]
+    if ranges is None and files:
+        folder = os.path.dirname(files[0])
+        raise Unreadable(f"{folder}, with rows of this datasets.Dataset, is on no fusecache mount")
     if ranges is None:
-        raise Unreadable(
-            "the rows of this datasets.Dataset lie in memory, or in files on no fusecache mount"
-        )
+        raise Unreadable("the rows of this datasets.Dataset lie in memory, not in a file")
     return ranges
 
 

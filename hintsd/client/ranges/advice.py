@@ -43,6 +43,7 @@ READ_AHEAD_BYTES: Final = 128 << 10
 NEAR_BYTES: Final = 64 << 10
 """Ranges of one sample that lie so near to each other are asked for as one."""
 FILES_OPEN_MOST: Final = 64
+FILES_CHECKED_MOST: Final = 256  # an origin may take milliseconds for each
 
 Asked = list[tuple[int, int, int]]
 """File, offset, length of each range of a sample."""
@@ -112,7 +113,9 @@ class Advice:
         # What wakes the thread may be a collection within it: no lock of threading's would do.
         self._work: SimpleQueue[None] = SimpleQueue()
         self._files: OrderedDict[int, int] = OrderedDict()  # those that are open: descriptors
+        self._root: int | None = None  # a descriptor: the mount is in use
         self._piece_bytes = 0  # as the mount has it; 0: not looked at
+        self._figures = {"ranges": 0, "bytes": 0}
         self._thread = threading.Thread(target=self._run, name="hintsd-ranges", daemon=True)
 
     @property
@@ -131,8 +134,10 @@ class Advice:
         """Begin, if all is on a mount."""
         try:
             check_mounted(self._ranges)
+            self._root = os.open(self._ranges.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._thread.start()
         except (NotMounted, OSError, RuntimeError) as problem:
+            self._close_files(ended=True)
             self._end(str(problem))
             return
         _advices.add(self)
@@ -163,6 +168,10 @@ class Advice:
     def asking(self, *kinds: str) -> None:
         """There is nobody to be asked."""
 
+    def figures(self) -> dict[str, int]:
+        """Of what was asked for: ranges and bytes."""
+        return dict(self._figures)
+
     def hear(self, timeout_s: float = 0.0) -> bool:
         """Whether it is known what becomes of it: it is."""
         return True
@@ -186,7 +195,7 @@ class Advice:
         """Be over without a word: in a forked child."""
         self.state.explain(why)
         self.state.end()
-        self._close_files()
+        self._close_files(ended=True)
 
     def _end(self, why: str) -> None:
         self.state.fail(why)
@@ -198,17 +207,17 @@ class Advice:
     def _run(self) -> None:
         try:
             self._advise_until_stopped()
-        except OSError as error:
-            name = os.fsdecode(error.filename or self._ranges.root)
-            self._end(f"{name}: {error.strerror}; going on without hints")
+        except (Wrong, OSError) as error:
+            self._end(f"{_said(error, self._ranges)}; going on without hints")
         except Exception as error:  # a fault of ours must not reach the trainer
             self._end(f"going on without hints after an internal error: {error!r}")
         finally:
             self.state.end()
             _advices.discard(self)
-            self._close_files()
+            self._close_files(ended=True)
 
     def _advise_until_stopped(self) -> None:
+        check_files(self._ranges)
         told, asked, met = None, 0, np.zeros(0, np.int64)
         latest: Asked = []
         while True:
@@ -255,6 +264,8 @@ class Advice:
         the beginning of the whole file.
         """
         for file, offset, length in ranges:
+            self._figures["ranges"] += 1
+            self._figures["bytes"] += length
             descriptor = self._opened(file)
             for begin in reversed(range(offset, offset + length, self._piece_bytes)):
                 size_bytes = min(self._piece_bytes, offset + length - begin)
@@ -270,9 +281,12 @@ class Advice:
             os.close(self._files.popitem(last=False)[1])
         return descriptor
 
-    def _close_files(self) -> None:
+    def _close_files(self, *, ended: bool = False) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
+        if ended and self._root is not None:
+            os.close(self._root)
+            self._root = None
 
 
 def read_ahead_bytes(descriptor: int) -> int:
@@ -283,6 +297,33 @@ def read_ahead_bytes(descriptor: int) -> int:
         with open(name) as said:
             return max(int(said.read()) << 10, 4096)
     return READ_AHEAD_BYTES
+
+
+class Wrong(ValueError):
+    """Ranges that their files do not have."""
+
+
+def _said(error: Wrong | OSError, ranges: Ranges) -> str:
+    if isinstance(error, OSError):
+        return f"{os.fsdecode(error.filename or ranges.root)}: {error.strerror}"
+    return str(error)
+
+
+def check_files(ranges: Ranges) -> None:
+    """Of the first FILES_CHECKED_MOST. Wrong: a range reaches beyond its file. OSError."""
+    files, offsets, lengths = (column.ravel() for column in ranges.table)
+    ends = np.zeros(len(ranges.paths), np.int64)
+    np.maximum.at(ends, files, offsets + lengths)
+    for number, path in enumerate(ranges.paths[:FILES_CHECKED_MOST]):
+        size_bytes = os.stat(path).st_size
+        if ends[number] > size_bytes:
+            is_beyond = (files == number) & (offsets + lengths > size_bytes)
+            sample = int(np.argmax(is_beyond)) // ranges.table[0].shape[1]
+            end = offsets[is_beyond][0] + lengths[is_beyond][0]
+            shown = os.fsdecode(path)
+            raise Wrong(
+                f"sample {sample} reaches to byte {end:,} of {shown}, which has {size_bytes:,}"
+            )
 
 
 def check_mounted(ranges: Ranges) -> None:

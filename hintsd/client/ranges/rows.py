@@ -80,15 +80,35 @@ class Ranges:
     def joined(parts: Sequence[Ranges]) -> Ranges:
         """The samples of all, one part after another, as ConcatDataset has them."""
         wide = max(part.table[0].shape[1] for part in parts)
-        columns: list[list[Numbers]] = [[], [], []]
-        paths: list[Path] = []
-        for part in parts:
-            missing = wide - part.table[0].shape[1]
-            for column, array in zip(columns, part.table):
-                column.append(np.pad(array, ((0, 0), (0, missing))))
-            columns[0][-1] += len(paths)
-            paths.extend(part.paths)
-        return Ranges(paths, *(np.concatenate(column) for column in columns))
+        columns = [
+            [np.pad(array, ((0, 0), (0, wide - array.shape[1]))) for array in column]
+            for column in _columns(parts)
+        ]
+        return Ranges(_paths(parts), *(np.concatenate(column) for column in columns))
+
+    @staticmethod
+    def beside(parts: Sequence[Ranges]) -> Ranges:
+        """Each sample reads what it has in all parts: an image and a label, say. ValueError: they
+        have not equally many.
+        """
+        if len({len(part) for part in parts}) != 1:
+            raise ValueError(f"parts of {[len(part) for part in parts]} samples")
+        columns = (np.concatenate(column, axis=1) for column in _columns(parts))
+        return Ranges(_paths(parts), *columns)
+
+
+def _paths(parts: Sequence[Ranges]) -> list[Path]:
+    """Of all, one part after another."""
+    return [path for part in parts for path in part.paths]
+
+
+def _columns(parts: Sequence[Ranges]) -> tuple[list[Numbers], list[Numbers], list[Numbers]]:
+    """Of each part the files, by `_paths`; offsets; lengths."""
+    files, before = [], 0
+    for part in parts:
+        files.append(part.table[0] + before)
+        before += len(part.paths)
+    return files, [part.table[1] for part in parts], [part.table[2] for part in parts]
 
 
 def rows_of(*arrays: Any) -> Ranges:
@@ -107,13 +127,13 @@ def rows_of(*arrays: Any) -> Ranges:
 def _rows(array: Any) -> Ranges:
     if isinstance(array, np.memmap):
         return _of_memmap(array)
-    if type(array).__module__.partition(".")[0] == "h5py" and hasattr(array, "chunks"):
+    if type(array).__module__.partition(".")[0] == "h5py" and hasattr(type(array), "chunks"):
         return _of_hdf5(array)
     if isinstance(array, (str, os.PathLike)):
         return _of_parquet(os.fspath(array))
     raise ValueError(
-        f"rows_of takes numpy.memmap, h5py.Dataset or the path of a parquet file, not "
-        f"{type(array).__name__}"
+        f'rows_of takes what numpy.load(path, mmap_mode="r") gives, h5py.Dataset or the path of a '
+        f"parquet file, not {type(array).__name__}"
     )
 
 
@@ -138,13 +158,18 @@ def _in_one(path: str, offsets: Any, lengths: Any) -> Ranges:
 
 
 def _of_hdf5(dataset: Any) -> Ranges:
+    if not dataset:
+        raise ValueError("this h5py.Dataset is closed: call rows_of while its file is open")
     path, count = dataset.file.filename, dataset.shape[0] if dataset.shape else 0
     if not count:
         raise ValueError(f"{dataset.name} of {path} has no rows")
     offset = dataset.id.get_offset() if dataset.chunks is None else 0
     is_elsewhere = offset is None or dataset.is_virtual or dataset.external
-    if is_elsewhere or dataset.dtype.hasobject:  # of rows of several lengths references lie there
-        raise ValueError(f"the rows of {dataset.name} do not lie in {path} as they are")
+    if is_elsewhere or dataset.dtype.hasobject:  # of the latter references lie there
+        raise ValueError(
+            f"the rows of {dataset.name} do not lie in {path} as they are: they have several "
+            "lengths (vlen), or are compact, external or virtual"
+        )
     if dataset.chunks is None:
         length = dataset.id.get_type().get_size() * int(np.prod(dataset.shape[1:], dtype=np.int64))
         return _in_one(path, offset + np.arange(count, dtype=np.int64) * length, length)
@@ -186,7 +211,10 @@ def _of_parquet(path: str) -> Ranges:
     try:
         metadata = read_metadata(path)
     except Exception as error:  # pyarrow's, of several classes
-        raise ValueError(f"{path} is no parquet file: {error}") from None
+        raise ValueError(
+            f"{path} is no parquet file ({error}): give rows_of a dataset of h5py, or what "
+            'numpy.load(path, mmap_mode="r") gives'
+        ) from None
     rows, offsets, lengths = [], [], []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

@@ -31,6 +31,7 @@ from hintsd.client.known.extending import Unreadable  # noqa: E402
 from hintsd.client.ranges import advice, rows, tables  # noqa: E402
 from hintsd.client.ranges.advice import AHEAD_BYTES, BLOCK_BYTES, FIRST_BYTES, Epoch  # noqa: E402
 from hintsd.client.ranges.rows import Ranges, rows_of  # noqa: E402
+from tests.support.fake_hintsd import FakeHintsd  # noqa: E402
 from tests.support.mounted import eventually  # noqa: E402
 
 ROWS = 40
@@ -173,6 +174,16 @@ def test_several_arrays_are_one_after_another(tmp_path: Path) -> None:
     assert [content(ranges.select([4, 1]), row) for row in (0, 1)] == [[b"\1" * 80], [bytes(8)]]
 
 
+def test_several_arrays_beside_each_other(tmp_path: Path) -> None:
+    for number, width in enumerate((8, 80)):
+        np.save(tmp_path / f"{number}.npy", np.full((3, width), number, np.uint8))
+    parts = [rows_of(np.load(tmp_path / f"{number}.npy", mmap_mode="r")) for number in (0, 1)]
+    ranges = Ranges.beside(parts)
+    assert [content(ranges, row) for row in range(3)] == [[bytes(8), b"\1" * 80]] * 3
+    with pytest.raises(ValueError, match=r"parts of \[3, 2\] samples"):
+        Ranges.beside([parts[0], parts[1].select([0, 1])])
+
+
 def test_rows_that_lie_in_no_file(tmp_path: Path) -> None:
     layout = h5py.VirtualLayout((ROWS, 2), "i8")
     with h5py.File(tmp_path / "rows.h5", "w") as file:
@@ -183,6 +194,9 @@ def test_rows_that_lie_in_no_file(tmp_path: Path) -> None:
         for name in ("scalar", "external", "virtual", "lengths"):
             with pytest.raises(ValueError, match=f"{name}.*(no rows|as they are)"):
                 rows_of(file[name])
+        closed = file["scalar"]
+    with pytest.raises(ValueError, match="call rows_of while its file is open"):
+        rows_of(closed)
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"no\.parquet is no parquet file"):
         rows_of(tmp_path / "no.parquet")
@@ -324,7 +338,7 @@ def test_rows_in_files_that_are_on_no_mount(library: Any, tmp_path: Path) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "is_on_mount", lambda folder: mounts.find(folder) is not None)
         patch.setattr(tables, "_leaves", None)
-        with pytest.raises(Unreadable, match="or in files on no fusecache mount"):
+        with pytest.raises(Unreadable, match=f"{tmp_path}, with rows .* is on no fusecache mount"):
             files_of(found)
 
 
@@ -446,7 +460,7 @@ def test_what_a_loader_reads_is_asked_for_in_its_order(
     loader = DataLoader(dataset, 8, shuffle=True, num_workers=workers)
     job = hintsd.attach(loader, rows_there.ranges() if way == "attach" else None)
     assert (job.state, job.name) == ("hinted", None)
-    assert job.stats() == {}
+    assert job.stats() == {"ranges": 0, "bytes": 0}
     for number in range(2):
         batches = iter(loader)
         read = next(batches).tolist()
@@ -485,7 +499,9 @@ def test_a_range_that_comes_again_at_once_is_asked_for_once(
 ) -> None:
     """Rows of one group, each epoch; and a large one in pieces, from its end."""
     dataset = Rows(tmp_path / "a", 6)
-    piece = advice.read_ahead_bytes(os.open(dataset.path, os.O_RDONLY))
+    with dataset.path.open("rb+") as file:
+        piece = advice.read_ahead_bytes(file.fileno())
+        file.truncate(piece + 100)
     ranges = Ranges([dataset.path], [0] * 6, [0, 0, 0, 9, 9, 0], [100, 100, 100, 0, piece + 5, 100])
     loader = DataLoader(dataset, 3)
     with hintsd.attach(loader, ranges):
@@ -539,7 +555,7 @@ def test_what_the_reader_has_passed_is_not_asked_for(
             next(batches)
         may_go.set()
         is_asked(asked, [("a", row * 100, 100) for row in [0, *range(28, ROWS)]])
-        assert descriptors(dataset.path) == 0  # they would hold the mount
+        assert descriptors(dataset.path) == 0
 
 
 def descriptors(path: Path) -> int:
@@ -591,6 +607,48 @@ def test_a_file_that_goes_is_one_warning(tmp_path: Path, asked: list[tuple[str, 
     assert said == [f"hintsd: {path}: No such file or directory; going on without hints"]
     assert job.state == "over"
     assert job.why in said[0]
+
+
+def test_ranges_that_a_file_does_not_have(
+    tmp_path: Path, asked: list[tuple[str, int, int]]
+) -> None:
+    dataset = Rows(tmp_path / "a", says=False)
+    ranges = Ranges(
+        [dataset.path], [[0, 0]] * ROWS, [[0, 90 * row] for row in range(ROWS)], [[1, 500]] * ROWS
+    )
+    line = f"sample 39 reaches to byte 4,010 of {tmp_path}/a, which has 4,000"
+    assert ROWS == 40
+    loader = DataLoader(dataset, 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job = hintsd.attach(loader, ranges)
+        eventually(lambda: job.is_over)
+    assert [str(one.message) for one in caught] == [f"hintsd: {line}; going on without hints"]
+    with pytest.raises(advice.Wrong, match=line):
+        advice.check_files(ranges)
+
+
+def test_rows_that_are_told_as_whole_files(
+    tmp_path: Path, fake_hintsd: FakeHintsd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warning, "_warned", set())
+    files = Rows(tmp_path / "a", 60, says=False)
+    files.__hintsd_paths__ = [str(files.path)] * 60  # type: ignore[assignment]  # or a method
+    with pytest.warns(RuntimeWarning, match="60 samples of a Rows name 1 files.*hintsd.rows_of"):
+        files_of(files)
+    warning._warned.clear()
+    files.__hintsd_paths__ = [str(tmp_path / str(row % 2)) for row in range(60)]  # type: ignore[assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        files_of(files)
+
+
+def test_what_was_asked_for_is_told(tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
+    loader = DataLoader(Rows(tmp_path / "a"), 8)
+    with hintsd.attach(loader) as job:
+        next(iter(loader))
+        eventually(lambda: len(asked) == ROWS, every_s=0.01)
+        assert job.stats() == {"ranges": ROWS, "bytes": ROWS * 100}
 
 
 def test_what_is_on_no_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
