@@ -19,7 +19,6 @@ from hintsd.client.warning import Place, script_place
 
 if TYPE_CHECKING:
     from hintsd.client.loaders import Readable
-    from hintsd.client.ranges.rows import Ranges
 
 _MAKERS: Final = {
     *("accelerate", "lightning", "monai", "pytorch_lightning", "timm", "torchdata", "transformers"),
@@ -92,7 +91,7 @@ def _outlook(loader: Any) -> tuple[str, str]:
     from hintsd.client.finding import Unhinted
     from hintsd.client.known.extending import Needless, Unreadable
     from hintsd.client.loaders import REQUIRED_TIMEOUT_S, foretell
-    from hintsd.client.ranges.advice import check_mounted
+    from hintsd.client.ranges.advice import check_files, check_mounted
     from hintsd.client.ranges.rows import Ranges
 
     order = ""
@@ -106,7 +105,7 @@ def _outlook(loader: Any) -> tuple[str, str]:
         order = _order(found)
         if isinstance(found.ways, Ranges):
             check_mounted(found.ways)
-            _check_files(found.ways)
+            check_files(found.ways)
             return summary.WOULD_BE, f"would be hinted: {order}; by ranges, which need no hintsd"
         link.greet(found.root)
         return summary.WOULD_BE, f"would be hinted: {order}; hintsd answers"
@@ -115,19 +114,6 @@ def _outlook(loader: Any) -> tuple[str, str]:
         known = f" (its order is known: {order})" if order else ""
         why = f"{summary.reason(str(problem))}{known}; {problem.advice}"
         return state, f"would not be hinted: {why}"
-
-
-def _check_files(ranges: Ranges) -> None:
-    """Unreadable: a file is not there, or has no such ranges."""
-    from hintsd.client.known.extending import Unreadable
-    from hintsd.client.ranges.advice import Wrong, check_files
-
-    try:
-        check_files(ranges)
-    except Wrong as error:
-        raise Unreadable(str(error)) from None
-    except OSError as error:
-        raise Unreadable(f"{os.fsdecode(error.filename)}: {error.strerror}") from None
 
 
 def _order(found: Readable) -> str:

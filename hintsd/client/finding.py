@@ -35,6 +35,14 @@ class NotMounted(Unhinted):
     advice = "fusecache mount its directory, and let the script read it there"
 
 
+def mount_of(path: str) -> mounts.Mount:
+    """The fusecache mount that `path` lies on. NotMounted."""
+    mount = mounts.find(path)
+    if mount is None:
+        raise NotMounted(f"{path} is not on a fusecache mount; going on without hints")
+    return mount
+
+
 def find_socket(path: str) -> tuple[str, str]:
     """hintsd's socket for the mount that `path` lies on, and `path` without links. HINTSD_SOCKET in
     the environment says the socket for all mounts: in a container it may lie elsewhere.
@@ -42,9 +50,7 @@ def find_socket(path: str) -> tuple[str, str]:
     NotMounted. Unhinted: hints are off for it, or they are for others to give. OSError: the mount
     does not answer now.
     """
-    mount = mounts.find(path)
-    if mount is None:
-        raise NotMounted(f"{path} is not on a fusecache mount; going on without hints")
+    mount = mount_of(path)
     if mount.is_deleted:
         why = f"{mount.mountpoint} shows a directory that was deleted"
         raise Unhinted(f"{why}: mount it there anew; going on without hints")

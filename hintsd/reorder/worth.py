@@ -13,9 +13,7 @@ from hintsd.follow.sequence import EpochOrder
 from hintsd.reorder.packing import Contents
 
 MARGIN = 1.25
-SHARED_LEAST = (
-    0.5  # of the next epoch's samples with the present one's: the others stay where they are
-)
+SHARED_LEAST = 0.5  # of the next epoch's samples with the present one's
 COMPARED_SAMPLES = 1 << 16
 WHOLE_SHARE = 0.99  # of a log's samples were moved: it can serve more epochs than one
 FIRST_SHARE = 0.1  # of the bytes lie on SSD at most when an epoch counts as the first one

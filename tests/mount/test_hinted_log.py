@@ -28,7 +28,7 @@ from tests.mount.test_hinted import (
     staged,
 )
 from tests.support.directed import Directed, request
-from tests.support.mounted import eventually
+from tests.support.mounted import Mount, eventually
 from tests.support.trees import random_bytes
 
 pytestmark = in_one_mode  # how readers open is test_hinted.py's
@@ -72,8 +72,12 @@ def begun(reader: Reader, directed: Directed, spec: OrderSpec, epochs: int) -> I
                     yield epoch
 
 
-def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mounting) -> None:
-    names, spec = make_dataset(place, FILES), shuffled(FILES)
+@contextlib.contextmanager
+def reordered(
+    place: Place, mounting: Mounting, spec: OrderSpec, count: int
+) -> Iterator[tuple[Mount, Directed]]:
+    """A mount that reorders `count` files, and a job on it that has read all of its epochs."""
+    names = make_dataset(place, count)
     mount = mounting("--ram", "16M", "--layout", "reorder")
     reader = Reader(mount, names)
     with Directed(ram_bytes=RAM_BYTES) as directed:
@@ -81,7 +85,12 @@ def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mo
         staged(directed, "job", RAM_BYTES // 2)
         for epoch in begun(reader, directed, spec, EPOCHS):
             if epoch < EPOCHS - 1:
-                assert directed.job("job")["layout"] == "reorder"
+                assert directed.job("job")["layout"] == "reorder", directed.job("job")
+        yield mount, directed
+
+
+def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mounting) -> None:
+    with reordered(place, mounting, shuffled(FILES), FILES) as (_, directed):
         job = directed.job("job")
         assert job["layout"] == "log"
         assert job["layout_why"] == "no epoch follows; until then reorder: --layout reorder"
@@ -93,15 +102,8 @@ def test_each_epoch_is_moved_into_the_next_ones_order(place: Place, mounting: Mo
 def test_epochs_that_read_a_part_of_the_dataset_are_moved(place: Place, mounting: Mounting) -> None:
     """As an importance sampler with draw_ahead=1 reads: two thirds, others each time."""
     count = FILES * 3 // 2
-    names, spec = make_dataset(place, count), replace(shuffled(count), num_samples=FILES)
-    mount = mounting("--ram", "16M", "--layout", "reorder")
-    reader = Reader(mount, names)
-    with Directed(ram_bytes=RAM_BYTES) as directed:
-        directed.open("job", request(mount.path, spec, epochs=EPOCHS))
-        staged(directed, "job", RAM_BYTES // 2)
-        for epoch in begun(reader, directed, spec, EPOCHS):
-            if epoch < EPOCHS - 1:
-                assert directed.job("job")["layout"] == "reorder", directed.job("job")
+    spec = replace(shuffled(count), num_samples=FILES)
+    with reordered(place, mounting, spec, count) as (mount, directed):
         read_bytes = (EPOCHS - 1) * len(order(spec, 0)) * PAGES_BYTES
         eventually(lambda: log_bytes(directed) > 0.9 * read_bytes)
         # What the first epoch does not read comes from the origin, to its chunk.

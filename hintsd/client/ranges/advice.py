@@ -24,8 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from fusecache.base import mounts
-from hintsd.client.finding import NotMounted
+from hintsd.client.finding import NotMounted, Unhinted, mount_of
 from hintsd.client.link import JobState
 from hintsd.client.ranges.rows import Numbers, Ranges
 from hintsd.client.warning import script_place, warn_once
@@ -207,8 +206,11 @@ class Advice:
     def _run(self) -> None:
         try:
             self._advise_until_stopped()
-        except (Wrong, OSError) as error:
-            self._end(f"{_said(error, self._ranges)}; going on without hints")
+        except Wrong as error:
+            self._end(f"{error}; going on without hints")
+        except OSError as error:
+            name = os.fsdecode(error.filename or self._ranges.root)
+            self._end(f"{name}: {error.strerror}; going on without hints")
         except Exception as error:  # a fault of ours must not reach the trainer
             self._end(f"going on without hints after an internal error: {error!r}")
         finally:
@@ -299,23 +301,22 @@ def read_ahead_bytes(descriptor: int) -> int:
     return READ_AHEAD_BYTES
 
 
-class Wrong(ValueError):
+class Wrong(Unhinted):
     """Ranges that their files do not have."""
 
-
-def _said(error: Wrong | OSError, ranges: Ranges) -> str:
-    if isinstance(error, OSError):
-        return f"{os.fsdecode(error.filename or ranges.root)}: {error.strerror}"
-    return str(error)
+    advice = "see docs/LOADERS.md"
 
 
 def check_files(ranges: Ranges) -> None:
-    """Of the first FILES_CHECKED_MOST. Wrong: a range reaches beyond its file. OSError."""
+    """Of the first FILES_CHECKED_MOST. Wrong: one is not there, or a range reaches beyond it."""
     files, offsets, lengths = (column.ravel() for column in ranges.table)
     ends = np.zeros(len(ranges.paths), np.int64)
     np.maximum.at(ends, files, offsets + lengths)
     for number, path in enumerate(ranges.paths[:FILES_CHECKED_MOST]):
-        size_bytes = os.stat(path).st_size
+        try:
+            size_bytes = os.stat(path).st_size
+        except OSError as error:
+            raise Wrong(f"{os.fsdecode(path)}: {error.strerror}") from None
         if ends[number] > size_bytes:
             is_beyond = (files == number) & (offsets + lengths > size_bytes)
             sample = int(np.argmax(is_beyond)) // ranges.table[0].shape[1]
@@ -328,9 +329,7 @@ def check_files(ranges: Ranges) -> None:
 
 def check_mounted(ranges: Ranges) -> None:
     """NotMounted: its files do not lie on a fusecache mount, all of them."""
-    path = ranges.root
-    if mounts.find(path) is None:
-        raise NotMounted(f"{path} is not on a fusecache mount; going on without hints")
+    mount_of(ranges.root)
 
 
 def _leave_all() -> None:
