@@ -34,7 +34,7 @@ class Fired(NamedTuple):
 
 
 class Wiring:
-    """Those that are laid, have fired, or were stolen from `low` on."""
+    """Those that are laid, have fired, or were stolen, as far back as that is asked for."""
 
     def __init__(
         self, sequence: Sequence, progress: Progress, are_armed: Callable[[Inos], Mask]
@@ -42,7 +42,7 @@ class Wiring:
         self._sequence, self._progress, self._are_armed = sequence, progress, are_armed
         self._sentinels_at = 0.0
         self._fired: dict[int, Fired] = {}  # in order: not laid again
-        # by a stranger: its reader may have passed meanwhile
+        # by a stranger: its reader may pass before it is laid again
         self._stolen: set[int] = set()
         self.passed = Passed()
         self._watched_epoch = -1
@@ -87,12 +87,12 @@ class Wiring:
         """Which of these look-ups, `theirs` of strangers, have taken a wire away that the reader
         has not come to.
         """
-        stolen = np.zeros(len(theirs), np.bool_)
+        stolen, weighed = np.zeros(len(theirs), np.bool_), self._weighed
         for index in np.flatnonzero(theirs).tolist():
             for use in candidates[:, index].tolist():
-                if use >= self._progress.low and use not in self._fired and self._is_wire(use):
+                if use >= weighed and use not in self._fired and self._is_wire(use):
                     self._stolen.add(use)
-                    stolen[index] = True
+                    stolen[index] |= use >= self._progress.low
         return stolen
 
     def find_fired(self, candidates: Positions, own: Mask, unfired: int | None) -> dict[int, Fired]:
@@ -163,14 +163,14 @@ class Wiring:
         stop = min(sequence.last(high + ahead), sequence.known_until(high))
         if self._until < min(stop, high + ahead - ahead // 4):
             start = max(self._until, high)
-            kept = self._wires[self._wires.searchsorted(progress.low) :]
+            weighed = self._weighed
+            kept = self._wires[self._wires.searchsorted(weighed) :]
             if start > self._until or not len(kept):
                 self.laid_from = start
             self._wires = np.concatenate([kept, self._grid(start, stop, progress.spacing)])
             self._until, self._inos_of = stop, -1
-            weighed = self._weighed
             self._fired = {wire: how for wire, how in self._fired.items() if wire >= weighed}
-            self._stolen = {wire for wire in self._stolen if wire >= progress.low}
+            self._stolen = {wire for wire in self._stolen if wire >= weighed}
         return self._wires[self._wires.searchsorted(high) :]
 
     @property
@@ -182,7 +182,7 @@ class Wiring:
     def weigh_passed(self, now: float, until: int = 0) -> None:
         """What became of the wires of this epoch that the reader has left behind; `until`: it is
         seen to be there. Of an epoch that was left early the rest says nothing; nor do files that
-        come again.
+        come again, nor wires that a stranger took, which any job may have laid anew.
         """
         progress, sequence = self._progress, self._sequence
         epoch = sequence.epoch_of(progress.high)
@@ -196,11 +196,11 @@ class Wiring:
                 self.watch(progress.high)
         elif self._watched_from < stop and sequence.epoch_of(stop) == epoch:
             where = self._grid(self._watched_from, stop, progress.spacing)
-            inos = sequence.inos_at(where)
-            # another job may have laid one again
-            have_fired = np.array([wire in self._fired for wire in where.tolist()], np.bool_)
-            are_opened = ~self._are_armed(inos) | have_fired
-            self.passed.weigh(are_opened[inos != 0])
+            inos, wires = sequence.inos_at(where), where.tolist()
+            have_fired = np.array([wire in self._fired for wire in wires], np.bool_)
+            are_stolen = np.array([wire in self._stolen for wire in wires], np.bool_)
+            are_opened = have_fired | ~self._are_armed(inos)  # another job may have laid one again
+            self.passed.weigh(are_opened[(inos != 0) & (have_fired | ~are_stolen)])
             self._watched_from = stop
 
     @property

@@ -592,6 +592,32 @@ def test_a_half_read_hint_stays_wrong_beside_another_job() -> None:
     assert not any(name == "all" for name, _ in notices)
 
 
+@pytest.mark.claim("P9")
+@pytest.mark.parametrize(("turn", "late_by"), [(64, 0), (160, 0), (16, 10), (160, 10)])
+def test_jobs_that_take_each_others_wires_condemn_nobody(turn: int, late_by: int) -> None:
+    """Four read one dataset in the same chunks, shuffled anew by each. A wire that another one has
+    taken is laid once more, by any of them; its own reader may have passed meanwhile.
+    """
+    count, batch_size, jobs = 12_000, 4, 4
+    scene = Scene(same_sizes(count), ram_bytes=count // 10 * FILE_BYTES)
+    chunks = np.array_split(scene.shuffled()[0], 20)
+    reads = {}
+    for job in map(str, range(jobs)):
+        order = np.concatenate([scene.rng.permutation(chunk) for chunk in chunks])
+        scene.open(job, [order], samples=count, epochs=1, workers=2, batch_size=batch_size)
+        reads[job] = list(loader_order(order, batch_size, 2, 2, scene.rng))
+    scene.settle()
+    scene.mount.late_by = late_by
+    for start in range(0, count - turn, turn):
+        for place in range(start, start + turn, 8):
+            for job, inos in reads.items():
+                for ino in inos[place : place + 8]:
+                    scene.mount.read(ino, job)
+        scene.turn(step_s=turn / 1200)
+        assert scene.planner.followers.notices() == []
+    assert {scene.planner.status(job)["state"] for job in reads} <= {"running", "done"}
+
+
 def test_a_second_unhinted_reader_condemns_nobody() -> None:
     scene = Scene(same_sizes(3000), ram_bytes=600 * FILE_BYTES)
     orders = scene.shuffled()
