@@ -1,7 +1,7 @@
 """Row sharing: what four jobs on one dataset take from the origin together.
 
 All have seeds of their own and read side by side through one mount, whose cache takes a part of the
-dataset, from an origin of 60 MB/s that is what limits them. An arm is what is said of their order,
+dataset, from an origin of 30 MB/s that is what limits them. An arm is what is said of their order,
 and by which sampler it is made.
 """
 
@@ -20,7 +20,7 @@ from tools.hintsd_command import HintsdCommand
 from tools.slow_origin import LoopOrigin
 
 FILES, FILES_QUICK, FILE_BYTES = 12_000, 3_000, 50_000
-ORIGIN_BPS, ORIGIN_IOPS = 60_000_000, 2_000
+ORIGIN_BPS, ORIGIN_IOPS = 30_000_000, 1_000
 EPOCHS = 2
 SHARES = (0.2, 0.4)
 BATCH, WORKERS, JOBS = 4, 2, 4
