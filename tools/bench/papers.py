@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from tools.bench.hints import hinted_mount
 from tools.bench.importance import (
+    EPOCHS,
+    EPOCHS_QUICK,
     FILE_BYTES,
     FILES,
     FILES_QUICK,
@@ -25,7 +27,6 @@ from tools.latency_origin import LatencyOrigin
 
 LATENCY_S = 0.002
 WORKERS = 4
-EPOCHS_OF_LRU = WARM_UP + 1  # the later ones are all alike
 ROUNDS = 3
 
 
@@ -41,7 +42,8 @@ class Arm(NamedTuple):
 _ICACHE: dict[str, Any] = {"scheme": "icache", "fraction": 0.7}
 _SUBSTITUTING = {**_ICACHE, "substitute": "low"}
 _SHADE: dict[str, Any] = {"scheme": "shade"}
-_LRU = {"LRU": Arm(None, None)}
+LRU = Arm(None, None)
+_LRU = {"LRU": LRU}
 _WHOLE = {"iCACHE": Arm("icache", _SUBSTITUTING), "ours, substitutes": Arm("auto", _SUBSTITUTING)}
 ARMS: dict[float, dict[str, Arm]] = {
     0.1: {
@@ -110,7 +112,7 @@ def _train(
             step_s=0.0,
             workers=WORKERS,
             hints=arm.keep is not None,
-            **({} if arm.settings or arm.keep else {"epochs": EPOCHS_OF_LRU}),
+            epochs=EPOCHS_QUICK if bench.quick or arm == LRU else EPOCHS,  # LRU's are all alike
         )
 
 
