@@ -484,6 +484,9 @@ def status(as_json: bool, watch: bool, socket_path: str | None) -> None:
               Then what stays in RAM from epoch to epoch, and when scores were told; of iCACHE's
               sampler, how many samples its H-list has, and how many reads of the epoch stand for
               another sample's (--json: hits, kept_bytes, scores_age_s, h_list, substituted)
+    share     (in a line below, where jobs of the mount read several datasets) what the cache has of
+              this job's dataset, of how much it may have, and why. A job that waits for nothing
+              leaves its share to those that wait (--json: cached_bytes, share_bytes, share_why)
     when      of the last jobs that have ended; why stands below
     layout    of its samples on SSD (fusecache mount --layout), and why. reorder: what is read
               is written anew in the next epoch's order; log: it lies in this epoch's order;

@@ -79,6 +79,7 @@ def tables(status: Values) -> RenderableType:
             if job.get("withheld_bytes")
         ]
         parts += [printable(_hits(job)) for job in status["jobs"] if job.get("hits") is not None]
+        parts += [printable(_cached(job)) for job in status["jobs"] if job.get("share_why")]
     else:
         parts.append("no jobs")
     if status["ended"]:
@@ -119,6 +120,12 @@ def _hits(job: Values) -> str:
     if job.get("substituted") is not None:
         parts.append(f"{count(job, 'substituted')} reads of the epoch substituted")
     return ", ".join(parts)
+
+
+def _cached(job: Values) -> str:
+    """What the cache has of its dataset, where there are others."""
+    cached, share = _bytes(job, "cached_bytes"), _bytes(job, "share_bytes")
+    return f"{job['name']}: its dataset has {cached} of the cache, of {share}: {job['share_why']}"
 
 
 def _withheld(job: Values) -> str:

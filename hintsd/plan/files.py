@@ -122,6 +122,11 @@ class Ssd:
         return self._residents.free_bytes
 
     @property
+    def unclaimed_bytes(self) -> int:
+        """Of the room, what no resident is to take."""
+        return max(0, min(self.free_bytes, self.room_bytes - self._residents.held_bytes))
+
+    @property
     def surplus_bytes(self) -> int:
         """What the residents that no command has asked for take beyond the room."""
         return self._residents.held_bytes - self.storing_bytes - self.room_bytes

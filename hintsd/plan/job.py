@@ -9,6 +9,7 @@ The marks of each part are an object, and change by its methods alone. These cal
 * `Log`: layout.py (staging.py: what has moved)
 * `Wiring`: followers.py
 * `Tally`: followers.py (planner.py: time passes)
+* `Haste`: windows.py
 * `Scores`: planner.py
 
 `Job` says what becomes of the job, and changes what several parts go by.
@@ -39,6 +40,7 @@ from hintsd.follow.search import (
 )
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence, Uses
 from hintsd.follow.wiring import Wiring
+from hintsd.keeping.shares import Haste
 from hintsd.plan.files import Wires
 from hintsd.reorder.log import Log
 
@@ -297,6 +299,7 @@ class Job:
         self.reached = Reached()
         self.placed = Placed(progress.low)
         self.tally = Tally()
+        self.haste = Haste()
         self.scores = Scores()
         self.log = Log()
         self.opened_at = progress.confirmed_at
@@ -477,6 +480,12 @@ class Job:
             return wide
         in_turn = self.batch_size if self.progress.is_scattered else self.progress.disorder
         return min(wide, max(DENSE_SPACING, in_turn // 8, -(-n // DENSE_WIRES)))
+
+
+def samples_read(job: Job) -> int:
+    """Since it was opened, also what was read twice."""
+    progress = job.progress
+    return progress.passed_samples + progress.high - progress.low
 
 
 def owner_count(jobs: Iterable[Job]) -> int:

@@ -38,6 +38,7 @@ from hintsd.plan.files import (
     takes,
 )
 from hintsd.plan.job import Job
+from hintsd.policies import Mask
 from hintsd.policies.residents import fits
 
 FETCH_UNANSWERED_MOST = 1 << 14
@@ -124,6 +125,15 @@ class Placement:
             fields = {"number": self._pins, "others": self._others_may_go, "last": last}
             commands.append(Command("pin", part, fields={"inos": part, **fields}))
         return commands
+
+    def give_up(self, which: Callable[[Inos], Mask]) -> None:
+        """Of the residents that no command has asked for, `which`: if files make way, for then who
+        is staged next may have their room.
+        """
+        if self.exchange.is_on:
+            waiting = self._files.all_with(RESIDENT)
+            waiting = waiting[self._files.flags[waiting] & STORING == 0]
+            self._ssd.unsettle(waiting[which(waiting)])
 
     def set_room(self, room_bytes: int, jobs: Iterable[Job]) -> None:
         """room_bytes: what SSD can take beyond what is stored. Where residents do not fit any more
@@ -294,6 +304,7 @@ class Exchange:
         self._may_evict = False
         self._next_uses: Callable[[Inos], Uses] | None = None
         self._stored: Callable[[], Inos] = lambda: NO_INOS
+        self._shut_out: Callable[[Inos], Mask] | None = None
         self._margin = 0.0
         self._latest = NO_INOS  # those that are stored, the one that is used last first ...
         self._used_at = np.zeros(0)  # ... and when
@@ -310,13 +321,18 @@ class Exchange:
         self._may_evict = may_evict
 
     def choose_by(
-        self, next_uses: Callable[[Inos], Uses] | None, stored: Callable[[], Inos], margin: float
+        self,
+        next_uses: Callable[[Inos], Uses] | None,
+        stored: Callable[[], Inos],
+        margin: float,
+        shut_out: Callable[[Inos], Mask] | None = None,
     ) -> None:
         """When each of some files is used next, after the windows: the one that makes way is used
         later by more than `margin`. None: nothing is to make way. `stored`: all files on SSD that
-        may go, each once.
+        may go, each once. `shut_out`: which files are not to be stored, whatever room there is.
         """
         self._next_uses, self._stored, self._margin = next_uses, stored, margin
+        self._shut_out = shut_out
 
     def tick(self, now: float) -> None:
         """Time passes: others may have used the room."""
@@ -347,6 +363,8 @@ class Exchange:
         flags = self._files.flags[inos]
         is_missing = flags & (STORED | RESIDENT | KEPT_IN_RAM | GONE) == 0
         coming = inos[is_missing & (self._files.sizes[inos] > 0) & (inos != 0)]
+        if self._shut_out is not None:
+            coming = coming[~self._shut_out(coming)]
         self._come += len(inos)
         if len(coming) == 0:
             return

@@ -359,7 +359,7 @@ class MountPlanner:
             self._tick(job, now)
         _share(jobs, now)
         self._windows.follow()
-        self._windows.keep()
+        self._windows.keep(now)
         self._exchange.tick(now)
         self._is_busy = not jobs or any(job.live for job in jobs)
         pins = self._placement.pin(jobs)
@@ -416,7 +416,8 @@ class MountPlanner:
             "withheld_bytes": self._reclaimed.withheld_bytes,
         }
         kept = {"hits": self._hits.of(job, jobs), "kept_bytes": self._ram.kept_bytes}
-        return figures | taken | kept | self._layout.status(job)
+        share = self._windows.shares.figures(name)
+        return figures | taken | kept | share | self._layout.status(job)
 
     def check_invariants(self) -> None:
         """Costs a pass over all files: for tests."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hintsd.plan.files import STAGED, STORED, Files
-from hintsd.plan.job import Job
+from hintsd.plan.job import Job, samples_read
 from hintsd.plan.ram import OUTSIDE_SHARE, Ram
 
 READY_MOST = 1 << 14
@@ -31,6 +31,7 @@ NAMES: Final = (
     *("layout", "layout_why", "ram_needed_bytes"),
     *("reclaimed", "withheld_bytes"),
     *("hits", "kept_bytes", "scores_age_s", "substituted", "h_list"),
+    *("cached_bytes", "share_bytes", "share_why"),
 )
 """Of what `hintsd status --json` has of every job, be it live or ended (docs/WIRE.md)."""
 
@@ -67,7 +68,7 @@ class Hits:
 
     def close(self, job: Job) -> None:
         """It ends."""
-        self._read_before += _read(job)
+        self._read_before += samples_read(job)
         del self._begun[job.name]
 
     def of(self, job: Job, jobs: Collection[Job]) -> float | None:
@@ -79,7 +80,7 @@ class Hits:
         return max(0.0, 1 - (self._origin_files - files_before) / read)
 
     def _read(self, jobs: Collection[Job]) -> int:
-        return self._read_before + sum(_read(job) for job in jobs)
+        return self._read_before + sum(samples_read(job) for job in jobs)
 
 
 def unknown() -> dict[str, Any]:
@@ -122,14 +123,9 @@ def _ram_needed_bytes(jobs: Collection[Job], ram: Ram) -> int | None:
     return math.ceil(need_bytes * OUTSIDE_SHARE / (OUTSIDE_SHARE - 1))
 
 
-def _read(job: Job) -> int:
-    """Samples."""
-    return job.progress.passed_samples + job.progress.high - job.progress.low
-
-
 def _not_late(job: Job) -> int:
     """Never more than the job has: a reader that goes back passes samples again."""
-    count = max(0, _read(job) - job.tally.misses)
+    count = max(0, samples_read(job) - job.tally.misses)
     return count if job.sequence.total is None else min(count, job.sequence.total)
 
 

@@ -31,8 +31,19 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from hintsd.follow.sequence import SLICE, EpochOrder, Inos, Uses
-from hintsd.plan.files import GONE, READ, STORED, Files, Ssd, takes
-from hintsd.plan.job import Job, owner_count
+from hintsd.keeping.shares import Shares
+from hintsd.plan.files import (
+    GONE,
+    KEPT_IN_RAM,
+    READ,
+    RESIDENT,
+    STAGED,
+    STORED,
+    Files,
+    Ssd,
+    takes,
+)
+from hintsd.plan.job import Job, owner_count, samples_read
 from hintsd.plan.lanes import LOOK_MOST, Lanes
 from hintsd.plan.layout import Layout
 from hintsd.plan.placement import Placement
@@ -57,6 +68,7 @@ OVERLAP_SAMPLES, OVERLAP_SHARE = 64, 0.1  # jobs share files: of so many samples
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 HELD_MARGIN: Final = 0.5  # of `Keeping.leaves`
+LEAVES_FIRST_S: Final = 1e12
 
 
 class Windows:
@@ -85,6 +97,8 @@ class Windows:
         self.has_lanes = False
         """Whether those of all jobs that are planned for are lanes; else none is."""
         self._shared = _Shared()
+        self.shares = Shares()
+        """What the files of several datasets may have of the cache."""
 
     @property
     def _live(self) -> list[Job]:
@@ -165,14 +179,17 @@ class Windows:
             return budget_bytes
         return budget_bytes - min(need_bytes, budget_bytes // NEED_SHARE)
 
-    def keep(self) -> None:
+    def keep(self, now: float) -> None:
         """What is kept beyond what windows can spare is spare, too, what is used last first. And
-        what goes from SSD for files used sooner is chosen by the same uses.
+        what goes from SSD for files used sooner is chosen by the same uses. What is of a dataset
+        that has more than its share leaves before all else.
         """
         jobs, keeping, keep_bytes = self._live, self._keeping, self._keep_bytes()
         stored = functools.partial(_stored, self._files, jobs)
         in_ram: Callable[[Inos], Uses] | None
         on_ssd: Callable[[Inos], Uses] | None
+        shut_out: Callable[[Inos], Mask] | None = None
+        is_divided_anew = False
         if keeping is None:
             soon = functools.partial(_next_uses, jobs)  # behind windows if lanes lie in them
             is_shared = self._shared.by(jobs)
@@ -181,6 +198,13 @@ class Windows:
             is_weighed = is_shared or any(map(_is_weighed, jobs))
             on_ssd = functools.partial(soon, True) if is_weighed else None
             margin = min((_margin(job, len(jobs)) for job in jobs), default=0.0)
+            free_bytes = self._ssd.unclaimed_bytes + max(0, keep_bytes - self._ram.kept_bytes)
+            is_divided_anew = _review(self.shares, jobs, self._files, free_bytes, now)
+            if self.shares.are_uneven:
+                shut_out = self.shares.are_over
+                if not self.has_lanes:  # what it unkeeps takes the room of what is read next
+                    in_ram = functools.partial(_by_share, shut_out, in_ram)
+                on_ssd = functools.partial(_by_share, shut_out, on_ssd)
         else:
             if jobs and not keeping.is_begun and self._placement.is_room_known:
                 ssd_bytes = self._ssd.room_bytes + self._files.total_bytes(stored())
@@ -189,7 +213,12 @@ class Windows:
         self.kept.choose_by(in_ram)
         self._keep_at_most(keep_bytes)
         is_packed = any(map(self._layout.is_packable, jobs))
-        self._placement.exchange.choose_by(None if is_packed else on_ssd, stored, margin)
+        on_ssd = None if is_packed else on_ssd
+        self._placement.exchange.choose_by(on_ssd, stored, margin, shut_out)
+        if is_divided_anew:
+            self.sort_anew()
+            if shut_out is not None:
+                self._placement.give_up(shut_out)
 
     def sort_anew(self) -> None:
         """It is known now that files are used at other times."""
@@ -458,6 +487,29 @@ def _next_uses(jobs: list[Job], is_behind_windows: bool, inos: Inos) -> Uses:
             uses = (uses - start) / max(job.progress.samples_per_s, 1.0)
         found = np.minimum(found, uses)
     return found
+
+
+def _review(shares: Shares, jobs: list[Job], files: Files, free_bytes: int, now: float) -> bool:
+    """Whether what is to leave first has changed. `free_bytes`: of what stays between epochs."""
+    for job in jobs if shares.are_several else []:
+        soon, _ = job.sequence.piece(job.progress.high, job.batch_size)
+        is_missing = (files.flags[soon] & STAGED == 0) & (files.sizes[soon] > 0)
+        job.haste.look(bool(is_missing.any()), samples_read(job), now)
+    return shares.review(
+        jobs,
+        now,
+        free_bytes,
+        lambda inos: files.sizes[inos],
+        lambda inos: files.flags[inos] & (STORED | RESIDENT | KEPT_IN_RAM) != 0,
+    )
+
+
+def _by_share(
+    are_over: Callable[[Inos], Mask], next_uses: Callable[[Inos], Uses] | None, inos: Inos
+) -> Uses:
+    """`next_uses`, but later than all else what is of a dataset that has more than its share."""
+    uses = np.where(are_over(inos), LEAVES_FIRST_S, 0.0)
+    return uses if next_uses is None else uses + next_uses(inos)
 
 
 def _stored(files: Files, jobs: list[Job]) -> Inos:

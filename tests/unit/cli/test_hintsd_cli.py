@@ -243,6 +243,15 @@ def test_what_spares_the_origin_is_said(
     assert f"train-1: hits 46%, 3 MiB kept in RAM{scores}" in lines
 
 
+def test_the_share_of_a_dataset_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    job = FULL["jobs"][0] | {"cached_bytes": 3 << 30, "share_bytes": 5 << 30}
+    terminal.show(report.tables(FULL | {"jobs": [job | {"share_why": "it waits for files"}]}))
+    line = "train-1: its dataset has 3 GiB of the cache, of 5 GiB: it waits for files"
+    assert line in capfd.readouterr().out.splitlines()
+    terminal.show(report.tables(FULL | {"jobs": [job | {"share_why": None}]}))
+    assert "of the cache" not in capfd.readouterr().out
+
+
 def test_job_line() -> None:
     assert report.job_line(FULL["jobs"][0]) == (
         "wrong: epoch 3 of 90, sample 12,800 of 1,281,167, 12,345 not late, "
