@@ -1,12 +1,11 @@
 """What part of a mount's cache the files of each dataset may have, where several are trained and
 it does not take them all (docs/HINTS.md, *Shares of the cache*; pure).
 
-INVARIANT: shares together are the cache, or all that the datasets have.
+INVARIANT: shares together are no more than the cache, if datasets have no files in common.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
@@ -29,17 +28,26 @@ JUDGED_EVERY_S, JUDGED_SAMPLES, JUDGED_LOOKS = 10.0, 1000, 20  # at least, from 
 _SAMPLE, _SAME_SHARE = 64, 0.1  # of a dataset; so much of it in another one, and they are one
 
 
-class Haste:
-    """Whether its readers wait for bytes."""
+class Need:
+    """What a job gains by what stays from epoch to epoch: something, or nothing."""
 
     def __init__(self) -> None:
         self.waits = True
-        """As far as is known."""
+        """Whether its readers wait for bytes, as far as is known."""
+        self.nothing_why = ""
+        """Why it gains nothing, whether it waits or not; else empty."""
+        self._was_behind = True
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """What was seen says nothing of what comes."""
         self._judged = 0.0, 0  # last: when, and how many samples were read then
         self._looks = self._behind = 0  # since
 
     def look(self, is_behind: bool, samples: int, now: float) -> None:
-        """Whether something is missing of what is read next; `samples`: that were read so far."""
+        """While it is read: whether something is missing of what is read next. `samples`: that were
+        read so far.
+        """
         self._looks += 1
         self._behind += is_behind
         at, samples_then = self._judged
@@ -50,8 +58,14 @@ class Haste:
             and samples - samples_then >= JUDGED_SAMPLES
             and self._looks >= JUDGED_LOOKS
         ):
-            self.waits = self._behind > WAITS_SHARE * self._looks
-            self._looks = self._behind = 0
+            was_behind = self._was_behind
+            self._was_behind = self._behind > WAITS_SHARE * self._looks
+            # one that did not wait does so when it is behind twice: the origin may have been away
+            self.waits = self._was_behind and (self.waits or was_behind)
+            self.begin_again()
+
+    def gain_nothing(self, why: str) -> None:
+        self.nothing_why = why
 
 
 class Sharer(Protocol):
@@ -60,7 +74,7 @@ class Sharer(Protocol):
     name: str
     owner: int
     dataset: Inos
-    haste: Haste
+    need: Need
 
 
 class _Dataset:
@@ -68,8 +82,8 @@ class _Dataset:
 
     def __init__(self, jobs: list[Sharer]) -> None:
         self.jobs = jobs
-        self.inos = max((job.dataset for job in jobs), key=len)
-        self._every = -(-len(self.inos) // LOOK_MOST)
+        self.inos = np.flatnonzero(_contained([job.dataset for job in jobs])).astype(np.uint32)
+        self._every = max(1, -(-len(self.inos) // LOOK_MOST))
         self.sample = self.inos[:: self._every]
         self.size_bytes = self.cached_bytes = self.share_bytes = 0
 
@@ -78,20 +92,23 @@ class _Dataset:
         each = sizes.astype(np.int64) * self._every
         self.size_bytes, self.cached_bytes = int(each.sum()), int(each[are_cached].sum())
 
+    def has_less_than(self, share_bytes: int) -> bool:
+        return self.cached_bytes < UNDER * share_bytes
+
 
 class Shares:
-    """Of one mount's jobs. Found once a second."""
+    """What each dataset of one mount's jobs may have. Found once a second."""
 
     def __init__(self) -> None:
+        self._jobs: tuple[Sharer, ...] = ()
         self._datasets: list[_Dataset] = []
-        self._of: tuple[Sharer, ...] = ()
         self._reviewed_at = -REVIEW_S
         self._over: set[int] = set()  # of the datasets
         self._are_over = np.zeros(0, np.bool_)  # by inode number
-        self._gave_in_vain: set[str] = set()  # jobs that waited once others had their share
-        self._gives: dict[str, bool] = {}
+        self._were_content: set[str] = set()  # jobs that did not wait once
+        self._were_wronged: set[str] = set()  # and did, with less than an equal share
         self.are_uneven = False
-        """Whether a dataset has more than its share and another one less."""
+        """Whether a dataset has more than its share, and another one less."""
 
     @property
     def are_several(self) -> bool:
@@ -106,22 +123,25 @@ class Shares:
         sizes_of: Callable[[Inos], npt.NDArray[np.uint32]],
         are_cached: Callable[[Inos], Mask],
     ) -> bool:
-        """`jobs`: all that are planned for; `free_bytes`: of the cache. Whether what is to leave
-        first has changed.
+        """`jobs`: all that have shares; `free_bytes`: of the cache. Whether what is to leave first
+        has changed.
         """
-        if tuple(jobs) == self._of and now - self._reviewed_at < REVIEW_S:
+        is_new = tuple(jobs) != self._jobs
+        if not is_new and now - self._reviewed_at < REVIEW_S:
             return False
-        if tuple(jobs) != self._of:
-            self._of = tuple(jobs)
-            self._datasets = [_Dataset(of) for of in _by_dataset(self._of)]
+        if is_new:
+            self._jobs = tuple(jobs)
+            self._datasets = [_Dataset(group) for group in _by_dataset(self._jobs)]
+            for job in self._jobs:
+                job.need.begin_again()
         self._reviewed_at = now
-        was = self.are_uneven, self._over, self._datasets
+        was = self.are_uneven, self._over
         self.are_uneven, self._over = False, set()
         if self.are_several:
             for dataset in self._datasets:
                 dataset.look(sizes_of(dataset.sample), are_cached(dataset.sample))
             self._divide(free_bytes)
-        has_changed = was != (self.are_uneven, self._over, self._datasets)
+        has_changed = is_new or was != (self.are_uneven, self._over)
         if has_changed:
             self._mark()
         return has_changed
@@ -130,51 +150,59 @@ class Shares:
         datasets = self._datasets
         cache_bytes = max(0, free_bytes) + sum(dataset.cached_bytes for dataset in datasets)
         sizes = [dataset.size_bytes for dataset in datasets]
-        equal = fair(self._claims(dict.fromkeys(self._of, 1.0)), sizes, cache_bytes)
-        for dataset, bytes_ in zip(datasets, equal, strict=True):
-            for job in dataset.jobs:
-                gave = self._gives.get(job.name, False)
-                if gave and job.haste.waits and dataset.cached_bytes < UNDER * bytes_:
-                    self._gave_in_vain.add(job.name)
-        waiting = {
-            job: float(job.haste.waits or job.name in self._gave_in_vain) for job in self._of
-        }
-        is_any = any(waiting.values())
-        self._gives = {job.name: is_any and not waits for job, waits in waiting.items()}
-        shares = fair(self._claims(waiting), sizes, cache_bytes) if is_any else equal
-        for dataset, bytes_ in zip(datasets, shares, strict=True):
-            dataset.share_bytes = bytes_
-        self._over = {
-            number for number, of in enumerate(datasets) if of.cached_bytes > OVER * of.share_bytes
-        }
+        equal = fair(self._claims(self._jobs), sizes, cache_bytes)
+        for dataset, share_bytes in zip(datasets, equal, strict=True):
+            dataset.share_bytes = share_bytes
+            self._note(dataset)
+        claiming = [job for job in self._jobs if self._claims_share(job)]
+        if not claiming:  # nobody would gain by what is moved
+            return
+        shares = fair(self._claims(claiming), sizes, cache_bytes)
+        for number, (dataset, share_bytes) in enumerate(zip(datasets, shares, strict=True)):
+            dataset.share_bytes = share_bytes
+            if dataset.cached_bytes > OVER * share_bytes:
+                self._over.add(number)
         self.are_uneven = bool(self._over) and any(
-            of.cached_bytes < UNDER * of.share_bytes for of in datasets
+            dataset.has_less_than(dataset.share_bytes) for dataset in datasets
         )
 
-    def _claims(self, weights: dict[Sharer, float]) -> list[float]:
-        """Of each dataset: owners claim equal parts, and the jobs of each equal parts of that."""
-        jobs_of = Counter(job.owner for job, weight in weights.items() if weight)
-        return [
-            sum(weights[job] / max(1, jobs_of[job.owner]) for job in dataset.jobs)
-            for dataset in self._datasets
-        ]
+    def _note(self, dataset: _Dataset) -> None:
+        """Who waits for nothing, and who waits for want of an equal share."""
+        for job in dataset.jobs:
+            if not job.need.waits:
+                self._were_content.add(job.name)
+            elif job.name in self._were_content and dataset.has_less_than(dataset.share_bytes):
+                self._were_wronged.add(job.name)
+
+    def _claims_share(self, job: Sharer) -> bool:
+        return not job.need.nothing_why and (job.need.waits or job.name in self._were_wronged)
+
+    def _claims(self, jobs: Collection[Sharer]) -> list[float]:
+        """Of each dataset: owners claim equal parts, and for each of their datasets equal parts of
+        that.
+        """
+        owners = [{job.owner for job in dataset.jobs if job in jobs} for dataset in self._datasets]
+        counts = Counter(owner for of_one in owners for owner in of_one)
+        return [sum(1 / counts[owner] for owner in of_one) for of_one in owners]
 
     def _mark(self) -> None:
+        """Files that a dataset which is not over has, too, stay."""
+        over = [dataset for number, dataset in enumerate(self._datasets) if number in self._over]
+        others = [dataset for dataset in self._datasets if dataset not in over]
         count = max((int(of.inos.max(initial=0)) + 1 for of in self._datasets), default=0)
         self._are_over = np.zeros(count if self.are_uneven else 0, np.bool_)
         if self.are_uneven:
-            for is_over in (True, False):  # what another dataset has, too, stays
-                for number, dataset in enumerate(self._datasets):
-                    if (number in self._over) == is_over:
-                        for job in dataset.jobs:
-                            self._are_over[job.dataset] = is_over
+            for dataset in over:
+                self._are_over[dataset.inos] = True
+            for dataset in others:
+                self._are_over[dataset.inos] = False
 
     def are_over(self, inos: Inos) -> Mask:
         """Which of these files are of a dataset that has more than its share, while another one
         has less. Shape (files,).
         """
-        is_known = inos < len(self._are_over)
         found: Mask = np.zeros(len(inos), np.bool_)
+        is_known = inos < len(self._are_over)
         found[is_known] = self._are_over[inos[is_known]]
         return found
 
@@ -193,11 +221,14 @@ class Shares:
         return dict.fromkeys(("cached_bytes", "share_bytes", "share_why"))
 
     def _why(self, job: Sharer) -> str:
-        if job.name in self._gave_in_vain:
+        if job.need.nothing_why:
+            return job.need.nothing_why
+        if job.name in self._were_wronged:
             return "it waited when others had its share"
-        if self._gives.get(job.name):
-            return "it waits for nothing: others may have its share"
-        return "it waits for files" if job.haste.waits else "nobody waits"
+        if job.need.waits:
+            return "it waits for files"
+        others_wait = any(map(self._claims_share, self._jobs))
+        return "it waits for nothing" + (": others may have its share" if others_wait else "")
 
 
 def fair(claims: Sequence[float], most: Sequence[int], total: int) -> list[int]:
@@ -209,31 +240,41 @@ def fair(claims: Sequence[float], most: Sequence[int], total: int) -> list[int]:
         left = total - sum(shares)
         hungry = {number for number, part in enumerate(parts) if part and most[number]}
         while hungry and left > 0:
-            all_parts = sum(parts[number] for number in hungry)
-            full = {number for number in hungry if left * parts[number] / all_parts >= most[number]}
+            a_part = left / sum(parts[number] for number in hungry)
+            full = {number for number in hungry if a_part * parts[number] >= most[number]}
             for number in full or hungry:
-                share = most[number] if full else int(left * parts[number] / all_parts)
-                shares[number] = share
-            if not full:
-                break
+                shares[number] = most[number] if full else int(a_part * parts[number])
             left -= sum(most[number] for number in full)
-            hungry -= full
+            hungry = hungry - full if full else set()
     return shares
 
 
 def _by_dataset(jobs: Sequence[Sharer]) -> list[list[Sharer]]:
     """The jobs, by what they read."""
-    groups = [[job] for job in jobs]
-    for one, other in itertools.combinations(jobs, 2):
-        mine = next(group for group in groups if one in group)
-        theirs = next(group for group in groups if other in group)
-        if mine is not theirs and _are_same(one.dataset, other.dataset):
-            mine += theirs
-            groups.remove(theirs)
+    groups: list[list[Sharer]] = []
+    for job in jobs:
+        is_in = _contained([job.dataset])
+        same = [group for group in groups if any(_are_same(is_in, job, one) for one in group)]
+        groups = [group for group in groups if group not in same]
+        groups.append([job, *(one for group in same for one in group)])
     return groups
 
 
-def _are_same(one: Inos, other: Inos) -> bool:
-    small, large = sorted((one, other), key=len)
-    sample = small[:: max(1, len(small) // _SAMPLE)]
-    return bool(len(sample) and np.isin(sample, large).mean() > _SAME_SHARE)
+def _are_same(is_in: Mask, job: Sharer, other: Sharer) -> bool:
+    """`is_in`: of each inode number, whether `job` has it."""
+    if len(job.dataset) < len(other.dataset):  # of the smaller one
+        is_in, job, other = _contained([other.dataset]), other, job
+    sample = other.dataset[other.dataset != 0]
+    sample = sample[:: max(1, len(sample) // _SAMPLE)]
+    found = is_in[sample[sample < len(is_in)]]
+    return bool(len(sample) and np.count_nonzero(found) > _SAME_SHARE * len(sample))
+
+
+def _contained(datasets: Sequence[Inos]) -> Mask:
+    """Of each inode number: whether any of these has it. 0: is in none."""
+    most = max(int(inos.max(initial=0)) for inos in datasets)
+    found: Mask = np.zeros(most + 1, np.bool_)
+    for inos in datasets:
+        found[inos] = True
+    found[0] = False
+    return found

@@ -9,7 +9,7 @@ The marks of each part are an object, and change by its methods alone. These cal
 * `Log`: layout.py (staging.py: what has moved)
 * `Wiring`: followers.py
 * `Tally`: followers.py (planner.py: time passes)
-* `Haste`: windows.py
+* `Need`: windows.py
 * `Scores`: planner.py
 
 `Job` says what becomes of the job, and changes what several parts go by.
@@ -40,7 +40,7 @@ from hintsd.follow.search import (
 )
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, Inos, Positions, Sequence, Uses
 from hintsd.follow.wiring import Wiring
-from hintsd.keeping.shares import Haste
+from hintsd.keeping.shares import Need
 from hintsd.plan.files import Wires
 from hintsd.reorder.log import Log
 
@@ -299,7 +299,7 @@ class Job:
         self.reached = Reached()
         self.placed = Placed(progress.low)
         self.tally = Tally()
-        self.haste = Haste()
+        self.need = Need()
         self.scores = Scores()
         self.log = Log()
         self.opened_at = progress.confirmed_at

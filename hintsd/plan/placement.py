@@ -126,15 +126,6 @@ class Placement:
             commands.append(Command("pin", part, fields={"inos": part, **fields}))
         return commands
 
-    def give_up(self, which: Callable[[Inos], Mask]) -> None:
-        """Of the residents that no command has asked for, `which`: if files make way, for then who
-        is staged next may have their room.
-        """
-        if self.exchange.is_on:
-            waiting = self._files.all_with(RESIDENT)
-            waiting = waiting[self._files.flags[waiting] & STORING == 0]
-            self._ssd.unsettle(waiting[which(waiting)])
-
     def set_room(self, room_bytes: int, jobs: Iterable[Job]) -> None:
         """room_bytes: what SSD can take beyond what is stored. Where residents do not fit any more
         (a log has its slack now), all are chosen anew that no command has asked for.
@@ -301,7 +292,8 @@ class Exchange:
 
     def __init__(self, files: Files, ssd: Ssd) -> None:
         self._files, self._ssd = files, ssd
-        self._may_evict = False
+        self.may_evict = False
+        """Whether the mount evicts what it is told to, and nobody else's files are concerned."""
         self._next_uses: Callable[[Inos], Uses] | None = None
         self._stored: Callable[[], Inos] = lambda: NO_INOS
         self._shut_out: Callable[[Inos], Mask] | None = None
@@ -317,8 +309,8 @@ class Exchange:
         self._evictions: list[Inos] = []
 
     def allow(self, may_evict: bool) -> None:
-        """Whether the mount evicts what it is told to, and nobody else's files are concerned."""
-        self._may_evict = may_evict
+        """As `may_evict`."""
+        self.may_evict = may_evict
 
     def choose_by(
         self,
@@ -329,7 +321,7 @@ class Exchange:
     ) -> None:
         """When each of some files is used next, after the windows: the one that makes way is used
         later by more than `margin`. None: nothing is to make way. `stored`: all files on SSD that
-        may go, each once. `shut_out`: which files are not to be stored, whatever room there is.
+        may go, each once. `shut_out`: which files are not to have the room that was made.
         """
         self._next_uses, self._stored, self._margin = next_uses, stored, margin
         self._shut_out = shut_out
@@ -347,7 +339,7 @@ class Exchange:
     @property
     def is_on(self) -> bool:
         """Whether files make way."""
-        return self._may_evict and self._next_uses is not None
+        return self.may_evict and self._next_uses is not None
 
     def sort_anew(self) -> None:
         """It is known now that files are used at other times."""
@@ -363,7 +355,7 @@ class Exchange:
         flags = self._files.flags[inos]
         is_missing = flags & (STORED | RESIDENT | KEPT_IN_RAM | GONE) == 0
         coming = inos[is_missing & (self._files.sizes[inos] > 0) & (inos != 0)]
-        if self._shut_out is not None:
+        if self._shut_out is not None and self._evicting_bytes + self._unused_bytes > 0:
             coming = coming[~self._shut_out(coming)]
         self._come += len(inos)
         if len(coming) == 0:

@@ -23,14 +23,14 @@ INVARIANT: kept bytes ≤ window budget less what the windows need, after `keep`
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hintsd.follow.sequence import SLICE, EpochOrder, Inos, Uses
+from hintsd.follow.sequence import SLICE, Inos, Uses
+from hintsd.keeping.shared_files import SharedFiles
 from hintsd.keeping.shares import Shares
 from hintsd.plan.files import (
     GONE,
@@ -64,7 +64,7 @@ AHEAD_S, AHEAD_SHARE, NEED_SHARE = 1.0, 8, 2
 LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a half
 EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 MARGIN_SHARE = 8  # an eighth of an epoch
-OVERLAP_SAMPLES, OVERLAP_SHARE = 64, 0.1  # jobs share files: of so many samples, so much
+READ_LATELY_S = 5.0  # else it is not known whether readers wait
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
 HELD_MARGIN: Final = 0.5  # of `Keeping.leaves`
@@ -96,7 +96,7 @@ class Windows:
         """What stays of that for good."""
         self.has_lanes = False
         """Whether those of all jobs that are planned for are lanes; else none is."""
-        self._shared = _Shared()
+        self._shared = SharedFiles()
         self.shares = Shares()
         """What the files of several datasets may have of the cache."""
 
@@ -185,6 +185,7 @@ class Windows:
         that has more than its share leaves before all else.
         """
         jobs, keeping, keep_bytes = self._live, self._keeping, self._keep_bytes()
+        is_packed = any(map(self._layout.is_packable, jobs))
         stored = functools.partial(_stored, self._files, jobs)
         in_ram: Callable[[Inos], Uses] | None
         on_ssd: Callable[[Inos], Uses] | None
@@ -198,8 +199,12 @@ class Windows:
             is_weighed = is_shared or any(map(_is_weighed, jobs))
             on_ssd = functools.partial(soon, True) if is_weighed else None
             margin = min((_margin(job, len(jobs)) for job in jobs), default=0.0)
+            may_move = self._placement.exchange.may_evict and not is_packed
+            for job in jobs if len(jobs) > 1 else []:  # lanes have little in RAM
+                _judge(job, self._files, None if self.has_lanes else self._ram, now)
             free_bytes = self._ssd.unclaimed_bytes + max(0, keep_bytes - self._ram.kept_bytes)
-            is_divided_anew = _review(self.shares, jobs, self._files, free_bytes, now)
+            sharers = jobs if may_move else []
+            is_divided_anew = _divide(self.shares, sharers, self._files, free_bytes, now)
             if self.shares.are_uneven:
                 shut_out = self.shares.are_over
                 if not self.has_lanes:  # what it unkeeps takes the room of what is read next
@@ -212,13 +217,10 @@ class Windows:
             in_ram, on_ssd, margin = keeping.leaves, keeping.leaves, HELD_MARGIN
         self.kept.choose_by(in_ram)
         self._keep_at_most(keep_bytes)
-        is_packed = any(map(self._layout.is_packable, jobs))
         on_ssd = None if is_packed else on_ssd
         self._placement.exchange.choose_by(on_ssd, stored, margin, shut_out)
         if is_divided_anew:
             self.sort_anew()
-            if shut_out is not None:
-                self._placement.give_up(shut_out)
 
     def sort_anew(self) -> None:
         """It is known now that files are used at other times."""
@@ -489,12 +491,22 @@ def _next_uses(jobs: list[Job], is_behind_windows: bool, inos: Inos) -> Uses:
     return found
 
 
-def _review(shares: Shares, jobs: list[Job], files: Files, free_bytes: int, now: float) -> bool:
-    """Whether what is to leave first has changed. `free_bytes`: of what stays between epochs."""
-    for job in jobs if shares.are_several else []:
-        soon, _ = job.sequence.piece(job.progress.high, job.batch_size)
-        is_missing = (files.flags[soon] & STAGED == 0) & (files.sizes[soon] > 0)
-        job.haste.look(bool(is_missing.any()), samples_read(job), now)
+def _judge(job: Job, files: Files, ram: Ram | None, now: float) -> None:
+    """What it gains by what stays. Whether it waits is not known where `ram` is None, nothing was
+    read lately, or no order is known.
+    """
+    sequence, at = job.sequence, job.progress.high
+    soon, _ = sequence.piece(at, job.batch_size)
+    if ram is not None and len(soon) and now - job.progress.confirmed_at < READ_LATELY_S:
+        missing = soon[files.flags[soon] & (STAGED | GONE) == 0]
+        job.need.look(bool(ram.bytes_of(missing).any()), samples_read(job), now)
+    epochs = sequence.epochs
+    why = "this is its last epoch" if epochs and sequence.epoch_of(at) + 1 >= epochs else ""
+    job.need.gain_nothing(why if job.progress.begun else "nothing of it was read yet")
+
+
+def _divide(shares: Shares, jobs: list[Job], files: Files, free_bytes: int, now: float) -> bool:
+    """Whether what leaves first has changed. `free_bytes`: of what stays from epoch to epoch."""
     return shares.review(
         jobs,
         now,
@@ -540,34 +552,6 @@ def datasets(jobs: Iterable[Job], count: int) -> Mask:
         if job.live:
             found[job.dataset] = True
     return found
-
-
-class _Shared:
-    """Whether jobs read the same files, each in an order of its own: then what is used soonest by
-    any of them is worth keeping. Asked with each decision, found once for the orders known.
-    """
-
-    def __init__(self) -> None:
-        self._orders: list[tuple[str, list[EpochOrder]]] = []
-        self._is_shared = False
-
-    def by(self, jobs: list[Job]) -> bool:
-        """Whether any two of these do."""
-        orders = [(job.name, list(job.sequence.orders.values())) for job in jobs]
-        if orders != self._orders:
-            self._orders = orders
-            of_each = [known for _, known in orders]
-            self._is_shared = any(itertools.starmap(_overlap, itertools.combinations(of_each, 2)))
-        return self._is_shared
-
-
-def _overlap(some: list[EpochOrder], others: list[EpochOrder]) -> bool:
-    """Whether each of these epochs reads some of what each of the others does. Not so for ranks of
-    one job: in the same epoch they read different files.
-    """
-    samples = [order.inos[:: max(1, len(order.inos) // OVERLAP_SAMPLES)] for order in some]
-    shares = [other.contains(sample).mean() for sample in samples for other in others]
-    return bool(shares and min(shares) > OVERLAP_SHARE)
 
 
 class _Turns:

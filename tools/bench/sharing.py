@@ -3,15 +3,21 @@
 All have seeds of their own and read side by side through one mount, whose cache takes a part of the
 dataset, from an origin of 30 MB/s that is what limits them. An arm is what is said of their order,
 and by which sampler it is made.
+
+Row unlike: two jobs, each on a dataset of its own, from that origin. The slow one trains for so
+long that it waits for nothing; the fast one takes what it is given. Either they share one cache, or
+each has a mount with half of it.
 """
 
 import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from fusecache.config.settings import SSD_BYTES_MIN
 from tools.bench.hints import hinted_mount
@@ -33,6 +39,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "20 chunks": {"sampler": "chunked", "hinted": True},
 }
 TIMEOUT_S = 600.0
+UNLIKE_FILES, UNLIKE_FILES_QUICK, UNLIKE_BATCH = 6_000, 1_500, 16  # files of each
+UNLIKE_SHARE = 0.4  # of both datasets
+UNLIKE_JOBS, UNLIKE_ARMS = ("slow", "fast"), {"a half each": 2, "one cache": 1}  # mounts of each
+FAST_EPOCHS_MOST = 200
+SLOW_PAUSE_S, SLOW_EPOCHS = 0.08, 5  # 200 samples a second; the last two epochs count
 
 
 def sharing(bench: Bench) -> None:
@@ -103,6 +114,91 @@ def _run(told: dict[str, Any], number: int, bytes_read: Callable[[], int]) -> Ep
     return epochs
 
 
+def unlike(bench: Bench) -> None:
+    """Row unlike."""
+    count = UNLIKE_FILES_QUICK if bench.quick else UNLIKE_FILES
+    size_bytes = 2 * count * (FILE_BYTES + 8192) * 5 // 4
+    with (
+        bench.folder("unlike") as work,
+        HintsdCommand(work) as daemon,
+        LoopOrigin(work, size_bytes) as origin,
+    ):
+        names: dict[str, list[str]] = {}
+        for job in UNLIKE_JOBS:
+            folder = origin.directory / job
+            folder.mkdir()
+            (work / job).mkdir()  # what belongs to a mount of its own
+            names[job] = list(bench.readers.fill_files(folder, count, FILE_BYTES, 8))
+        origin.throttle(ORIGIN_BPS, ORIGIN_IOPS)
+        budget = max(int(2 * count * FILE_BYTES * UNLIKE_SHARE), 8 * SSD_BYTES_MIN)
+        for number in range(bench.rounds(ROUNDS)):
+            for arm in bench.turns(number, tuple(UNLIKE_ARMS)):
+                bench.drop()
+                mounts = UNLIKE_ARMS[arm]
+                options = ("--ram", str(budget // 2 // mounts), "--ssd", str(budget // 2 // mounts))
+                with contextlib.ExitStack() as stack:
+                    points = [
+                        stack.enter_context(
+                            hinted_mount(daemon, origin.directory, work / job, options)
+                        ).mountpoint
+                        for job in UNLIKE_JOBS[:mounts]
+                    ]
+                    roots = {"slow": points[0] / "slow", "fast": points[-1] / "fast"}
+                    before = origin.bytes_read()
+                    figures = _train_unlike(roots, names, number)
+                    figures["origin", "GB"] = (origin.bytes_read() - before) / 1e9
+                for (what, unit), value in figures.items():
+                    bench.results.add("unlike", f"{arm}: {what}", "fusecache", unit, value)
+                    bench.say(f"unlike, {arm}: {what}: {value:.2f} {unit}")
+    bench.results.note(
+        f"unlike: two datasets of {count:,} files of {FILE_BYTES // 1000} KB; the cache takes "
+        f"{UNLIKE_SHARE:.0%} of them, half is SSD; the origin gives {ORIGIN_BPS / 1e6:.0f} MB/s"
+    )
+
+
+def _train_unlike(
+    roots: dict[str, Path], names: dict[str, list[str]], number: int
+) -> dict[tuple[str, str], float]:
+    """Both, until the slow one has read its epochs: samples a second in the last two of them."""
+    command = [sys.executable, "-m", "tools.bench.sharing_reader"]
+    ended_s: dict[str, list[float]] = {"slow": [], "fast": []}
+    with contextlib.ExitStack() as stack:
+        readers, threads = {}, []
+        for job, root in roots.items():
+            readers[job] = reader = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(reader.kill)
+            told = {"root": str(root), "paths": names[job], "sampler": "shuffle", "hinted": True}
+            told |= {"epochs": SLOW_EPOCHS if job == "slow" else FAST_EPOCHS_MOST}
+            told |= {"pause_s": SLOW_PAUSE_S if job == "slow" else 0.0}
+            told |= {"batch": UNLIKE_BATCH, "workers": WORKERS, "seed": number}
+            _say(reader, json.dumps(told))
+        for reader in readers.values():
+            _await(reader, "ready")
+        for job, reader in readers.items():
+            _say(reader, "\n" * FAST_EPOCHS_MOST)  # all epochs, one after another
+            assert reader.stdout is not None
+            thread = threading.Thread(target=_note, args=(reader.stdout, ended_s[job]), daemon=True)
+            thread.start()
+            threads.append(thread)
+        threads[0].join(TIMEOUT_S)
+    if len(ended_s["slow"]) < SLOW_EPOCHS:
+        raise RuntimeError("a reader of row unlike failed: see above")
+    begun_s, end_s = ended_s["slow"][-3], ended_s["slow"][-1]
+    fast = [at_s for at_s in ended_s["fast"] if begun_s <= at_s <= end_s]
+    count = len(names["slow"])
+    return {
+        ("the slow job", "samples/s"): 2 * count / (end_s - begun_s),
+        ("the fast job", "samples/s"): (len(fast) - 1) * count / (fast[-1] - fast[0]),
+    }
+
+
+def _note(lines: IO[str], ended_s: list[float]) -> None:
+    for _ in lines:
+        ended_s.append(time.monotonic())
+
+
 def _await(reader: "subprocess.Popen[str]", line: str) -> None:
     assert reader.stdout is not None
     if reader.stdout.readline().strip() != line:
@@ -115,4 +211,4 @@ def _say(reader: "subprocess.Popen[str]", line: str) -> None:
     reader.stdin.flush()
 
 
-ROWS: dict[str, Callable[[Bench], None]] = {"sharing": sharing}
+ROWS: dict[str, Callable[[Bench], None]] = {"sharing": sharing, "unlike": unlike}

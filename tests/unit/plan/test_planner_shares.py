@@ -20,18 +20,23 @@ class Trained:
     """
 
     def __init__(
-        self, scene: Scene, number: int, per_turn: int, dataset: int | None = None
+        self,
+        scene: Scene,
+        number: int,
+        per_turn: int,
+        dataset: int | None = None,
+        epochs: int = EPOCHS,
     ) -> None:
         self.scene, self.name, self.per_turn = scene, f"job{number}", per_turn
         first = (number if dataset is None else dataset) * COUNT + 1
         files = np.arange(first, first + COUNT, dtype=np.uint32)
-        orders = [scene.rng.permutation(files) for _ in range(EPOCHS)]
+        orders = [scene.rng.permutation(files) for _ in range(epochs)]
         self._files = set(files.tolist())
         self._reads = [ino for order in orders for ino in loader_order(order, 8, 2, 2, scene.rng)]
         self.read = self.waited = 0
         scene.open(
             *(self.name, orders),
-            samples=COUNT, epochs=EPOCHS, workers=2, batch_size=8, dataset=files,
+            samples=COUNT, epochs=epochs, workers=2, batch_size=8, dataset=files,
         )  # fmt: skip
 
     def train(self) -> None:
@@ -71,10 +76,15 @@ def make_scene(datasets: int) -> Scene:
 
 
 def train(*jobs: Trained, turns: int) -> None:
-    for _ in range(turns):
+    """The mount says each second what room there is."""
+    scene = jobs[0].scene
+    for turn in range(turns):
         for job in jobs:
             job.train()
-        jobs[0].scene.turn(work=ORIGIN, step_s=0.1)
+        scene.turn(work=ORIGIN, step_s=0.1)
+        if turn % 10 == 0:
+            ram_bytes = scene.budget_bytes * 10 // 9
+            scene.planner.set_budgets(ram_bytes, scene.mount.ssd_free_bytes)
 
 
 def evicted(scene: Scene) -> int:
@@ -132,25 +142,51 @@ def test_who_waits_once_its_share_is_gone_has_it_again() -> None:
     assert slow.share == pytest.approx(1, abs=0.06)
 
 
-def test_where_nobody_waits_shares_are_equal() -> None:
+def test_where_nobody_waits_nothing_moves() -> None:
+    """But while it is not known yet whether who comes waits."""
     scene = make_scene(2)
     early = Trained(scene, 0, 6)
     train(early, turns=700)
     late = Trained(scene, 1, 6)
-    train(early, late, turns=900)
-    assert early.why == late.why == "nobody waits"
-    assert early.share < 1.06
-    assert late.share > 0.94
+    train(early, late, turns=400)
+    assert early.why == late.why == "it waits for nothing"
+    moved = evicted(scene)
+    assert moved < SSD / 4
+    train(early, late, turns=400)
+    assert evicted(scene) == moved
     assert early.waited + late.waited < 20
 
 
-def test_jobs_on_one_dataset_have_their_parts_together() -> None:
-    """Two of three: two thirds of the cache, all that the dataset has but a little."""
+def test_a_job_that_is_not_read_keeps_nobody_from_room() -> None:
+    """It has a share; who is read has that meanwhile."""
+    scene = make_scene(2)
+    read = Trained(scene, 0, 40)
+    train(read, turns=20)
+    assert read.stored < SSD / 3
+    Trained(scene, 1, 40)
+    train(read, turns=400)
+    assert len(scene.mount.ssd) > 0.99 * SSD
+    assert not scene.mount.evicted
+
+
+def test_who_reads_one_epoch_takes_nothing_from_who_reads_more() -> None:
+    scene = make_scene(2)
+    often = Trained(scene, 0, 40)
+    train(often, turns=300)
+    once = Trained(scene, 1, 40, epochs=1)
+    train(often, once, turns=120)
+    assert once.read > COUNT / 2
+    assert once.why == "this is its last epoch"
+    assert often.stored == SSD
+
+
+def test_jobs_on_one_dataset_have_one_part() -> None:
+    """As ranks have, which read it once together."""
     scene = make_scene(2)
     jobs = [Trained(scene, 0, 40), Trained(scene, 1, 40, dataset=0), Trained(scene, 2, 40, 1)]
     train(*jobs, turns=400)
     shares = [scene.planner.status(job.name)["share_bytes"] for job in jobs]
-    assert shares[0] == shares[1] == pytest.approx(2 * shares[2], rel=0.01)
+    assert shares[0] == shares[1] == pytest.approx(shares[2], rel=0.01)
 
 
 @pytest.mark.parametrize("may_evict", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hintsd.keeping.shares import Haste, Shares, fair
+from hintsd.keeping.shares import Need, Shares, fair
 
 Inos = npt.NDArray[np.uint32]
 
@@ -57,7 +57,7 @@ class Reader:
     name: str
     dataset: Inos
     owner: int = 0
-    haste: Haste = field(default_factory=Haste)
+    need: Need = field(default_factory=Need)
 
 
 @dataclass
@@ -89,41 +89,52 @@ def files(first: int, count: int = 1000) -> Inos:
     return np.arange(first, first + count, dtype=np.uint32)
 
 
-def test_owners_have_equal_shares_and_their_jobs_equal_parts_of_them() -> None:
-    jobs = [Reader("a", files(0), 1), Reader("b", files(1000), 1), Reader("c", files(2000), 2)]
-    cache = Cache(cached=set(range(900)), free_bytes=300)
-    assert cache.review(*jobs)
+def test_owners_have_equal_shares_and_their_datasets_equal_parts_of_them() -> None:
+    jobs = [Reader("a", files(1), 1), Reader("b", files(1001), 1), Reader("c", files(2001), 2)]
+    ranks = [Reader(f"rank{rank}", files(1001), 1) for rank in range(3)]
+    cache = Cache(cached=set(range(1, 901)), free_bytes=300)
+    assert cache.review(*jobs, *ranks)
     assert [cache.share(job) for job in jobs] == [300, 300, 600]
-    jobs[2].haste.waits = False
-    cache.review(*jobs)
+    jobs[2].need.waits = False
+    cache.review(*jobs, *ranks)
     assert [cache.share(job) for job in jobs] == [600, 600, 0]
 
 
 def test_only_what_is_over_leaves_while_another_one_is_under() -> None:
-    one, other = Reader("a", files(0)), Reader("b", files(1000))
-    cache = Cache(cached=set(range(800)))
+    one, other = Reader("a", files(1)), Reader("b", files(1001))
+    cache = Cache(cached=set(range(1, 801)))
     assert cache.review(one, other)
     assert cache.shares.are_uneven
-    assert cache.shares.are_over(files(990, 20)).tolist() == [True] * 10 + [False] * 10
+    assert cache.shares.are_over(files(991, 20)).tolist() == [True] * 10 + [False] * 10
     assert not cache.shares.are_over(files(5000, 3)).any(), "nobody's"
     assert not cache.review(one, other), "nothing has changed"
-    cache.cached = set(range(410)) | set(range(1000, 1390))
+    cache.cached = set(range(1, 411)) | set(range(1001, 1391))
     assert cache.review(one, other)
     assert not cache.shares.are_uneven
-    assert not cache.shares.are_over(files(0)).any()
+    assert not cache.shares.are_over(files(1)).any()
+
+
+def test_of_a_large_dataset_some_files_stand_for_all() -> None:
+    large, small = Reader("a", files(1, 300_000)), Reader("b", files(300_001, 50_000))
+    cache = Cache(cached=set(range(1, 100_001)))
+    cache.review(large, small)
+    assert cache.share(small) == 50_000
+    assert cache.share(large) == pytest.approx(50_000, rel=0.01)
+    assert cache.shares.figures("a")["cached_bytes"] == pytest.approx(100_000, rel=0.01)
+    assert cache.shares.are_over(files(1, 300_000)).all()
 
 
 def test_files_of_two_datasets_stay_for_the_one_that_is_not_over() -> None:
     """A few in common: they are two still."""
-    one, other = Reader("a", files(0)), Reader("b", files(950))
-    cache = Cache(cached=set(range(800)))
+    one, other = Reader("a", files(1)), Reader("b", files(951))
+    cache = Cache(cached=set(range(1, 801)))
     cache.review(one, other)
-    assert cache.shares.are_over(files(940, 20)).tolist() == [True] * 10 + [False] * 10
+    assert cache.shares.are_over(files(941, 20)).tolist() == [True] * 10 + [False] * 10
 
 
 def test_jobs_with_files_in_common_are_of_one_dataset() -> None:
-    one, other = Reader("a", files(0)), Reader("b", files(500))
-    cache = Cache(cached=set(range(800)))
+    one, other = Reader("a", files(1)), Reader("b", files(501))
+    cache = Cache(cached=set(range(1, 1401)))
     cache.review(one, other)
     assert not cache.shares.are_several
     assert set(cache.shares.figures("a").values()) == {None}
@@ -131,42 +142,102 @@ def test_jobs_with_files_in_common_are_of_one_dataset() -> None:
     cache.review(one, third, other)
     assert cache.shares.are_several
     assert cache.share(one) == cache.share(other)
+    assert cache.shares.figures("a")["cached_bytes"] == 1400, "of both their files, each once"
+    assert cache.shares.are_over(files(1, 1500)).all()
+
+
+def test_samples_outside_of_the_mount_are_nobodys() -> None:
+    outside = np.zeros(500, np.uint32)
+    one = Reader("a", np.concatenate([outside, files(1)]))
+    other = Reader("b", np.concatenate([outside, files(1001)]))
+    cache = Cache(cached=set(range(1, 801)))
+    cache.review(one, other)
+    assert cache.shares.are_several
+    assert not cache.shares.are_over(outside).any()
+
+
+def gave_its_share() -> tuple[Reader, Reader, Cache]:
+    """A job that waits for nothing, and one that has its share."""
+    slow, fast = Reader("slow", files(1)), Reader("fast", files(1001))
+    slow.need.waits = False
+    cache = Cache(cached=set(range(1001, 1801)))
+    cache.review(slow, fast)
+    assert cache.share(slow) == 0
+    return slow, fast, cache
 
 
 def test_what_was_left_to_others_comes_back_for_good_when_it_is_missed() -> None:
-    slow, fast = Reader("slow", files(0)), Reader("fast", files(1000))
-    slow.haste.waits = False
-    cache = Cache(cached=set(range(1000, 1800)))
+    slow, fast, cache = gave_its_share()
+    slow.need.waits = True
     cache.review(slow, fast)
-    assert cache.share(slow) == 0
-    slow.haste.waits = True
+    slow.need.waits = False
     cache.review(slow, fast)
-    slow.haste.waits = False
+    assert cache.share(slow) == cache.share(fast) == 400
+
+
+def test_where_nobody_waits_nothing_moves() -> None:
+    """Nor back: who has all of it would wait without."""
+    slow, fast, cache = gave_its_share()
+    fast.need.waits = False
+    cache.review(slow, fast)
+    assert not cache.shares.are_uneven
+    slow.need.waits = True  # but not for ever
+    cache.review(slow, fast)
+    assert cache.shares.are_uneven
+    fast.need.waits = True
+    cache.cached = set(range(1, 801))
     cache.review(slow, fast)
     assert cache.share(slow) == cache.share(fast) == 400
 
 
 def test_who_waits_with_an_equal_share_was_not_wronged() -> None:
-    slow, fast = Reader("slow", files(0)), Reader("fast", files(1000))
-    slow.haste.waits = False
-    cache = Cache(cached=set(range(400)) | set(range(1000, 1400)))
+    slow, fast = Reader("slow", files(1)), Reader("fast", files(1001))
+    slow.need.waits = False
+    cache = Cache(cached=set(range(1, 401)) | set(range(1001, 1401)))
     cache.review(slow, fast)
-    slow.haste.waits = True
+    slow.need.waits = True
     cache.review(slow, fast)
-    slow.haste.waits = False
+    slow.need.waits = False
     cache.review(slow, fast)
     assert cache.share(slow) == 0
 
 
-def test_haste() -> None:
-    """Judged after ten seconds, a thousand samples and twenty looks."""
-    haste = Haste()
-    assert haste.waits, "as far as is known"
-    for look in range(26):
-        assert haste.waits
-        haste.look(look < 2, 40 * look, look / 2)
-    assert not haste.waits
-    for look in range(26):
-        assert not haste.waits
-        haste.look(look < 4, 1200 + 40 * look, 15 + look / 2)
-    assert haste.waits
+def test_who_gains_nothing_has_no_share_that_others_want() -> None:
+    once, often = Reader("once", files(1)), Reader("often", files(1001))
+    cache = Cache(cached=set(range(1, 401)) | set(range(1001, 1401)))
+    cache.review(once, often)
+    assert cache.share(once) == cache.share(often) == 400
+    once.need.gain_nothing("this is its last epoch")
+    cache.review(once, often)
+    assert (cache.share(once), cache.share(often)) == (0, 800)
+    assert cache.shares.figures("once")["share_why"] == "this is its last epoch"
+
+
+def judge(need: Need, looks: int, behind: int, at: float = 0.0) -> None:
+    """By so many looks, half a second and forty samples apart."""
+    for look in range(looks):
+        need.look(look < behind, int(80 * at) + 40 * look, at + look / 2)
+
+
+def test_a_job_is_judged_after_ten_seconds_and_a_thousand_samples() -> None:
+    need = Need()
+    assert need.waits, "as far as is known"
+    judge(need, 25, 2)
+    assert need.waits
+    need.begin_again()
+    judge(need, 26, 2)
+    assert not need.waits
+
+
+def test_who_did_not_wait_does_when_it_is_behind_twice() -> None:
+    need = Need()
+    judge(need, 26, 0)
+    judge(need, 26, 26, at=100)
+    assert not need.waits
+    judge(need, 26, 0, at=200)
+    judge(need, 26, 3, at=300)
+    assert not need.waits
+    judge(need, 26, 3, at=400)
+    assert need.waits
+    judge(need, 26, 2, at=500)
+    assert not need.waits
