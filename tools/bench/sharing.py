@@ -4,9 +4,10 @@ All have seeds of their own and read side by side through one mount, whose cache
 dataset, from an origin of 30 MB/s that is what limits them. An arm is what is said of their order,
 and by which sampler it is made.
 
-Row unlike: two jobs, each on a dataset of its own, from that origin. The slow one trains for so
-long that it waits for nothing; the fast one takes what it is given. Either they share one cache, or
-each has a mount with half of it.
+Rows unlike and three: jobs, each on a dataset of its own, from that origin. The slow one trains for
+so long that it waits for nothing, the fast one takes what it is given. Row unlike: these two, in
+one cache, or each with a mount that has half of it. Row three: one more, in one cache, with hints
+and without.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,11 +40,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "20 chunks": {"sampler": "chunked", "hinted": True},
 }
 TIMEOUT_S = 600.0
-UNLIKE_FILES, UNLIKE_FILES_QUICK, UNLIKE_BATCH = 6_000, 1_500, 16  # files of each
-UNLIKE_SHARE = 0.4  # of both datasets
-UNLIKE_JOBS, UNLIKE_ARMS = ("slow", "fast"), {"a half each": 2, "one cache": 1}  # mounts of each
-FAST_EPOCHS_MOST = 200
-SLOW_PAUSE_S, SLOW_EPOCHS = 0.08, 5  # 200 samples a second; the last two epochs count
+EPOCHS_MOST = 500
+# Rows unlike and three: of each dataset; by job, how long a batch trains.
+OWN_FILES, OWN_FILES_QUICK, OWN_BATCH = 3_000, 1_000, 16
+PAUSES_S = {"slow": 0.08, "fast": 0.0, "middle": 0.02}
+UNLIKE_SHARE, UNLIKE_S = 0.4, 150.0
+THREE_SHARES, THREE_S = (0.13, 0.26, 0.9), 90.0
 
 
 def sharing(bench: Bench) -> None:
@@ -115,83 +117,128 @@ def _run(told: dict[str, Any], number: int, bytes_read: Callable[[], int]) -> Ep
 
 
 def unlike(bench: Bench) -> None:
-    """Row unlike."""
-    count = UNLIKE_FILES_QUICK if bench.quick else UNLIKE_FILES
-    size_bytes = 2 * count * (FILE_BYTES + 8192) * 5 // 4
-    with (
-        bench.folder("unlike") as work,
-        HintsdCommand(work) as daemon,
-        LoopOrigin(work, size_bytes) as origin,
-    ):
-        names: dict[str, list[str]] = {}
-        for job in UNLIKE_JOBS:
-            folder = origin.directory / job
-            folder.mkdir()
-            (work / job).mkdir()  # what belongs to a mount of its own
-            names[job] = list(bench.readers.fill_files(folder, count, FILE_BYTES, 8))
-        origin.throttle(ORIGIN_BPS, ORIGIN_IOPS)
-        budget = max(int(2 * count * FILE_BYTES * UNLIKE_SHARE), 8 * SSD_BYTES_MIN)
+    """Row unlike: two datasets, two jobs, one cache or two halves of one."""
+    with _datasets(bench, "unlike", ("slow", "fast")) as (work, daemon, origin, names):
         for number in range(bench.rounds(ROUNDS)):
-            for arm in bench.turns(number, tuple(UNLIKE_ARMS)):
+            for arm in bench.turns(number, ("a half each", "one cache")):
+                mounts = 2 if arm == "a half each" else 1
+                options = _cache_of(names, UNLIKE_SHARE / mounts)
                 bench.drop()
-                mounts = UNLIKE_ARMS[arm]
-                options = ("--ram", str(budget // 2 // mounts), "--ssd", str(budget // 2 // mounts))
                 with contextlib.ExitStack() as stack:
                     points = [
                         stack.enter_context(
                             hinted_mount(daemon, origin.directory, work / job, options)
                         ).mountpoint
-                        for job in UNLIKE_JOBS[:mounts]
+                        for job in list(names)[:mounts]
                     ]
                     roots = {"slow": points[0] / "slow", "fast": points[-1] / "fast"}
-                    before = origin.bytes_read()
-                    figures = _train_unlike(roots, names, number)
-                    figures["origin", "GB"] = (origin.bytes_read() - before) / 1e9
-                for (what, unit), value in figures.items():
-                    bench.results.add("unlike", f"{arm}: {what}", "fusecache", unit, value)
-                    bench.say(f"unlike, {arm}: {what}: {value:.2f} {unit}")
+                    found = _trained(roots, names, number, UNLIKE_S, origin.bytes_read)
+                _add_figures(bench, "unlike", arm, found)
+
+
+def three(bench: Bench) -> None:
+    """Row three: three datasets, three jobs, one cache, with hints and without."""
+    with _datasets(bench, "three", tuple(PAUSES_S)) as (work, daemon, origin, names):
+        for number in range(bench.rounds(ROUNDS)):
+            for share in THREE_SHARES:
+                for arm in bench.turns(number, ("no hints", "hints")):
+                    bench.drop()
+                    options = _cache_of(names, share)
+                    with hinted_mount(daemon, origin.directory, work, options) as mount:
+                        roots = {job: mount.mountpoint / job for job in names}
+                        is_hinted = arm == "hints"
+                        found = _trained(
+                            *(roots, names, number, THREE_S, origin.bytes_read), hinted=is_hinted
+                        )
+                    _add_figures(bench, "three", f"{arm}, {share:.0%}", found)
+
+
+Names = dict[str, list[str]]  # by job
+
+
+@contextlib.contextmanager
+def _datasets(
+    bench: Bench, row: str, jobs: tuple[str, ...]
+) -> Iterator[tuple[Path, HintsdCommand, LoopOrigin, Names]]:
+    """One for each job, on a slow origin."""
+    count = OWN_FILES_QUICK if bench.quick else OWN_FILES
+    size_bytes = len(jobs) * count * (FILE_BYTES + 8192) * 5 // 4
+    with (
+        bench.folder(row) as work,
+        HintsdCommand(work) as daemon,
+        LoopOrigin(work, size_bytes) as origin,
+    ):
+        names: Names = {}
+        for job in jobs:
+            (work / job).mkdir()  # for what belongs to a mount of its own
+            (origin.directory / job).mkdir()
+            names[job] = list(
+                bench.readers.fill_files(origin.directory / job, count, FILE_BYTES, 8)
+            )
+        origin.throttle(ORIGIN_BPS, ORIGIN_IOPS)
+        yield work, daemon, origin, names
     bench.results.note(
-        f"unlike: two datasets of {count:,} files of {FILE_BYTES // 1000} KB; the cache takes "
-        f"{UNLIKE_SHARE:.0%} of them, half is SSD; the origin gives {ORIGIN_BPS / 1e6:.0f} MB/s"
+        f"{row}: datasets of {count:,} files of {FILE_BYTES // 1000} KB; half of the cache is SSD; "
+        f"the origin gives {ORIGIN_BPS / 1e6:.0f} MB/s; the second half of each training counts"
     )
 
 
-def _train_unlike(
-    roots: dict[str, Path], names: dict[str, list[str]], number: int
-) -> dict[tuple[str, str], float]:
-    """Both, until the slow one has read its epochs: samples a second in the last two of them."""
+def _cache_of(names: Names, share: float) -> tuple[str, ...]:
+    """Options of a mount whose cache takes so much of all datasets."""
+    dataset_bytes = sum(map(len, names.values())) * FILE_BYTES
+    half_bytes = max(int(dataset_bytes * share / 2), SSD_BYTES_MIN)
+    return "--ram", str(half_bytes), "--ssd", str(half_bytes)
+
+
+Found = dict[tuple[str, str], float]  # by what, and its unit
+
+
+def _add_figures(bench: Bench, row: str, arm: str, found: Found) -> None:
+    for (what, unit), value in found.items():
+        bench.results.add(row, f"{arm}: {what}", "fusecache", unit, value)
+        bench.say(f"{row}, {arm}: {what}: {value:.2f} {unit}")
+
+
+def _trained(
+    roots: dict[str, Path],
+    names: Names,
+    number: int,
+    seconds: float,
+    bytes_read: Callable[[], int],
+    *,
+    hinted: bool = True,
+) -> Found:
+    """All jobs side by side for so long; what counts are epochs that ended in the second half."""
     command = [sys.executable, "-m", "tools.bench.sharing_reader"]
-    ended_s: dict[str, list[float]] = {"slow": [], "fast": []}
+    ended_s: dict[str, list[float]] = {job: [] for job in names}
     with contextlib.ExitStack() as stack:
-        readers, threads = {}, []
+        readers = {}
         for job, root in roots.items():
             readers[job] = reader = stack.enter_context(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )
             stack.callback(reader.kill)
-            told = {"root": str(root), "paths": names[job], "sampler": "shuffle", "hinted": True}
-            told |= {"epochs": SLOW_EPOCHS if job == "slow" else FAST_EPOCHS_MOST}
-            told |= {"pause_s": SLOW_PAUSE_S if job == "slow" else 0.0}
-            told |= {"batch": UNLIKE_BATCH, "workers": WORKERS, "seed": number}
-            _say(reader, json.dumps(told))
+            told = {"root": str(root), "paths": names[job], "sampler": "shuffle", "hinted": hinted}
+            told |= {"epochs": EPOCHS_MOST, "pause_s": PAUSES_S[job], "seed": number}
+            _say(reader, json.dumps({**told, "batch": OWN_BATCH, "workers": WORKERS}))
         for reader in readers.values():
             _await(reader, "ready")
         for job, reader in readers.items():
-            _say(reader, "\n" * FAST_EPOCHS_MOST)  # all epochs, one after another
             assert reader.stdout is not None
-            thread = threading.Thread(target=_note, args=(reader.stdout, ended_s[job]), daemon=True)
-            thread.start()
-            threads.append(thread)
-        threads[0].join(TIMEOUT_S)
-    if len(ended_s["slow"]) < SLOW_EPOCHS:
-        raise RuntimeError("a reader of row unlike failed: see above")
-    begun_s, end_s = ended_s["slow"][-3], ended_s["slow"][-1]
-    fast = [at_s for at_s in ended_s["fast"] if begun_s <= at_s <= end_s]
-    count = len(names["slow"])
-    return {
-        ("the slow job", "samples/s"): 2 * count / (end_s - begun_s),
-        ("the fast job", "samples/s"): (len(fast) - 1) * count / (fast[-1] - fast[0]),
-    }
+            threading.Thread(target=_note, args=(reader.stdout, ended_s[job]), daemon=True).start()
+            _say(reader, "\n" * EPOCHS_MOST)  # one after another
+        time.sleep(seconds / 2)
+        half_s, before = time.monotonic(), bytes_read()
+        time.sleep(seconds / 2)
+        read_bytes = bytes_read() - before
+    found: Found = {("the origin", "MB/s"): read_bytes / 1e6 / (seconds / 2)}
+    for job, ends_s in ended_s.items():
+        later_s = [at_s for at_s in ends_s if at_s >= half_s]
+        if len(later_s) < 2:
+            raise RuntimeError(f"the {job} job ended {len(ends_s)} epochs: too few; see above")
+        samples = (len(later_s) - 1) * len(names[job])
+        found[f"the {job} job", "samples/s"] = samples / (later_s[-1] - later_s[0])
+    return found
 
 
 def _note(lines: IO[str], ended_s: list[float]) -> None:
@@ -211,4 +258,8 @@ def _say(reader: "subprocess.Popen[str]", line: str) -> None:
     reader.stdin.flush()
 
 
-ROWS: dict[str, Callable[[Bench], None]] = {"sharing": sharing, "unlike": unlike}
+ROWS: dict[str, Callable[[Bench], None]] = {
+    "sharing": sharing,
+    "unlike": unlike,
+    "three": three,
+}
