@@ -103,16 +103,17 @@ def repeat_cached(
 def substitute_low(
     rng: np.random.Generator, chosen: Order, is_low: Mask, cached: Mask, must: Mask
 ) -> tuple[Order, int]:
-    """A selection of which low samples that are not cached make way for low ones that are, and are
-    not in it yet, as long as there are such; the places stay. And how many did.
+    """A selection of which low samples that are not cached make way for such as are, and are not in
+    it yet, as long as there are any; the places stay. And how many did.
 
-    iCACHE's substitutability (III-C), before anything is opened. All masks are of shape (samples,);
+    iCACHE's substitutability (III-C), before anything is opened; what comes may be high, too, for a
+    cache that keeps what is used soonest has few that are low. All masks are of shape (samples,);
     what `must` marks is never replaced.
     """
     leaving = np.flatnonzero((is_low & ~cached & ~must)[chosen])
     is_chosen = np.zeros(len(cached), np.bool_)
     is_chosen[chosen] = True
-    coming = np.flatnonzero(is_low & cached & ~is_chosen)
+    coming = np.flatnonzero(cached & ~is_chosen)
     count = min(len(leaving), len(coming))
     read = chosen.copy()
     read[rng.permutation(leaving)[:count]] = rng.permutation(coming)[:count]
