@@ -40,7 +40,56 @@ WINDOW_SHARE = 2  # a window covers what is read at once, twice
 LOOK_MOST = 1 << 13  # samples that are looked at in one decide(): 0.1 s of fast readers
 
 
+# Of the budget, that lanes have: an eighth, and twice as much if that makes readers faster by a
+# fifth. Tried where a tenth of the reads came while their file was fetched; again in a minute, or
+# two, ...
+LEAST_PART, MOST_PART = 8, 2
+TRIED_S, TRIED_SAMPLES, FETCHING_SHARE, FASTER = 2.0, 128, 0.1, 1.2
+REST_FIRST_S, REST_MOST_S = 60.0, 3600.0
+
 Keep: TypeAlias = Callable[[Inos], None]
+
+
+class Room:
+    """How much of the budget lanes have, and what is kept has not. Where an answer of the origin
+    takes long, but many come at a time, more of it is more speed; where its bandwidth is the limit,
+    less is kept for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.part = LEAST_PART
+        """One of so many of the budget is theirs, at least."""
+        self._looked = 0.0, 0, 0  # last: when, samples and reads of files in flight until then
+        self._before: float | None = None  # samples a second with half as much, while it is tried
+        self._is_new = False  # what is tried has begun within this time
+        self._rests_until, self._rest_s = 0.0, REST_FIRST_S
+
+    def look(self, samples: int, fetching: int, is_scarce: bool, now: float) -> None:
+        """`samples`: that were read so far; `fetching`: of these, those whose files were in flight.
+        `is_scarce`: all that may be kept is.
+        """
+        at, samples_then, fetching_then = self._looked
+        if now - at < TRIED_S:
+            return
+        self._looked = now, samples, fetching
+        read = samples - samples_then
+        if read < TRIED_SAMPLES or now - at > 2 * TRIED_S:  # nothing is known of so long a time
+            return
+        if self._is_new:
+            self._is_new = False
+            return
+        speed = read / (now - at)
+        if self._before is not None:
+            if speed < FASTER * self._before:
+                self.part *= 2
+                self._rests_until = now + self._rest_s
+                self._rest_s = min(2 * self._rest_s, REST_MOST_S)
+            self._before = None
+        is_late = fetching - fetching_then > FETCHING_SHARE * read
+        may_try = is_scarce and self.part > MOST_PART and now >= self._rests_until
+        if is_late and may_try:
+            self._before, self._is_new = speed, True
+            self.part //= 2
 
 
 class Lanes:
@@ -48,6 +97,7 @@ class Lanes:
 
     def __init__(self, files: Files, ram: Ram, wires: Wires) -> None:
         self._files, self._ram, self._wires = files, ram, wires
+        self.room = Room()
 
     @staticmethod
     def has(job: Job) -> bool:

@@ -64,6 +64,7 @@ AHEAD_S, AHEAD_SHARE, NEED_SHARE = 1.0, 8, 2
 LANES_AHEAD_S = 0.05  # lanes go on twice in that time: they need an eighth to a half
 EVEN_SHARE = 0.95  # an epoch of so much of the dataset, and nothing twice, reads all alike
 MARGIN_SHARE = 8  # an eighth of an epoch
+SCARCE = 0.9  # of what may be kept so much is
 READ_LATELY_S = 5.0  # else it is not known whether readers wait
 PATIENCE_SHARE = 6  # readers may take a sixth of a window between two decisions
 
@@ -174,7 +175,7 @@ class Windows:
         budget_bytes = self._ram.usable_bytes
         need_bytes = sum(job.window.need_bytes for job in jobs)
         if self.has_lanes:
-            need_bytes = max(need_bytes, budget_bytes // AHEAD_SHARE)
+            need_bytes = max(need_bytes, budget_bytes // self._lanes.room.part)
         elif need_bytes > 2 * budget_bytes:  # what is read at once does not fit: ahead is in vain
             return budget_bytes
         return budget_bytes - min(need_bytes, budget_bytes // NEED_SHARE)
@@ -184,7 +185,12 @@ class Windows:
         what goes from SSD for files used sooner is chosen by the same uses. What is of a dataset
         that has more than its share leaves before all else.
         """
-        jobs, keeping, keep_bytes = self._live, self._keeping, self._keep_bytes()
+        jobs, keeping = self._live, self._keeping
+        if self.has_lanes:
+            fetching = sum(job.tally.late["fetching"] for job in jobs)
+            is_scarce = self._ram.kept_bytes > SCARCE * self.kept.most_bytes
+            self._lanes.room.look(sum(map(samples_read, jobs)), fetching, is_scarce, now)
+        keep_bytes = self._keep_bytes()
         is_packed = any(map(self._layout.is_packable, jobs))
         stored = functools.partial(_stored, self._files, jobs)
         in_ram: Callable[[Inos], Uses] | None
