@@ -37,17 +37,20 @@ class Need:
         self.nothing_why = ""
         """Why it gains nothing, whether it waits or not; else empty."""
         self._was_behind = True
-        self.begin_again()
+        self._begin_again()
 
-    def begin_again(self) -> None:
-        """What was seen says nothing of what comes."""
-        self._judged = 0.0, 0  # last: when, and how many samples were read then
-        self._looks = self._behind = 0  # since
+    def _begin_again(self) -> None:
+        self._judged = 0.0, 0  # when, and how many samples were read then
+        self._looked_at = 0.0
+        self._looks = self._behind = 0  # since it was judged
 
     def look(self, is_behind: bool, samples: int, now: float) -> None:
         """While it is read: whether something is missing of what is read next. `samples`: that were
         read so far.
         """
+        if now - self._looked_at > JUDGED_EVERY_S:  # what was seen before says nothing of now
+            self._begin_again()
+        self._looked_at = now
         self._looks += 1
         self._behind += is_behind
         at, samples_then = self._judged
@@ -62,7 +65,8 @@ class Need:
             self._was_behind = self._behind > WAITS_SHARE * self._looks
             # one that did not wait does so when it is behind twice: the origin may have been away
             self.waits = self._was_behind and (self.waits or was_behind)
-            self.begin_again()
+            self._begin_again()
+            self._looked_at = now
 
     def gain_nothing(self, why: str) -> None:
         self.nothing_why = why
@@ -132,8 +136,6 @@ class Shares:
         if is_new:
             self._jobs = tuple(jobs)
             self._datasets = [_Dataset(group) for group in _by_dataset(self._jobs)]
-            for job in self._jobs:
-                job.need.begin_again()
         self._reviewed_at = now
         was = self.are_uneven, self._over
         self.are_uneven, self._over = False, set()
@@ -157,14 +159,15 @@ class Shares:
         claiming = [job for job in self._jobs if self._claims_share(job)]
         if not claiming:  # nobody would gain by what is moved
             return
-        shares = fair(self._claims(claiming), sizes, cache_bytes)
-        for number, (dataset, share_bytes) in enumerate(zip(datasets, shares, strict=True)):
+        claims = self._claims(claiming)
+        is_under = False
+        for number, share_bytes in enumerate(fair(claims, sizes, cache_bytes)):
+            dataset = datasets[number]
             dataset.share_bytes = share_bytes
             if dataset.cached_bytes > OVER * share_bytes:
                 self._over.add(number)
-        self.are_uneven = bool(self._over) and any(
-            dataset.has_less_than(dataset.share_bytes) for dataset in datasets
-        )
+            is_under |= claims[number] > 0 and dataset.has_less_than(share_bytes)
+        self.are_uneven = bool(self._over) and is_under
 
     def _note(self, dataset: _Dataset) -> None:
         """Who waits for nothing, and who waits for want of an equal share."""

@@ -32,7 +32,7 @@ from hintsd.plan.files import (
     first_uses,
     takes,
 )
-from hintsd.plan.job import Job
+from hintsd.plan.job import Job, samples_read
 from hintsd.plan.ram import Ram
 from hintsd.policies.residents import fits
 
@@ -61,7 +61,7 @@ class Room:
         """One of so many of the budget is theirs, at least."""
         self._looked = 0.0, 0, 0  # last: when, samples and reads of files in flight until then
         self._before: float | None = None  # samples a second with half as much, while it is tried
-        self._is_new = False  # what is tried has begun within this time
+        self._is_new = False  # what is tried, or reading, has begun within this time
         self._rests_until, self._rest_s = 0.0, REST_FIRST_S
 
     def look(self, samples: int, fetching: int, is_scarce: bool, now: float) -> None:
@@ -73,7 +73,8 @@ class Room:
             return
         self._looked = now, samples, fetching
         read = samples - samples_then
-        if read < TRIED_SAMPLES or now - at > 2 * TRIED_S:  # nothing is known of so long a time
+        if read < TRIED_SAMPLES or now - at > 2 * TRIED_S:  # a pause ends in the next time
+            self._is_new = True
             return
         if self._is_new:
             self._is_new = False
@@ -97,7 +98,21 @@ class Lanes:
 
     def __init__(self, files: Files, ram: Ram, wires: Wires) -> None:
         self._files, self._ram, self._wires = files, ram, wires
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """There are none yet, or none any more."""
         self.room = Room()
+        self._looked_for: list[tuple[str, int]] = []  # jobs, and how often each has jumped
+
+    def look(self, jobs: list[Job], is_scarce: bool, now: float) -> None:
+        """How fast `jobs` are, for `Room.look`; of other ones, or elsewhere, it is found anew."""
+        looked_for = [(job.name, job.progress.moves) for job in jobs]
+        if looked_for != self._looked_for:
+            self.begin_again()
+            self._looked_for = looked_for
+        fetching = sum(job.tally.late["fetching"] for job in jobs)
+        self.room.look(sum(map(samples_read, jobs)), fetching, is_scarce, now)
 
     @staticmethod
     def has(job: Job) -> bool:

@@ -355,8 +355,6 @@ class Exchange:
         flags = self._files.flags[inos]
         is_missing = flags & (STORED | RESIDENT | KEPT_IN_RAM | GONE) == 0
         coming = inos[is_missing & (self._files.sizes[inos] > 0) & (inos != 0)]
-        if self._shut_out is not None and self._evicting_bytes + self._unused_bytes > 0:
-            coming = coming[~self._shut_out(coming)]
         self._come += len(inos)
         if len(coming) == 0:
             return
@@ -364,9 +362,23 @@ class Exchange:
         order = np.argsort(uses, kind="stable")
         coming, uses = coming[order], uses[order]
         room_bytes = min(self._ssd.free_bytes, self._ssd.room_bytes - self._ssd.storing_bytes)
+        if self._shut_out is not None:
+            coming, uses = self._without_shut_out(coming, uses, room_bytes)
         count = fits(self._files.sizes[coming], room_bytes)
         self._ssd.admit(coming[:count], None)
         self._make_way(coming[count:], uses[count:])
+
+    def _without_shut_out(self, coming: Inos, uses: Uses, room_bytes: int) -> tuple[Inos, Uses]:
+        """But for those that fit into what room is left beside what was made for others."""
+        assert self._shut_out is not None
+        is_out = self._shut_out(coming)
+        sizes = self._files.sizes[coming]
+        made_bytes = self._evicting_bytes + self._unused_bytes
+        others_bytes = int(sizes[~is_out].sum(dtype=np.int64))
+        left_bytes = max(0, room_bytes - made_bytes - others_bytes)
+        stays = np.flatnonzero(is_out)[: fits(sizes[is_out], left_bytes)]
+        is_out[stays] = False
+        return coming[~is_out], uses[~is_out]
 
     def _make_way(self, coming: Inos, uses: Uses) -> None:
         """For these, which are used at `uses` (ascending)."""

@@ -187,9 +187,8 @@ class Windows:
         """
         jobs, keeping = self._live, self._keeping
         if self.has_lanes:
-            fetching = sum(job.tally.late["fetching"] for job in jobs)
             is_scarce = self._ram.kept_bytes > SCARCE * self.kept.most_bytes
-            self._lanes.room.look(sum(map(samples_read, jobs)), fetching, is_scarce, now)
+            self._lanes.look(jobs, is_scarce, now)
         keep_bytes = self._keep_bytes()
         is_packed = any(map(self._layout.is_packable, jobs))
         stored = functools.partial(_stored, self._files, jobs)
@@ -227,6 +226,8 @@ class Windows:
         self._placement.exchange.choose_by(on_ssd, stored, margin, shut_out)
         if is_divided_anew:
             self.sort_anew()
+            for job in jobs if shut_out is None else []:  # anybody may have what room is left
+                job.placed.demand()
 
     def sort_anew(self) -> None:
         """It is known now that files are used at other times."""
@@ -268,6 +269,7 @@ class Windows:
         has_lanes = may and need_bytes > self._ram.usable_bytes / share
         if has_lanes != self.has_lanes:
             self.has_lanes = has_lanes
+            self._lanes.begin_again()
             for job in jobs:
                 self.empty(job)
                 job.window.forget_needs()
@@ -506,9 +508,9 @@ def _judge(job: Job, files: Files, ram: Ram | None, now: float) -> None:
     if ram is not None and len(soon) and now - job.progress.confirmed_at < READ_LATELY_S:
         missing = soon[files.flags[soon] & (STAGED | GONE) == 0]
         job.need.look(bool(ram.bytes_of(missing).any()), samples_read(job), now)
-    epochs = sequence.epochs
-    why = "this is its last epoch" if epochs and sequence.epoch_of(at) + 1 >= epochs else ""
-    job.need.gain_nothing(why if job.progress.begun else "nothing of it was read yet")
+    why = "it reads one epoch" if sequence.epochs == 1 else ""
+    is_unread = job.state == "idle" and not job.progress.begun
+    job.need.gain_nothing("nothing of it was read yet" if is_unread else why)
 
 
 def _divide(shares: Shares, jobs: list[Job], files: Files, free_bytes: int, now: float) -> bool:

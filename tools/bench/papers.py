@@ -13,6 +13,9 @@ from tools.bench.hints import hinted_mount
 from tools.bench.importance import (
     EPOCHS,
     EPOCHS_QUICK,
+    FILE_BYTES,
+    FILES,
+    FILES_QUICK,
     WARM_UP,
     budget_bytes,
     hits_of,
@@ -22,7 +25,6 @@ from tools.bench.rows import Bench
 from tools.hintsd_command import HintsdCommand
 from tools.latency_origin import LatencyOrigin
 
-FILES, FILES_QUICK, FILE_BYTES = 12_000, 3_000, 40_000
 LATENCY_S = 0.002
 WORKERS = 4
 ROUNDS = 3
@@ -95,7 +97,7 @@ def _train(
     arm: Arm,
     seed: int,
 ) -> list[dict[str, Any]]:
-    budget = budget_bytes(len(names) * FILE_BYTES, share)
+    budget = budget_bytes(len(names), share)
     options = ["--ram", str(budget // 2), "--ssd", str(budget // 2)]
     if arm.keep is None:
         options += ["--policy", "lrf"]

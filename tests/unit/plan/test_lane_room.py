@@ -58,10 +58,18 @@ def test_it_is_not_tried_where_readers_are_not_late_or_room_is_left() -> None:
 
 
 def test_a_pause_is_no_speed() -> None:
-    """Nothing was read for a while: what is tried is judged by what comes then."""
+    """Neither before a trial nor in its midst: readers are looked at meanwhile, too."""
+    reading = Reading(is_scarce=False)
+    reading.read(60, LATENCY)
+    reading.read(21, dict.fromkeys(LATENCY, 0.0))
+    reading.is_scarce = True
+    reading.read(0.9 * TRIED_S, BANDWIDTH)
+    reading.read(4 * TRIED_S, BANDWIDTH)
+    assert reading.room.part == LEAST_PART, "what came after the pause was no slow reading"
     reading = Reading()
     while reading.room.part == LEAST_PART:
         reading.read(0.1, LATENCY)
-    reading.now += 100
-    reading.read(2 * TRIED_S + 0.2, LATENCY)
+    reading.read(TRIED_S + 0.1, LATENCY)
+    reading.read(31, dict.fromkeys(LATENCY, 0.0))
+    reading.read(4 * TRIED_S, LATENCY)
     assert reading.room.part < LEAST_PART

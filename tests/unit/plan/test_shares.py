@@ -207,10 +207,19 @@ def test_who_gains_nothing_has_no_share_that_others_want() -> None:
     cache = Cache(cached=set(range(1, 401)) | set(range(1001, 1401)))
     cache.review(once, often)
     assert cache.share(once) == cache.share(often) == 400
-    once.need.gain_nothing("this is its last epoch")
+    once.need.gain_nothing("it reads one epoch")
     cache.review(once, often)
     assert (cache.share(once), cache.share(often)) == (0, 800)
-    assert cache.shares.figures("once")["share_why"] == "this is its last epoch"
+    assert cache.shares.figures("once")["share_why"] == "it reads one epoch"
+
+
+def test_nothing_moves_for_who_gains_nothing() -> None:
+    """What nobody needs is theirs: it is not moved from one to another."""
+    jobs = [Reader("x", files(1)), Reader("y", files(1001)), Reader("z", files(2001, 100))]
+    jobs[0].need.waits = jobs[1].need.waits = False
+    cache = Cache(cached=set(range(1, 801)) | set(range(2001, 2101)))
+    cache.review(*jobs)
+    assert not cache.shares.are_uneven
 
 
 def judge(need: Need, looks: int, behind: int, at: float = 0.0) -> None:
@@ -224,8 +233,9 @@ def test_a_job_is_judged_after_ten_seconds_and_a_thousand_samples() -> None:
     assert need.waits, "as far as is known"
     judge(need, 25, 2)
     assert need.waits
-    need.begin_again()
-    judge(need, 26, 2)
+    judge(need, 25, 2, at=60)  # what was seen long ago does not count
+    assert need.waits
+    judge(need, 26, 2, at=120)
     assert not need.waits
 
 

@@ -149,7 +149,7 @@ def test_at_most_half_of_an_epoch_repeats(hits: int, repetitions: float, extra: 
 
 
 @given(st.integers(0, 2**10 - 1), st.integers(0, 2**10 - 1), st.integers(0, 2**10 - 1))
-def test_low_samples_make_way_for_low_ones_that_are_cached(low: int, held: int, due: int) -> None:
+def test_low_samples_make_way_for_any_that_are_cached(low: int, held: int, due: int) -> None:
     def mask(bits: int) -> Any:
         return np.array([bool(bits >> i & 1) for i in range(10)])
 
