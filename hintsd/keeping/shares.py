@@ -13,9 +13,9 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hintsd.follow.sequence import Inos
+from hintsd.keeping.shared_files import OVERLAP_SAMPLES, OVERLAP_SHARE
 from hintsd.policies import Mask
-
-Inos = npt.NDArray[np.uint32]
 
 REVIEW_S: Final = 1.0
 LOOK_MOST: Final = 1 << 16
@@ -25,7 +25,6 @@ OVER, UNDER = 1.05, 0.95
 WAITS_SHARE: Final = 0.1
 """A job waits that is behind in more than this share of the times that it is looked at."""
 JUDGED_EVERY_S, JUDGED_SAMPLES, JUDGED_LOOKS = 10.0, 1000, 20  # at least, from time to time
-_SAMPLE, _SAME_SHARE = 64, 0.1  # of a dataset; so much of it in another one, and they are one
 
 
 class Need:
@@ -268,9 +267,9 @@ def _are_same(is_in: Mask, job: Sharer, other: Sharer) -> bool:
     if len(job.dataset) < len(other.dataset):  # of the smaller one
         is_in, job, other = _contained([other.dataset]), other, job
     sample = other.dataset[other.dataset != 0]
-    sample = sample[:: max(1, len(sample) // _SAMPLE)]
+    sample = sample[:: max(1, len(sample) // OVERLAP_SAMPLES)]
     found = is_in[sample[sample < len(is_in)]]
-    return bool(len(sample) and np.count_nonzero(found) > _SAME_SHARE * len(sample))
+    return bool(len(sample) and np.count_nonzero(found) > OVERLAP_SHARE * len(sample))
 
 
 def _contained(datasets: Sequence[Inos]) -> Mask:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hintsd.follow.sequence import Inos
 from hintsd.keeping.shares import Need, Shares, fair
-
-Inos = npt.NDArray[np.uint32]
 
 claim = st.tuples(st.sampled_from([0.0, 0.25, 1.0, 3.0]), st.integers(0, 10**12))
 
