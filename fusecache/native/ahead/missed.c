@@ -4,8 +4,9 @@
  * many at a time and has their files fetched; and the fetch thread that has brought a file answers it.
  * What is unusual about one, Python gives back: then pyfuse3 gets it, as if it had never waited.
  *
- * The kernel asks for a file piece by piece (of 128 KiB, mostly). The first READ has all of it fetched; what its readers
- * have not asked for yet stays in memory for a moment, until it is read, and answers the READs to come.
+ * The kernel asks for a file piece by piece (of 128 KiB, mostly), and front threads take the pieces in any order. The
+ * first that is taken has all of the file fetched; what no reader has asked for yet stays in memory for a moment, until
+ * it is read, and answers the READs to come.
  *
  * INVARIANT: a READ that was taken is answered once: by the bytes that came, or by pyfuse3.
  * INVARIANT: the inode of each READ that waits has been told to Python, or is in `fresh`.
@@ -27,6 +28,7 @@ struct rest {
 	bool is_over; /* freed by its last user */
 	struct version of;
 	uint64_t from; /* bytes [from, of.size) */
+	uint64_t left; /* of them, that no READ was answered with */
 	int64_t until_ns;
 	unsigned char *data;
 };
@@ -85,63 +87,65 @@ static struct rest *rest_of(uint32_t ino)
 	return NULL;
 }
 
-/* It locks. Bytes [from, of->size) are kept, if there is room. */
-static void rest_keep(uint32_t ino, const struct version *of, const unsigned char *data, uint64_t from)
+/* Bytes [from, of->size), `copy`, are kept, if there is room; else it is false. */
+static bool rest_keep(uint32_t ino, const struct version *of, unsigned char *copy, uint64_t from, uint64_t left)
 {
-	const uint64_t size = of->size - from;
-	unsigned char *copy = malloc(size);
 	const int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+	const uint64_t size = of->size - from;
 	struct rest *former, *place;
 
-	if (!copy)
-		return;
-	memcpy(copy, data + from, size);
-	pthread_mutex_lock(&missed.lock);
 	rests_forget(now_ns);
 	if ((former = rest_of(ino)))
 		rest_end(former);
 	place = missed.rests_bytes + size <= RESTS_BYTES_MOST ? rest_of(0) : NULL;
-	if (place) {
-		*place = (struct rest){.ino = ino, .of = *of, .from = from, .until_ns = now_ns + REST_NS, .data = copy};
-		missed.rests_bytes += size;
-	}
-	pthread_mutex_unlock(&missed.lock);
 	if (!place)
-		free(copy);
+		return false;
+	*place = (struct rest){
+	    .ino = ino, .of = *of, .from = from, .left = left, .until_ns = now_ns + REST_NS, .data = copy};
+	missed.rests_bytes += size;
+	return true;
 }
 
-/* How much of the READ the file has; 0: it cannot be answered with that version. */
+/* How much of the READ a file of `bytes` has. */
+static size_t within(const struct read_request *read, uint64_t bytes)
+{
+	if (read->offset >= bytes)
+		return 0;
+	return bytes - read->offset < read->size ? bytes - read->offset : read->size;
+}
+
+/* The same; 0: it cannot be answered with that version. */
 static size_t answerable(const struct read_request *read, const struct version *of)
 {
-	size_t size;
+	const size_t size = within(read, of->size);
 
-	if (read->offset >= of->size || !table_is_current(read->ino, of))
+	if (!size || !table_is_current(read->ino, of))
 		return 0;
-	size = of->size - read->offset < read->size ? of->size - read->offset : read->size;
 	return size < read->size && table_refuse_short(read->ino) ? 0 : size;
 }
 
-/* It locks. False: the READ's bytes are not in memory. */
-static bool rest_answers(const struct read_request *read)
+/* Who has it ends its use; NULL: the READ's bytes are not in memory. */
+static struct rest *rest_use(const struct read_request *read)
 {
-	struct rest *rest;
-	size_t size;
+	struct rest *rest = rest_of(read->ino);
 
-	pthread_mutex_lock(&missed.lock);
-	rest = rest_of(read->ino);
-	if (rest && (read->offset < rest->from || rest->until_ns <= clock_ns(CLOCK_MONOTONIC)))
-		rest = NULL;
-	if (rest)
-		rest->users++;
-	pthread_mutex_unlock(&missed.lock);
-	if (!rest)
-		return false;
-	size = answerable(read, &rest->of);
+	if (!rest || read->offset < rest->from || rest->until_ns <= clock_ns(CLOCK_MONOTONIC))
+		return NULL;
+	rest->users++;
+	return rest;
+}
+
+/* It locks, and ends the use. False: the READ is not answered. */
+static bool rest_answers(struct rest *rest, const struct read_request *read)
+{
+	const size_t size = answerable(read, &rest->of);
+
 	if (size)
 		answer_missed(read, &rest->of, rest->data + (read->offset - rest->from), size);
 	pthread_mutex_lock(&missed.lock);
 	rest->users--;
-	if (rest->is_over || !size || read->offset + size == rest->of.size)
+	rest->left -= size < rest->left ? size : rest->left;
+	if (rest->is_over || !size || !rest->left)
 		rest_end(rest);
 	pthread_mutex_unlock(&missed.lock);
 	return size;
@@ -172,21 +176,19 @@ static bool is_plain(const struct read_request *read)
 bool missed_take(const struct read_request *read)
 {
 	struct waiting *one;
+	struct rest *rest;
 	bool known = false, waits;
 
-	if (!atomic_load_explicit(&missed.enabled, memory_order_relaxed))
-		return false;
-	if (read->offset && rest_answers(read))
-		return true;
-	if (!is_plain(read) || !(one = malloc(sizeof(*one) + read->raw_size)))
+	if (!atomic_load_explicit(&missed.enabled, memory_order_relaxed) || !is_plain(read) ||
+	    !(one = malloc(sizeof(*one) + read->raw_size)))
 		return false;
 	one->read = *read;
 	one->read.raw = memcpy(one->raw, read->raw, read->raw_size);
 	pthread_mutex_lock(&missed.lock);
-	waits = atomic_load(&missed.enabled) && missed.count < MISSED_MOST && missed.fresh_count < MISSED_MOST;
+	rest = rest_use(read);
+	waits = !rest && atomic_load(&missed.enabled) && missed.count < MISSED_MOST && missed.fresh_count < MISSED_MOST;
 	for (const struct waiting *other = missed.first; waits && other && !known; other = other->next)
 		known = other->read.ino == read->ino;
-	waits &= known || !read->offset; /* who begins amid a file may want no more of it */
 	if (waits) {
 		one->next = missed.first;
 		missed.first = one;
@@ -199,7 +201,7 @@ bool missed_take(const struct read_request *read)
 	pthread_mutex_unlock(&missed.lock);
 	if (!waits)
 		free(one);
-	return waits;
+	return rest ? rest_answers(rest, read) : waits;
 }
 
 size_t missed_fresh(bool wait, uint32_t *inos)
@@ -216,12 +218,11 @@ size_t missed_fresh(bool wait, uint32_t *inos)
 	return count;
 }
 
-/* Those of the inode; 0: all. */
+/* Those of the inode; 0: all. `missed` is locked. */
 static struct waiting *take_out(uint32_t ino)
 {
 	struct waiting *taken = NULL, *one;
 
-	pthread_mutex_lock(&missed.lock);
 	for (struct waiting **at = &missed.first; (one = *at);) {
 		if (ino && one->read.ino != ino) {
 			at = &one->next;
@@ -234,22 +235,55 @@ static struct waiting *take_out(uint32_t ino)
 	}
 	if (!ino)
 		missed.fresh_count = 0;
-	pthread_mutex_unlock(&missed.lock);
 	return taken;
+}
+
+/* Where what its first READ asks for ends; 0: that has not come, be it that other front threads took those behind it.
+ * `any`: does one wait? It locks. */
+static uint64_t first_end(uint32_t ino, bool *any)
+{
+	uint64_t end = 0;
+
+	*any = false;
+	pthread_mutex_lock(&missed.lock);
+	for (const struct waiting *one = missed.first; one; one = one->next)
+		if (one->read.ino == ino) {
+			*any = true;
+			if (!one->read.offset)
+				end = one->read.size;
+		}
+	pthread_mutex_unlock(&missed.lock);
+	return end;
 }
 
 void missed_came(uint32_t ino, const struct version *of, const unsigned char *data, int64_t begun_ns)
 {
-	/* A file that is too young must be flagged before the kernel has its pages: Python does that. */
-	const bool settled = begun_ns - of->ctime_ns > atomic_load(&missed.tick_ns);
-	struct waiting *taken = settled ? take_out(ino) : NULL, *one, *next;
-	uint64_t end = 0;
+	unsigned char *copy = NULL;
+	struct waiting *taken, *one, *next;
+	uint64_t from, left;
+	bool any;
 
+	/* A file that is too young must be flagged before the kernel has its pages: Python does that. */
+	if (begun_ns - of->ctime_ns <= atomic_load(&missed.tick_ns))
+		return;
+	from = first_end(ino, &any);
+	if (!any)
+		return;
+	if (from < of->size && (copy = malloc(of->size - from)))
+		memcpy(copy, data + from, of->size - from);
+	left = from < of->size ? of->size - from : 0;
+	pthread_mutex_lock(&missed.lock); /* once: a READ waits here, or finds the copy */
+	taken = take_out(ino);
 	for (one = taken; one; one = one->next)
-		if (one->read.offset + one->read.size > end)
-			end = one->read.offset + one->read.size;
-	if (taken && end < of->size) /* before the answer: the reader comes back at once */
-		rest_keep(ino, of, data, end);
+		if (one->read.offset >= from) {
+			const size_t size = within(&one->read, of->size);
+
+			left -= size < left ? size : left;
+		}
+	if (copy && left && rest_keep(ino, of, copy, from, left))
+		copy = NULL;
+	pthread_mutex_unlock(&missed.lock);
+	free(copy);
 	for (one = taken; one; one = next) {
 		const size_t size = answerable(&one->read, of);
 
@@ -277,7 +311,10 @@ void missed_pass(uint32_t ino)
 {
 	struct waiting *one, *next;
 
-	for (one = take_out(ino); one; one = next) {
+	pthread_mutex_lock(&missed.lock);
+	one = take_out(ino);
+	pthread_mutex_unlock(&missed.lock);
+	for (; one; one = next) {
 		next = one->next;
 		answer_pass(&one->read);
 		free(one);
