@@ -139,19 +139,33 @@ class Progress:
         return self.disorder + self.spacing
 
     @property
-    def floor(self) -> int:
+    def passed_from(self) -> int:
         """What is used from here on may be told of only now: a step is here before the reads that
         it is about, by as much as a reader comes on in PACE_S on a busy machine.
         """
-        return max(self._unstepped, min(self.low, self._low_before) - self.slack)
+        return min(self.low, self._low_before) - self.slack
 
-    def place(self, candidates: Positions, unfired: int | None) -> Positions:
-        """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
+    @property
+    def floor(self) -> int:
+        """The same, where each wire is of one use."""
+        return max(self._unstepped, self.passed_from)
+
+    def place(
+        self, candidates: Positions, unfired: int | None, earlier: Positions | None = None
+    ) -> Positions:
+        """The position in order of each observed file, or -1. `candidates`: Sequence.locate from
+        `low` on; `earlier`: the same from `passed_from` on, where a file may come again in an
+        epoch: what may be of a use that is passed moves nothing.
+        """
         if candidates.size == 0:
             return np.full(candidates.shape[1:], -1, np.int64)
         # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
         nearest: Positions = np.minimum.reduce(np.where(candidates >= self.floor, candidates, FAR))
-        return np.where((nearest >= self.low) & (nearest < self.zone_end(unfired)), nearest, -1)
+        is_in_order = (nearest >= self.low) & (nearest < self.zone_end(unfired))
+        if earlier is not None:
+            passed = (earlier >= self.passed_from) & (earlier < self.low)
+            is_in_order &= ~(np.logical_or.reduce(passed) & (nearest >= self.high))
+        return np.where(is_in_order, nearest, -1)
 
     # --- evidence
 

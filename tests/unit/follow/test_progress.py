@@ -284,6 +284,28 @@ def test_what_is_told_long_after_a_step_is_not_taken_for_the_next_use() -> None:
     assert progress.place(candidates, None).tolist() == [again]  # nothing comes as late as that
 
 
+@pytest.mark.parametrize("uses", [(100, 850), (850, 930)])
+def test_a_late_read_of_a_file_that_comes_again_moves_nothing(uses: tuple[int, ...]) -> None:
+    """What was read is the use at 850: it was told of behind the step to 900."""
+    n, file, again = 1000, 5000, 1150
+    orders = np.arange(1, 2 * n + 1, dtype=np.uint32).reshape(2, n)
+    orders[0, list(uses)] = orders[1, again - n] = file
+    sequence = Sequence(n, 2)
+    for epoch, order in enumerate(orders):
+        sequence.put(epoch, order)
+    progress = Progress(n, start=0, batch_size=10, workers=4, prefetch_factor=2, now=0.0)
+    for step in range(10, 910, 10):
+        progress.pace(step / 100)
+        progress.step(step, step / 100)
+    assert 100 < progress.passed_from < 850 < progress.low
+    seen = np.array([file, 905], np.uint32)
+    where = sequence.locate(seen, progress.low)
+    assert progress.high <= where[where > progress.low].max() < progress.zone_end(None)
+    assert progress.place(where, None).tolist() != [-1, 904]  # taken for a use that is to come
+    earlier = sequence.locate(seen, progress.passed_from)
+    assert progress.place(where, None, earlier).tolist() == [-1, 904]
+
+
 def test_pace_and_idleness() -> None:
     progress = make()
     feed(progress, [500], reads=True, now=1.0)
