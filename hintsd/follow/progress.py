@@ -147,25 +147,23 @@ class Progress:
 
     @property
     def floor(self) -> int:
-        """The same, where each wire is of one use."""
+        """The same, as far as wires tell: all before them is read."""
         return max(self._unstepped, self.passed_from)
 
-    def place(
-        self, candidates: Positions, unfired: int | None, earlier: Positions | None = None
-    ) -> Positions:
-        """The position in order of each observed file, or -1. `candidates`: Sequence.locate from
-        `low` on; `earlier`: the same from `passed_from` on, where a file may come again in an
-        epoch: what may be of a use that is passed moves nothing.
-        """
+    def place(self, candidates: Positions, unfired: int | None) -> Positions:
+        """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
         if candidates.size == 0:
             return np.full(candidates.shape[1:], -1, np.int64)
         # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
         nearest: Positions = np.minimum.reduce(np.where(candidates >= self.floor, candidates, FAR))
-        is_in_order = (nearest >= self.low) & (nearest < self.zone_end(unfired))
-        if earlier is not None:
-            passed = (earlier >= self.passed_from) & (earlier < self.low)
-            is_in_order &= ~(np.logical_or.reduce(passed) & (nearest >= self.high))
-        return np.where(is_in_order, nearest, -1)
+        return np.where((nearest >= self.low) & (nearest < self.zone_end(unfired)), nearest, -1)
+
+    def may_be_passed(self, placed: Positions, candidates: Positions) -> Mask:
+        """Which of what `place` said, beyond `high`, may be a late word of an earlier use, and says
+        nothing. `candidates`: Sequence.locate from `passed_from` on.
+        """
+        is_earlier = (candidates >= self.passed_from) & (candidates < self.low)
+        return (placed >= self.high) & np.logical_or.reduce(is_earlier)
 
     # --- evidence
 

@@ -348,12 +348,12 @@ class Followers:
                 is_known = is_used & ~theirs
             job.progress.expect_unseen(job.wiring.count_stolen())
             unfired = job.wiring.first_unfired(or_stolen=False)
-            earlier = None
+            placed = np.full(len(looks), -1) if job.is_lost else job.progress.place(where, unfired)
             if job.sequence.has_repeats:
                 earlier = job.sequence.locate(seen.inos, job.progress.passed_from)
-            placed = np.full(len(looks), -1)
-            if not job.is_lost:
-                placed = job.progress.place(where, unfired, earlier)
+                is_doubtful = job.progress.may_be_passed(placed, earlier)
+                theirs, is_known = theirs | is_doubtful, is_known & ~is_doubtful
+                placed[is_doubtful] = -1
             views.append(_View(job, theirs, where, is_used, is_known, unfired, placed, placed >= 0))
         return views
 

@@ -301,9 +301,10 @@ def test_a_late_read_of_a_file_that_comes_again_moves_nothing(uses: tuple[int, .
     seen = np.array([file, 905], np.uint32)
     where = sequence.locate(seen, progress.low)
     assert progress.high <= where[where > progress.low].max() < progress.zone_end(None)
-    assert progress.place(where, None).tolist() != [-1, 904]  # taken for a use that is to come
+    placed = progress.place(where, None)
+    assert placed[0] >= progress.high, "it is taken for a use that is to come"
     earlier = sequence.locate(seen, progress.passed_from)
-    assert progress.place(where, None, earlier).tolist() == [-1, 904]
+    assert progress.may_be_passed(placed, earlier).tolist() == [True, False]
 
 
 def test_pace_and_idleness() -> None:
