@@ -159,11 +159,11 @@ class Progress:
         return np.where((nearest >= self.low) & (nearest < self.zone_end(unfired)), nearest, -1)
 
     def may_be_passed(self, placed: Positions, candidates: Positions) -> Mask:
-        """Which of what `place` said, beyond `high`, may be a late word of an earlier use, and says
-        nothing. `candidates`: Sequence.locate from `passed_from` on.
+        """Which of what `place` said, further on than the next wires, may be a late word of an
+        earlier use, and says nothing. `candidates`: Sequence.locate from `passed_from` on.
         """
-        is_earlier = (candidates >= self.passed_from) & (candidates < self.low)
-        return (placed >= self.high) & np.logical_or.reduce(is_earlier)
+        is_earlier = (candidates >= max(0, self.passed_from)) & (candidates < self.low)
+        return (placed >= self.high + 2 * self.spacing) & np.logical_or.reduce(is_earlier)
 
     # --- evidence
 

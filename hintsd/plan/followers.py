@@ -388,7 +388,10 @@ class Followers:
             self._jump(job, place, now)
             return
         if not job.is_lost:
-            progress.settle(job.wiring.first_unfired(), job.wiring.laid_from)
+            # Any use of a file fires its wire: where files come again, wires are no bound of what a
+            # slow worker has read.
+            laid_from = None if job.sequence.has_repeats else job.wiring.laid_from
+            progress.settle(job.wiring.first_unfired(), laid_from)
             job.wiring.doubt_fired()
             if job.wiring.passed.is_much_left_out:
                 self._condemn(job, now, Cause.UNREAD)

@@ -4,9 +4,8 @@
  * many at a time and has their files fetched; and the fetch thread that has brought a file answers it.
  * What is unusual about one, Python gives back: then pyfuse3 gets it, as if it had never waited.
  *
- * The kernel asks for a file piece by piece (of 128 KiB, mostly), and front threads take the pieces in any order. The
- * first that is taken has all of the file fetched; what no reader has asked for yet stays in memory for a moment, until
- * it is read, and answers the READs to come.
+ * The kernel asks for a file piece by piece (of 128 KiB, mostly). The first READ has all of it fetched; what its readers
+ * have not asked for yet stays in memory for a moment, until it is read, and answers the READs to come.
  *
  * INVARIANT: a READ that was taken is answered once: by the bytes that came, or by pyfuse3.
  * INVARIANT: the inode of each READ that waits has been told to Python, or is in `fresh`.
@@ -189,6 +188,9 @@ bool missed_take(const struct read_request *read)
 	waits = !rest && atomic_load(&missed.enabled) && missed.count < MISSED_MOST && missed.fresh_count < MISSED_MOST;
 	for (const struct waiting *other = missed.first; waits && other && !known; other = other->next)
 		known = other->read.ino == read->ino;
+	/* Who begins amid a file may come back for more of it much later, and pyfuse3's way has the kernel keep all of it.
+	 * That way goes, too, what another front thread took before the file's first READ was here. */
+	waits &= known || !read->offset;
 	if (waits) {
 		one->next = missed.first;
 		missed.first = one;
@@ -238,40 +240,32 @@ static struct waiting *take_out(uint32_t ino)
 	return taken;
 }
 
-/* Where what its first READ asks for ends; 0: that has not come, be it that other front threads took those behind it.
- * `any`: does one wait? It locks. */
-static uint64_t first_end(uint32_t ino, bool *any)
+/* Where what the file's first READ asks for ends; 0: none waits. It locks. */
+static uint64_t first_end(uint32_t ino)
 {
 	uint64_t end = 0;
 
-	*any = false;
 	pthread_mutex_lock(&missed.lock);
 	for (const struct waiting *one = missed.first; one; one = one->next)
-		if (one->read.ino == ino) {
-			*any = true;
-			if (!one->read.offset)
-				end = one->read.size;
-		}
+		if (one->read.ino == ino && !one->read.offset)
+			end = one->read.size;
 	pthread_mutex_unlock(&missed.lock);
 	return end;
 }
 
 void missed_came(uint32_t ino, const struct version *of, const unsigned char *data, int64_t begun_ns)
 {
-	unsigned char *copy = NULL;
-	struct waiting *taken, *one, *next;
-	uint64_t from, left;
-	bool any;
-
 	/* A file that is too young must be flagged before the kernel has its pages: Python does that. */
-	if (begun_ns - of->ctime_ns <= atomic_load(&missed.tick_ns))
+	const bool settled = begun_ns - of->ctime_ns > atomic_load(&missed.tick_ns);
+	const uint64_t from = settled ? first_end(ino) : 0;
+	uint64_t left = from < of->size ? of->size - from : 0;
+	struct waiting *taken, *one, *next;
+	unsigned char *copy;
+
+	if (!from)
 		return;
-	from = first_end(ino, &any);
-	if (!any)
-		return;
-	if (from < of->size && (copy = malloc(of->size - from)))
-		memcpy(copy, data + from, of->size - from);
-	left = from < of->size ? of->size - from : 0;
+	if ((copy = left ? malloc(left) : NULL))
+		memcpy(copy, data + from, left);
 	pthread_mutex_lock(&missed.lock); /* once: a READ waits here, or finds the copy */
 	taken = take_out(ino);
 	for (one = taken; one; one = one->next)
@@ -280,6 +274,7 @@ void missed_came(uint32_t ino, const struct version *of, const unsigned char *da
 
 			left -= size < left ? size : left;
 		}
+	/* before the answers: their readers come back at once */
 	if (copy && left && rest_keep(ino, of, copy, from, left))
 		copy = NULL;
 	pthread_mutex_unlock(&missed.lock);
