@@ -139,16 +139,11 @@ class Progress:
         return self.disorder + self.spacing
 
     @property
-    def passed_from(self) -> int:
+    def floor(self) -> int:
         """What is used from here on may be told of only now: a step is here before the reads that
         it is about, by as much as a reader comes on in PACE_S on a busy machine.
         """
-        return min(self.low, self._low_before) - self.slack
-
-    @property
-    def floor(self) -> int:
-        """The same, as far as wires tell: all before them is read."""
-        return max(self._unstepped, self.passed_from)
+        return max(self._unstepped, min(self.low, self._low_before) - self.slack)
 
     def place(self, candidates: Positions, unfired: int | None) -> Positions:
         """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""
@@ -157,13 +152,6 @@ class Progress:
         # of two uses (an epoch's end and the next one's beginning) the first: it moves nothing
         nearest: Positions = np.minimum.reduce(np.where(candidates >= self.floor, candidates, FAR))
         return np.where((nearest >= self.low) & (nearest < self.zone_end(unfired)), nearest, -1)
-
-    def may_be_passed(self, placed: Positions, candidates: Positions) -> Mask:
-        """Which of what `place` said, further on than the next wires, may be a late word of an
-        earlier use, and says nothing. `candidates`: Sequence.locate from `passed_from` on.
-        """
-        is_earlier = (candidates >= max(0, self.passed_from)) & (candidates < self.low)
-        return (placed >= self.high + 2 * self.spacing) & np.logical_or.reduce(is_earlier)
 
     # --- evidence
 
@@ -323,3 +311,12 @@ class Progress:
         assert self.low <= self.high
         assert self.high - self.low <= self.slack, (self.low, self.high)
         self.evidence.check_invariants()
+
+
+def are_late(progress: Progress, placed: Positions, candidates: Positions) -> Mask:
+    """Which of what `place` said, further on than the next wires, may be a late word of an earlier
+    use, and says nothing. `candidates`: Sequence.locate from `floor` on.
+    """
+    is_earlier = (candidates >= progress.floor) & (candidates < progress.low)
+    is_far: Mask = placed >= progress.high + 2 * progress.spacing
+    return is_far & is_earlier.any(axis=0)

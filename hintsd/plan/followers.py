@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fusecache.base.wire import Observed, Standing
+from hintsd.follow.progress import are_late
 from hintsd.follow.readers import ANOTHERS, OWN, STRANGER, Pids, Whose
 from hintsd.follow.search import (
     ENOUGH,
@@ -350,10 +351,10 @@ class Followers:
             unfired = job.wiring.first_unfired(or_stolen=False)
             placed = np.full(len(looks), -1) if job.is_lost else job.progress.place(where, unfired)
             if job.sequence.has_repeats:
-                earlier = job.sequence.locate(seen.inos, job.progress.passed_from)
-                is_doubtful = job.progress.may_be_passed(placed, earlier)
-                theirs, is_known = theirs | is_doubtful, is_known & ~is_doubtful
-                placed[is_doubtful] = -1
+                earlier = job.sequence.locate(seen.inos, job.progress.floor)
+                late = are_late(job.progress, placed, earlier)
+                theirs, is_known = theirs | late, is_known & ~late
+                placed[late] = -1
             views.append(_View(job, theirs, where, is_used, is_known, unfired, placed, placed >= 0))
         return views
 

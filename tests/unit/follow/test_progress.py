@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hintsd.follow.evidence import CONDEMNED_SAMPLES, chance
-from hintsd.follow.progress import Progress, wire_spacing
+from hintsd.follow.progress import Progress, are_late, wire_spacing
 from hintsd.follow.sequence import EpochOrder, Sequence
 
 N = 10_000
@@ -297,14 +297,14 @@ def test_a_late_read_of_a_file_that_comes_again_moves_nothing(uses: tuple[int, .
     for step in range(10, 910, 10):
         progress.pace(step / 100)
         progress.step(step, step / 100)
-    assert 100 < progress.passed_from < 850 < progress.low
+    assert 100 < progress.floor < 850 < progress.low
     seen = np.array([file, 905, n + 2], np.uint32)  # the last one is of the second epoch alone
     where = sequence.locate(seen, progress.low)
     assert progress.high <= where[where > progress.low].max() < progress.zone_end(None)
     placed = progress.place(where, None)
     assert placed[0] >= progress.high, "it is taken for a use that is to come"
-    earlier = sequence.locate(seen, progress.passed_from)
-    assert progress.may_be_passed(placed, earlier).tolist() == [True, False, False]
+    earlier = sequence.locate(seen, progress.floor)
+    assert are_late(progress, placed, earlier).tolist() == [True, False, False]
 
 
 def test_pace_and_idleness() -> None:
