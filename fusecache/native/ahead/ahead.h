@@ -88,7 +88,7 @@ struct asked_block {
 struct sockaddr;
 /* Others are answered from now on, at that address. -errno. */
 int asked_begin(const struct sockaddr *at, unsigned length);
-/* Whether what is not on SSD waits for asked_end(); else, and from the moment that it is disabled, it is not here. */
+/* Whether what is not on SSD waits for asked_end(); else nothing waits: busy. */
 int asked_enable(bool is_enabled);
 int asked_fd(void);					    /* readable: asked_take() has some */
 size_t asked_take(struct asked_block *blocks, size_t most); /* that were not told before */
