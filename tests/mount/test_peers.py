@@ -35,7 +35,8 @@ from tests.support.faulty_origin import SETTLED_S, Fault, FaultyOrigin
 from tests.support.mounted import command, eventually, processes_of
 from tools.cluster_lib.engine import Access, make_access
 
-PORT = 7411
+PORT = 7411  # of those that are there all the time
+OTHER_PORT = 7412  # of a test's own
 HOSTS = 3
 
 
@@ -60,22 +61,22 @@ def address(number: int) -> str:
     return loopback(20 + number)
 
 
-def url(dataset: str, scheme: str = "peers", hosts: int = HOSTS) -> str:
-    return f"{scheme}://{','.join(address(n) for n in range(hosts))}/{dataset}"
+def url(dataset: str, scheme: str = "peers", hosts: int = HOSTS, port: int = OTHER_PORT) -> str:
+    return f"{scheme}://{','.join(f'{address(n)}:{port}' for n in range(hosts))}/{dataset}"
 
 
-def secure(access: Access, number: int, dataset: str, name: str = "") -> tuple[str, ...]:
-    """Options of the host; with the certificate `name`."""
-    certificate, key = access.certificate(name or address(number))
+def secure(access: Access, number: int, dataset: str, port: int) -> tuple[str, ...]:
+    """Options of the host."""
+    certificate, key = access.certificate(address(number))
     return (
-        "--pool", url(dataset), "--pool-listen", address(number),
+        "--pool", url(dataset, port=port), "--pool-listen", f"{address(number)}:{port}",
         "--pool-ca", str(access.certificate("ca")[0]),
         "--pool-cert", str(certificate), "--pool-key", str(key),
     )  # fmt: skip
 
 
 def plain(number: int, dataset: str, hosts: int = HOSTS) -> tuple[str, ...]:
-    listen = ("--pool-listen", f"{address(number)}:{PORT}")
+    listen = ("--pool-listen", f"{address(number)}:{OTHER_PORT}")
     return ("--pool", url(dataset, "peer", hosts), *listen, "--pool-insecure")
 
 
@@ -114,7 +115,7 @@ def trio_of(
 ) -> Iterator[list[Host]]:
     with (
         mounts_of(origin, tmp_path_factory.mktemp("three")) as start,
-        three(start, lambda number: secure(access, number, "three")) as hosts,
+        three(start, lambda number: secure(access, number, "three", PORT)) as hosts,
     ):
         yield hosts
 
@@ -147,6 +148,7 @@ def total(hosts: list[Host], name: str) -> int:
 # ---- each file is read at the origin once --------------------------------------------------------
 
 
+@pytest.mark.claim("R9")
 def test_everyone_reads_all_and_the_origin_is_read_once(hosts: list[Host], origin: Origin) -> None:
     contents = origin.files(8)
     read_by_all(hosts, contents)
@@ -268,6 +270,7 @@ def send_all(host: Host, number: int) -> None:
         os.kill(pid, number)
 
 
+@pytest.mark.claim("F10")
 def test_a_host_that_is_stopped_costs_no_read(starting: Mounting, origin: Origin) -> None:
     with three(starting, lambda number: plain(number, "stopped")) as hosts:
         *others, stopped = hosts
@@ -299,7 +302,7 @@ def test_a_host_that_ends_costs_no_read_and_others_share_its_files(
             gone.mount.umount()
             reading.result(PATIENCE_S)
         read_by_all(others, origin.files())
-        name = f"{address(HOSTS - 1)}:{PORT}"
+        name = f"{address(HOSTS - 1)}:{OTHER_PORT}"
         eventually(lambda: all(host.pool["without"] == [name] for host in others))
         shared = origin.files(4)
         for host in others:
@@ -314,8 +317,7 @@ def test_the_server_of_a_host_that_is_killed_answers_again(
 ) -> None:
     with three(starting, lambda number: plain(number, "killed")) as hosts:
         killed = hosts[1]
-        (server,) = processes_of(killed.mount.path, "server")
-        os.kill(server, signal.SIGKILL)
+        killed.mount.kill_server()
         read_by_all(hosts, origin.files())
         for host in hosts:
             host.listen_again()
@@ -370,8 +372,13 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listening.accept()
-                far = socket.create_connection(self._to)
-                self._open += [near, far]
+                self._open.append(near)
+                try:
+                    far = socket.create_connection(self._to)
+                except OSError:  # it does not listen yet
+                    near.close()
+                    continue
+                self._open.append(far)
                 self._spawn(self._pass, near, far, False)
                 self._spawn(self._pass, far, near, True)
 
@@ -386,14 +393,15 @@ class Wire:
             other.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.claim("F10")
 def test_a_byte_that_flips_on_the_wire_is_read_at_the_origin(
     starting: Mounting, origin: Origin
 ) -> None:
-    names = f"{address(0)},{address(1)}:9999"
+    names = f"{address(0)}:{OTHER_PORT},{address(1)}:9999"
     options = ("--pool", f"peer://{names}/flipped", "--pool-insecure", "--pool-listen")
-    with Wire((address(1), 9999), (address(1), PORT)) as wire:
-        first = starting(*options, address(0))
-        second = starting(*options, address(1))
+    with Wire((address(1), 9999), (address(1), OTHER_PORT)) as wire:
+        first = starting(*options, f"{address(0)}:{OTHER_PORT}")
+        second = starting(*options, f"{address(1)}:{OTHER_PORT}")
         for host in (first, second):
             host.measure()
         meet(first, second)
@@ -407,13 +415,14 @@ def test_a_byte_that_flips_on_the_wire_is_read_at_the_origin(
         assert second.count("damaged") == 0
 
 
+@pytest.mark.claim("S15")
 def test_a_wrong_certificate_lets_nobody_in(
     starting: Mounting, origin: Origin, access: Access, tmp_path: Path
 ) -> None:
     names = [address(n) for n in range(HOSTS)]
     strange = make_access(tmp_path / "strange", names, has_tls=True, acl="")
-    hosts = [starting(*secure(access, number, "strange")) for number in range(2)]
-    options = list(secure(strange, 2, "strange"))
+    hosts = [starting(*secure(access, number, "strange", OTHER_PORT)) for number in range(2)]
+    options = list(secure(strange, 2, "strange", OTHER_PORT))
     options[options.index("--pool-ca") + 1] = str(access.certificate("ca")[0])
     foreigner = starting(*options)
     for host in (*hosts, foreigner):
@@ -426,7 +435,7 @@ def test_a_wrong_certificate_lets_nobody_in(
     for host in hosts:
         eventually(lambda host=host: host.pool["served"]["refused"] > 0)  # type: ignore[misc]
         assert host.count("files") > 0
-        assert f"{address(2)}:{PORT}" not in [
+        assert f"{address(2)}:{OTHER_PORT}" not in [
             f"{row['host']}:{row['port']}" for row in host.pool["servers"] if row["hits"]
         ]
     assert foreigner.pool["served"]["requests"] == 0
@@ -441,6 +450,21 @@ def test_another_dataset_is_not_asked(starting: Mounting, origin: Origin) -> Non
         host.read(contents)
         assert host.count("files") == 0
         assert host.count("origin_files") == len(contents)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--pool-listen", "0.0.0.0:7411"), "--pool-listen: only with --pool peers://"),
+        (("--pool", "peer://h/d", "--pool-insecure", "--pool-listen", ":1"), "is no server"),
+    ],
+)
+def test_where_to_listen_is_checked(place: Place, words: tuple[str, ...], told: str) -> None:
+    cache = ("--cache-dir", place.cache_dir, "--hintsd", "none", "--ssd", "64M")
+    done = command("mount", place.source, place.mountpoint, *cache, "--allow-empty", *words)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_host_that_does_not_listen_asks(starting: Mounting, origin: Origin) -> None:

@@ -72,7 +72,8 @@ static enum serve_result look_at(uint32_t ino, const struct wanted *wanted, stru
 	if (S_ISREG(found->node->mode) && node_live_name(found->ino)) {
 		const uint32_t flags = node_flags(found->node);
 
-		result = flags & (NODE_UNCHECKED | NODE_STALE | NODE_NOATTR) || !is_same(&found->version, &wanted->of)
+		/* STALE is about the kernel: the table has the new version. */
+		result = flags & (NODE_UNCHECKED | NODE_NOATTR) || !is_same(&found->version, &wanted->of)
 			     ? SERVE_STALE
 			     : SERVE_ABSENT;
 	}

@@ -239,12 +239,14 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.claim("S15")
 @pytest.mark.parametrize("name", NAMES, ids=[repr(name[:12]) for name in NAMES])
 def test_what_is_no_name_of_a_file_is_not_here(files: Files, asker: Asker, name: bytes) -> None:
     assert asker.block(name, files.version()) == NOTHING
     assert files.taken == []
 
 
+@pytest.mark.claim("S15")
 def test_a_link_is_no_file(files: Files, asker: Asker) -> None:
     (files.source / "link").symlink_to("d/f")
     (files.source / "to").symlink_to("d")
@@ -391,6 +393,7 @@ NO_REQUESTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.claim("S15")
 @pytest.mark.parametrize("data", NO_REQUESTS, ids=[repr(data[:30]) for data in NO_REQUESTS])
 def test_what_is_no_request_closes_the_connection(files: Files, port: str, data: bytes) -> None:
     malformed = counted("malformed")
@@ -415,6 +418,7 @@ pieces = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.claim("S15")
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
