@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #define CONNECTIONS_MOST 512u
 #define SENDING_MOST 16u /* blocks at a time, each in a buffer of its own */
@@ -20,7 +19,6 @@
 #define ANSWER_NS 2000000000ll /* besides a block's bytes */
 #define IDLE_NS 600000000000ll
 #define RETRY_NS 100000000l /* no descriptor, no thread */
-#define NICENESS 10	    /* own readers first */
 
 struct serve_counters serve_counters;
 static struct {
@@ -352,7 +350,6 @@ static void *asker_main(void *of)
 	struct asker *asker = of;
 	int err;
 
-	setpriority(PRIO_PROCESS, (id_t)gettid(), NICENESS);
 	err = link_accept(&asker->link, asker->link.fd, now_ns() + HANDSHAKE_NS);
 	if (err) {
 		COUNT_SERVE(refused, 1);
