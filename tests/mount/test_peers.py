@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -440,6 +441,13 @@ def test_a_wrong_certificate_lets_nobody_in(
             f"{row['host']}:{row['port']}" for row in host.pool["servers"] if row["hits"]
         ]
     assert foreigner.pool["served"]["requests"] == 0
+    without = ssl.create_default_context(cafile=str(access.certificate("ca")[0]))
+    with (
+        socket.create_connection((address(0), OTHER_PORT), PATIENCE_S) as plain_socket,
+        without.wrap_socket(plain_socket, server_hostname=address(0)) as connection,
+        pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"),
+    ):
+        connection.recv(1)
 
 
 def test_another_dataset_is_not_asked(starting: Mounting, origin: Origin) -> None:
