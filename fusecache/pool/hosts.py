@@ -138,8 +138,10 @@ class Hosts:
     @property
     def _self(self) -> str | None:
         """The server that this process is."""
-        ours = (row for row in _native.pool_servers() if row["is_self"])
-        return next((f"{row['host']}:{row['port']}" for row in ours), None)
+        ours = {(row["host"], row["port"]) for row in _native.pool_servers() if row["is_self"]}
+        return next(
+            (f"{host}:{port}" for host, port in self._address.servers if (host, port) in ours), None
+        )
 
     def _refresh(self) -> None:
         """Blocking: names, slots, our own record, the others'."""
@@ -170,7 +172,7 @@ class Hosts:
             else:
                 self._agree(engine)
         except Unreachable as error:
-            fault = str(error)
+            fault = fault or str(error)
         return fault
 
     def _find_cluster(self, engine: Engine) -> str:

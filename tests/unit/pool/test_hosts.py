@@ -155,5 +155,5 @@ def test_peers_are_met_and_told(engine: FakeEngine) -> None:
 
 def test_a_host_that_cannot_listen_asks_all_the_same(engine: FakeEngine) -> None:
     hosts = peers_of(port_of(engine), listen=("127.0.0.1", engine.port))
-    watch_until(hosts, lambda: "Address already in use" in hosts.status()["fault"])
+    watch_until(hosts, lambda: hosts.status()["fault"].startswith("--pool-listen"))
     assert hosts.status()["self"] is None
