@@ -87,7 +87,7 @@ static char *put_text(char *at, const char *text, size_t length)
 {
 	at += sprintf(at, "$%zu\r\n", length);
 	memcpy(at, text, length);
-	memcpy(at + length, "\r\n", 2);
+	memcpy(at + length, "\r\n", 2); /* NOLINT(bugprone-not-null-terminated-result): more follows */
 	return at + length + 2;
 }
 
