@@ -476,10 +476,11 @@ def pool_begin(
     private_key: str | None,
     min_age_ns: int,
     patience_ns: int,
+    has_peers: bool,
 ) -> None:
     """From now on blocks may be asked for: once in a process. `ca`: with TLS; files are read now.
     Files that changed less than min_age_ns ago are not shared. pool_get() waits for
-    patience_ns at most.
+    patience_ns at most. `has_peers`: servers are hosts, as this one is.
     ValueError: a file is no good.
     """
 
@@ -508,7 +509,45 @@ def pool_note_origin(ns: int, size: int) -> None:
 def pool_counters() -> dict[str, int]: ...
 def pool_servers() -> list[dict[str, Any]]:
     """In the order of their indices: host, port, why (what went wrong last), has_address,
-    is_left_alone, connections, hits, failures."""
+    is_left_alone, is_self, connections, hits, failures."""
+
+# ---- what other hosts ask this one for (peers) ---------------------------------------------------
+def pool_meet(server: int, /) -> bool:
+    """Connect to it, for a second at most. False: it is not there, or `is_self` from now on."""
+
+def serve_begin(address: str, port: str) -> None:
+    """Answer others at this address: once in a process, after pool_begin(). ValueError: not the
+    digits of an address. OSError: as of bind().
+    """
+
+def serve_holds(held_bytes: int, limit_bytes: int, version: str) -> None:
+    """For INFO: what is on SSD here, and may be."""
+
+def serve_counters() -> dict[str, int]:
+    """connections (open now), refused, requests (for blocks), hits (on SSD), fetched (read for the
+    others), bytes (in answers), stale, busy, malformed (connections that it ended).
+    """
+
+def asked_enable(enabled: bool, /) -> None:
+    """Whether blocks that are not on SSD wait for asked_end(); disabled: none does any more.
+    OSError: no descriptor is left.
+    """
+
+def asked_fd() -> int:
+    """-1: it never was enabled. Readable: asked_take() has some."""
+
+def asked_take() -> list[tuple[int, int]]:
+    """Blocks that others wait for, and that were not told before: (inode, block)."""
+
+def asked_end(
+    ino: int,
+    block: int,
+    version: tuple[int, int, int, int] | None,
+    data: bytes | bytearray | memoryview | None,
+) -> None:
+    """The whole block, of that version, to all that wait for it; None: they look on SSD once more,
+    and then it is not here.
+    """
 
 # ---- recording accesses ------------------------------------------------------------------------
 def trace_begin(wires: bool, lookups: bool) -> None:

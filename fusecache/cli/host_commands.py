@@ -262,7 +262,7 @@ def _look(engine: Engine, address: PoolAddress) -> dict[str, Any]:
     from fusecache.pool.view import agreed
 
     names, slots, is_cluster, fault = list(address.servers), b"", False, ""
-    for server in address.servers:
+    for server in () if address.has_peers else address.servers:
         try:
             cluster = engine.cluster(server)
         except Unreachable:
@@ -303,6 +303,7 @@ def _look(engine: Engine, address: PoolAddress) -> dict[str, Any]:
     return {
         "dataset": address.dataset,
         "is_cluster": is_cluster,
+        "has_peers": address.has_peers,
         "servers": list(rows.values()),
         "members": members,
         "fault": fault,
@@ -311,19 +312,25 @@ def _look(engine: Engine, address: PoolAddress) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("server", "slots", "used", "limit", "policy", "evicted"):
+    more = (
+        ("asked for", "on SSD", "read for others") if found["has_peers"] else ("policy", "evicted")
+    )
+    for name in ("server", "slots", "used", "limit", *more):
         table.add_column(name, justify="left" if name in ("server", "policy") else "right")
     for server in found["servers"]:
         if server["fault"]:
             table.add_row(server["server"], f"{server['slots']:,}", "", "", server["fault"])
             continue
+        if found["has_peers"]:
+            figures = [f"{server[name] or 0:,}" for name in ("requests", "hits", "fetched")]
+        else:
+            figures = [str(server["policy"]), f"{server['evicted'] or 0:,}"]
         table.add_row(
             server["server"],
             f"{server['slots']:,}",
             format_bytes(server["used_bytes"] or 0),
             format_bytes(server["limit_bytes"]) if server["limit_bytes"] else "none",
-            str(server["policy"]),
-            f"{server['evicted'] or 0:,}",
+            *figures,
         )
     members = Table(box=None, pad_edge=False)
     for name in ("member", "from the pool", "from the origin", "written", "failures"):

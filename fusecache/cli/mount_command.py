@@ -88,6 +88,7 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
         flag("--prefetch-bandwidth", "Of hinted reads, a second.", "none", metavar="SIZE|none"),
         flag("--prefetch-depth", "Hinted reads at a time.", "128", metavar="N"),
         flag("--pool", "Share what is read with other hosts.", "none", metavar="URL"),
+        flag("--pool-listen", "Answer the other hosts there.", metavar="HOST:PORT"),
         flag("--pool-ca", "Whose certificates to trust.", type=PATH, metavar="FILE"),
         flag("--pool-cert", "This host's certificate.", type=PATH, metavar="FILE"),
         flag("--pool-key", "Its private key.", type=PATH, metavar="FILE"),

@@ -140,6 +140,8 @@ def credentials_of(settings: Mapping[str, Any]) -> Credentials:
 
 def _check_pool(config: Config) -> None:
     pool = pool_of(config)
+    if config.pool_listen is not None and (pool is None or not pool[0].has_peers):
+        raise ConfigError("--pool-listen: only with --pool peers://…")
     if pool is not None:
         try:
             pool[1].check(pool[0], config.pool_insecure)

@@ -29,7 +29,7 @@ from fusecache.config.settings import (
     SSD_BYTES_MIN,
     THREADS_MAX,
 )
-from fusecache.pool.address import parse_address
+from fusecache.pool.address import PEERS_PORT, parse_address, parse_server
 
 
 def _size(value: Any) -> int:
@@ -180,6 +180,13 @@ def _pool(value: Any) -> str | None:
     return value
 
 
+def _listen(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    parse_server(value, PEERS_PORT)
+    return value
+
+
 def _user(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,64}", value):
         raise ValueError(f"{value!r} is no name of a user")
@@ -217,6 +224,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "prefetch_bandwidth": _bandwidth,
     "prefetch_depth": _count(PREFETCH_DEPTH_MAX),
     "pool": _pool,
+    "pool_listen": _listen,
     "pool_ca": _path,
     "pool_cert": _path,
     "pool_key": _path,

@@ -58,6 +58,7 @@ class Config:
     prefetch_bytes_per_s: int | None = None  # None: no limit
     prefetch_depth: int = 128
     pool: str | None = None  # its URL: docs/POOL.md
+    pool_listen: str | None = None  # HOST:PORT, where other hosts are answered
     pool_ca: str | None = None
     pool_cert: str | None = None
     pool_key: str | None = None

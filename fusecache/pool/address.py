@@ -11,6 +11,7 @@ from typing import Final
 from fusecache.base import trust
 
 PORT: Final = 6379
+PEERS_PORT: Final = 7411
 SERVERS_MOST: Final = 64
 EXAMPLE: Final = "valkeys://pool-1:6379,pool-2:6379/imagenet"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -28,6 +29,8 @@ class PoolAddress:
     is_tls: bool
     servers: tuple[tuple[str, str], ...]
     dataset: str
+    has_peers: bool = False
+    """The servers are hosts that mount the dataset. Else they are an engine's."""
 
     @property
     def prefix(self) -> str:
@@ -39,7 +42,7 @@ def parse_address(url: str) -> PoolAddress:
     """ValueError: one line."""
     if "@" in url:
         raise ValueError("no user or password in the address: --pool-user, --pool-password-file")
-    found = re.fullmatch(r"(valkeys?)://([^/?#]*)/?([^?#]*)", url)
+    found = re.fullmatch(r"(valkeys?|peers?)://([^/?#]*)/?([^?#]*)", url)
     if not found:
         raise ValueError(f'{url!r} is no address of a pool; write for example "{EXAMPLE}"')
     scheme, places, dataset = found.groups()
@@ -48,18 +51,21 @@ def parse_address(url: str) -> PoolAddress:
             f"{url!r} ends with no name of the dataset (A-Z a-z 0-9 . _ -, at most 64); "
             f'write for example "{EXAMPLE}"'
         )
-    servers = tuple(dict.fromkeys(_server(text) for text in places.split(",")))
+    has_peers = scheme.startswith("peer")
+    port = PEERS_PORT if has_peers else PORT
+    servers = tuple(dict.fromkeys(parse_server(text, port) for text in places.split(",")))
     if len(servers) > SERVERS_MOST:
         raise ValueError(f"{len(servers)} servers: at most {SERVERS_MOST}")
-    return PoolAddress(scheme == "valkeys", servers, dataset)
+    return PoolAddress(scheme.endswith("s"), servers, dataset, has_peers)
 
 
-def _server(text: str) -> tuple[str, str]:
+def parse_server(text: str, port: int) -> tuple[str, str]:
+    """Host and port; `port`: where none is said. ValueError: one line."""
     found = re.fullmatch(rf"({_HOST})(?::(\d{{1,5}}))?", text)
-    host, port = found.groups(str(PORT)) if found else ("", "0")
-    if not 0 < int(port) < 65536 or len(host) > _HOST_MOST:
-        raise ValueError(f'{text!r} is no server; write HOST:PORT, for example "pool-1:6379"')
-    return host.strip("[]").lower(), str(int(port))
+    host, port_text = found.groups(str(port)) if found else ("", "0")
+    if not 0 < int(port_text) < 65536 or len(host) > _HOST_MOST:
+        raise ValueError(f'{text!r} is no server; write HOST:PORT, for example "pool-1:{port}"')
+    return host.strip("[]").lower(), str(int(port_text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +80,30 @@ class Credentials:
 
     def check(self, address: PoolAddress, is_insecure: bool) -> None:
         """ValueError: one line that names the option."""
+        plain = "peer" if address.has_peers else "valkey"
         if not address.is_tls and not is_insecure:
             raise ValueError(
-                "--pool valkey://: bytes and password would cross the network in the clear; "
-                "use valkeys://, or say --pool-insecure"
+                f"--pool {plain}://: bytes and password would cross the network in the clear; "
+                f"use {plain}s://, or say --pool-insecure"
             )
         if address.is_tls and self.ca is None:
-            raise ValueError("--pool valkeys:// needs --pool-ca FILE: whose certificates to trust")
+            raise ValueError(
+                f"--pool {plain}s:// needs --pool-ca FILE: whose certificates to trust"
+            )
         if not address.is_tls and (self.ca or self.certificate or self.private_key):
-            raise ValueError("--pool valkey:// uses no certificates: write valkeys://")
+            raise ValueError(f"--pool {plain}:// uses no certificates: write {plain}s://")
         if (self.certificate is None) != (self.private_key is None):
             raise ValueError("--pool-cert and --pool-key go together")
+        if address.has_peers:
+            self._check_peers(address)
         if self.user is not None and self.password_file is None:
             raise ValueError("--pool-user needs --pool-password-file FILE")
+
+    def _check_peers(self, address: PoolAddress) -> None:
+        if address.is_tls and self.certificate is None:
+            raise ValueError("--pool peers:// needs --pool-cert and --pool-key: hosts ask for them")
+        if self.user is not None or self.password_file is not None:
+            raise ValueError("--pool peers:// has no users: certificates let hosts in")
 
     def open_all(self) -> None:
         """ValueError: one of the files cannot be read; one line that names the option."""

@@ -172,17 +172,24 @@ class Engine:
     # ---- figures ---------------------------------------------------------------------------------
 
     def figures(self, server: Server) -> dict[str, Any]:
-        """Of one server, those of INFO that an administrator asks for. Unreachable."""
+        """Of one server, those of INFO that an administrator asks for. Of a host: blocks that it
+        was asked for, had on SSD, and has read for that. Unreachable.
+        """
         begun = time.monotonic()
         found = self._ask(server, "INFO", "everything", read=_info)
         return {
             "answers_in_s": time.monotonic() - begun,
-            "version": found.get("valkey_version", found.get("redis_version")),
+            "version": found.get(
+                "fusecache_version", found.get("valkey_version", found.get("redis_version"))
+            ),
             "used_bytes": found.get("used_memory"),
             "limit_bytes": found.get("maxmemory"),
             "policy": found.get("maxmemory_policy"),
             "evicted": found.get("evicted_keys"),
             "clients": found.get("connected_clients"),
+            "requests": found.get("requests"),
+            "hits": found.get("hits"),
+            "fetched": found.get("fetched"),
         }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from fusecache import _native
+from fusecache import __version__, _native
 from fusecache.pool.address import Credentials, PoolAddress
 from fusecache.pool.slots import NO_SERVER, place
 from fusecache.pool.view import Looks, Members, agreed
@@ -43,9 +43,12 @@ class Hosts:
         figures: Callable[[], dict[str, Any]],
         min_age_s: float,
         patience_s: float,
+        listen: Server | None = None,
+        held: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         """`name`: of this member, unique. `figures`: what it tells of itself. `patience_s`: what is
-        done for one block takes no longer.
+        done for one block takes no longer. Of peers: `listen`: where others are answered; `held`:
+        bytes on SSD, and their limit.
 
         ValueError: a file of the credentials is no good; one line.
         """
@@ -56,6 +59,8 @@ class Hosts:
         self._name = name
         self._figures = figures
         self.patience_s = patience_s
+        self._listen, self._held = listen, held
+        self._is_listening = False
         self._is_cluster = False
         self._away: dict[str, str] = {}  # by server, why
         self._fault = ""  # of the last refresh
@@ -68,7 +73,7 @@ class Hosts:
             _native.pool_begin(
                 address.dataset, credentials.user, self._password, credentials.ca,
                 credentials.certificate, credentials.private_key, int(min_age_s * 1e9),
-                int(patience_s * 1e9),
+                int(patience_s * 1e9), address.has_peers,
             )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"--pool: {error}") from None
@@ -79,8 +84,12 @@ class Hosts:
 
     # ---- as long as the mount lives --------------------------------------------------------------
 
+    @property
+    def has_peers(self) -> bool:
+        return self._address.has_peers
+
     async def watch_forever(self) -> None:
-        await trio.to_thread.run_sync(self._resolve, self._address.servers, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(self._begin, abandon_on_cancel=True)
         self._located.set()
         while True:
             await trio.to_thread.run_sync(self._refresh, abandon_on_cancel=True)
@@ -96,6 +105,43 @@ class Hosts:
         """Addresses of the servers were looked for, or that takes long."""
         with trio.move_on_after(LOCATE_WAIT_S):
             await self._located.wait()
+
+    def _begin(self) -> None:
+        """Blocking: before the first read, so that this host does not ask itself."""
+        fault = self._resolve(self._address.servers) or self._answer_others()
+        if fault:
+            self._fault = fault
+            log.warning("pool: %s", fault)
+
+    def _answer_others(self) -> str:
+        """Listen, as soon as the address is free, and find out which server we are. What is wrong;
+        "": nothing.
+        """
+        if self._listen is None:
+            return ""
+        host, port = self._listen
+        if not self._is_listening:
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                _native.serve_begin(str(found[0][4][0]), port)
+            except (OSError, UnicodeError) as error:
+                why = getattr(error, "strerror", None) or error
+                return f"--pool-listen {host}:{port}: {why}"
+            self._is_listening = True
+        _native.serve_holds(*self._held(), __version__)
+        if self._self is None:
+            with ThreadPoolExecutor(LOOKS_MOST) as threads:
+                ours = [_native.pool_server(*server) for server in self._address.servers]
+                list(threads.map(_native.pool_meet, ours))
+        return "" if self._self else "this host is none of the servers that the URL names"
+
+    @property
+    def _self(self) -> str | None:
+        """The server that this process is."""
+        ours = {(row["host"], row["port"]) for row in _native.pool_servers() if row["is_self"]}
+        return next(
+            (f"{host}:{port}" for host, port in self._address.servers if (host, port) in ours), None
+        )
 
     def _refresh(self) -> None:
         """Blocking: names, slots, our own record, the others'."""
@@ -116,6 +162,24 @@ class Hosts:
         from fusecache.pool.engine import Unreachable
 
         fault = self._resolve(self._address.servers)
+        if self.has_peers:
+            fault = fault or self._answer_others()
+        else:
+            fault = self._find_cluster(engine) or fault
+        try:
+            if self._is_cluster:
+                self._tell_cluster(engine)
+            else:
+                self._agree(engine)
+        except Unreachable as error:
+            fault = fault or str(error)
+        return fault
+
+    def _find_cluster(self, engine: Engine) -> str:
+        """What was wrong; "": nothing."""
+        from fusecache.pool.engine import Unreachable
+
+        fault = ""
         for server in sorted(self._address.servers, key=lambda one: one != self._answered):
             try:
                 cluster = engine.cluster(server)
@@ -128,13 +192,6 @@ class Hosts:
                 self._is_cluster = True
                 fault = self._resolve(cluster.servers) or fault
             break
-        try:
-            if self._is_cluster:
-                self._tell_cluster(engine)
-            else:
-                self._agree(engine)
-        except Unreachable as error:
-            fault = str(error)
         return fault
 
     def _tell_cluster(self, engine: Engine) -> None:
@@ -210,6 +267,9 @@ class Hosts:
             "dataset": self._address.dataset,
             "is_tls": self._address.is_tls,
             "is_cluster": self._is_cluster,
+            "has_peers": self.has_peers,
+            "self": self._self,
+            "served": _native.serve_counters(),
             "without": sorted(self._without),
             "fault": self._fault,
             "servers": _native.pool_servers(),

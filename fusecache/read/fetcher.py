@@ -204,10 +204,12 @@ class Fetcher:
         asked: bool = False,
         evict: bool = True,
         store: bool = True,
+        shared: bool = True,
     ) -> Flight:
         """A finished flight with the whole block's bytes (`data`, of `version`), which is to be
         stored, whatever goes for it, if `asked`. Without `evict` nothing goes; without `store` it
-        is not stored, unless the flight was somebody else's.
+        is not stored, unless the flight was somebody else's. Without `shared` no other host is
+        asked.
 
         Raises OriginError: as the origin said; ESTALE when the file keeps changing or was replaced.
         """
@@ -217,10 +219,12 @@ class Fetcher:
             flight.is_asked |= asked
             await flight.done.wait()
             if flight.is_by_threads and _is_worth_another_try(flight.error):
-                return await self.block(ino, block, asked=asked, evict=evict, store=store)
+                return await self.block(
+                    ino, block, asked=asked, evict=evict, store=store, shared=shared
+                )
         else:
             try:
-                await self._fly(flight, ino, block, store)
+                await self._fly(flight, ino, block, store, shared)
             except OriginError as error:
                 flight.error = error
             finally:
@@ -261,12 +265,14 @@ class Fetcher:
         store: bool,
         *,
         missed: bool = False,
+        lent: bool = False,
     ) -> bool:
         """The file was read, whole, and had `version` before and after; reading began at `begun_ns`
         (CLOCK_REALTIME). Readers get it; it is published if `store`. If not, readers join the
         flight until the caller calls `land`.
 
-        `missed`: a reader asked for it. C has counted it (counters()).
+        `missed`: a reader asked for it. C has counted it (counters()). `lent`: it is another
+        host's, and stored only if that is asked for.
 
         False: the table knows another version by now (a failed flight), or it is too young to be
         kept anywhere.
@@ -276,6 +282,8 @@ class Fetcher:
             return False
         flight.version, flight.data = version, memoryview(data)
         flight.is_settled = self._is_settled(ino, version, begun_ns)
+        if lent and not flight.is_asked:
+            missed = store = False
         if missed and flight.is_settled:
             self._tell_reuse(flight, ino, 0)
             self._metrics.add(NOT_PUBLISHED, int(not store))
@@ -312,11 +320,13 @@ class Fetcher:
         assert flight.data is not None
         return flight.version, flight.data
 
-    async def _fly(self, flight: Flight, ino: int, block: int, store: bool) -> None:
-        await self._read(flight, ino, block)
+    async def _fly(self, flight: Flight, ino: int, block: int, store: bool, shared: bool) -> None:
+        await self._read(flight, ino, block, shared)
         if flight.counts is None or flight.version is None or flight.data is None:
             return
         if not flight.is_settled or not (store or flight.is_asked):
+            return
+        if not flight.is_asked and self._sources.is_lent(flight.counts):
             return
         self._tell_reuse(flight, ino, block)
         if not await self._publisher.wait_for_room():
@@ -341,7 +351,9 @@ class Fetcher:
         flight.stored = is_stored
         self._flights.land(key, flight)
 
-    async def _read(self, flight: Flight, ino: int, wanted: int | Span) -> None:
+    async def _read(
+        self, flight: Flight, ino: int, wanted: int | Span, shared: bool = True
+    ) -> None:
         """Fill in the flight's bytes: of one block, or of a span of what is not near."""
         block = None if callable(wanted) else wanted
         for _ in range(CHANGES_MOST):
@@ -360,7 +372,7 @@ class Fetcher:
                     loaded = await self._sources.load_near(ino, version, offset, length)
                 if loaded is None:
                     load_far = partial(self._sources.load_far, ino, version, offset, length)
-                    loaded = await self._shared(ino, version, block, load_far)
+                    loaded = await self._shared(ino, version, block, load_far, shared)
             except OriginChanged:
                 await self.refresh(ino)
                 continue
@@ -378,13 +390,18 @@ class Fetcher:
         raise OriginChanged
 
     async def _shared(
-        self, ino: int, version: Version, block: int | None, load_far: Callable[[Tick], Loaded]
+        self,
+        ino: int,
+        version: Version,
+        block: int | None,
+        load_far: Callable[[Tick], Loaded],
+        ask: bool,
     ) -> Loaded:
-        """From another host, or from the origin. Raises as Source.read."""
+        """From another host, if that is asked, or from the origin. Raises as Source.read."""
         pool = self._sources.pool
         if pool is None or block is None:
             return await self._origin.call(load_far, about=ino)
-        loaded, ticket = await pool.load(ino, version, block)
+        loaded, ticket = await pool.load(ino, version, block) if ask else (None, b"")
         if loaded is not None:
             return loaded
         data = None

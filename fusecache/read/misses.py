@@ -31,7 +31,7 @@ from fusecache.read.fetch_threads import Fetched, Fetches, FetchThreads
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.origin import Origin
 from fusecache.read.publisher import ROOM_WAIT_S
-from fusecache.read.sources import STORE_TIMEOUT_S, Sources
+from fusecache.read.sources import STORE_TIMEOUT_S, Pool, Sources
 from fusecache.store.types import Version
 from fusecache.table import namespace
 
@@ -262,7 +262,8 @@ class Misses:
         else:
             store = miss.store or self._fetcher.has_room()  # what has joined may want it stored
             found = (miss.ino, miss.flight, miss.version, fetched.data, fetched.begun_ns)
-            if not self._fetcher.finish(*found, store=store, missed=True):
+            lent = fetched.is_pooled and self._sources.is_lent(Pool.counts)
+            if not self._fetcher.finish(*found, store=store, missed=True, lent=lent):
                 _native.missed_pass(miss.ino)
             self._fetcher.land(miss.ino, miss.flight)
 

@@ -186,6 +186,12 @@ class Sources:
         self._off_until = -math.inf
         self._hung: list[threading.Event] = []  # of each call that was given up: set when it ends
 
+    def is_lent(self, counts: Counts | None) -> bool:
+        """Whether bytes of the source with these counts are another host's, which has them on its
+        SSD: they are not stored here as well.
+        """
+        return self.pool is not None and self.pool.has_peers and counts is self.pool.counts
+
     # ---- near ------------------------------------------------------------------------------------
     def is_near(self, ino: int, version: Version, block: int) -> bool:
         """Whether a near one has the block. Blocking."""
@@ -252,7 +258,9 @@ class Pool:
 
     counts = Counts(POOL_FILES, BYTES_FROM_POOL)
 
-    def __init__(self) -> None:
+    def __init__(self, has_peers: bool = False) -> None:
+        """`has_peers`: blocks come from other hosts' SSDs, not from an engine's memory."""
+        self.has_peers = has_peers
         self._readers = trio.CapacityLimiter(POOL_THREADS)
         self._writers = ThreadPoolExecutor(POOL_WRITERS, "pool")
         self._room = threading.BoundedSemaphore(POOL_WRITES_MOST)

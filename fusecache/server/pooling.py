@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fusecache.base import metrics
@@ -11,14 +12,16 @@ from fusecache.base.errors import EXIT_USAGE, UserError
 from fusecache.base.metrics import Metric, Metrics
 from fusecache.config.building import pool_of
 from fusecache.config.settings import Config
+from fusecache.pool.address import PEERS_PORT, parse_server
 from fusecache.pool.hosts import Hosts, member_name
 from fusecache.read.fetcher import read_so_far
 from fusecache.server.launch import Launch
+from fusecache.store import Store
 
 log = logging.getLogger(__name__)
 
 
-def join(config: Config, counted: Metrics, launch: Launch) -> Hosts | None:
+def join(config: Config, counted: Metrics, launch: Launch, store: Store) -> Hosts | None:
     """None: it has none. UserError: a file of its credentials is no good. A mount that is
     live goes on without it.
     """
@@ -32,12 +35,20 @@ def join(config: Config, counted: Metrics, launch: Launch) -> Hosts | None:
             lambda: _figures(counted.read()),
             config.pool_min_age_s,
             config.origin_timeout_s / 2,
+            parse_server(config.pool_listen, PEERS_PORT) if config.pool_listen else None,
+            partial(_held, store),
         )
     except ValueError as error:
         if not launch.resume or launch.planned:
             raise UserError(str(error), EXIT_USAGE) from error
         log.warning("the pool is not used: %s", error)
         return None
+
+
+def _held(store: Store) -> tuple[int, int]:
+    """Bytes on SSD, and their limit."""
+    usage = store.usage()
+    return usage.bytes, usage.limit_bytes
 
 
 def status(hosts: Hosts | None, now: Mapping[Metric, int]) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
 from fusecache.manifest.loading import Manifest
+from fusecache.peers.read_through import ReadThrough
 from fusecache.read.directories import Revalidation
 from fusecache.read.fetch_threads import FetchThreads
 from fusecache.read.fetcher import Fetcher, read_so_far
@@ -128,8 +129,8 @@ class Server:
         )
         self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
         self.segments = segments = SsdSource(self.store, self.dataset, self.manifest, self.metrics)
-        self.hosts = pooling.join(config, self.metrics, launch)
-        pool = Pool() if self.hosts else None
+        self.hosts = pooling.join(config, self.metrics, launch, self.store)
+        pool = Pool(self.hosts.has_peers) if self.hosts else None
         # native/ahead/fetch.c (`fetch_one`) repeats the far ones: the fetch threads see no list.
         sources = Sources([LogBuffers(), segments], [OriginFiles()], self.faults, pool)
         self.fetcher = Fetcher(
@@ -146,6 +147,7 @@ class Server:
         )
         self.fetch_threads = FetchThreads(self.origin, self.hosts.patience_s if self.hosts else 0.0)
         self.misses = Misses(self.fetcher, self.origin, sources, self.fetch_threads)
+        self.read_through = ReadThrough(self.fetcher, config.origin_threads)
         self.preloading = Preloading(self.store, self.dataset)
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
@@ -241,6 +243,7 @@ class Server:
                 self._keep_house,
                 self._take_events,
                 *([self.hosts.watch_forever] if self.hosts else []),
+                *([self.read_through.serve_forever] if self.config.pool_listen else []),
             ):
                 nursery.start_soon(_keep_running, task)
             if public is not None:

@@ -971,6 +971,8 @@ BAD = {
     "half": ([TLS, "--pool-ca", "/ca", "--pool-cert", "/c"], "--pool-cert and --pool-key"),
     "certificates": ([PLAIN, "--pool-insecure", "--pool-ca", "/ca"], "write valkeys://"),
     "no password": ([TLS, "--pool-ca", "/ca", "--pool-user", "me"], "--pool-password-file"),
+    "peers in the clear": (["peer://h/d"], "--pool-insecure"),
+    "peers without a certificate": (["peers://h/d", "--pool-ca", "/ca"], "--pool-cert"),
     "no user": ([TLS, "--pool-ca", "/ca", "--pool-user", "a b"], "is no name of a user"),
 }
 

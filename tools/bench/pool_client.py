@@ -29,7 +29,7 @@ def _attach(root: str) -> list[int]:
 def _join(told: dict[str, Any]) -> None:
     _native.pool_begin(
         "cost", told["user"], told["password"], told["ca"], told["certificate"], told["key"],
-        0, PATIENCE_NS,
+        0, PATIENCE_NS, has_peers=False,
     )  # fmt: skip
     server = _native.pool_server(told["address"], str(told["port"]))
     _native.pool_address(server, told["address"], str(told["port"]))

@@ -80,4 +80,19 @@ void missed_came(uint32_t ino, const struct version *of, const unsigned char *da
 void missed_pass(uint32_t ino);
 bool missed_waits(uint32_t ino); /* does any READ of it? */
 
+/* ---- blocks that other members of a pool ask for ------------------------------------------- */
+#define ASKED_MOST 512 /* that wait: one a connection */
+struct asked_block {
+	uint32_t ino, block;
+};
+struct sockaddr;
+/* Others are answered from now on, at that address. -errno. */
+int asked_begin(const struct sockaddr *at, unsigned length);
+/* Whether what is not on SSD waits for asked_end(); else nothing waits: busy. */
+int asked_enable(bool is_enabled);
+int asked_fd(void);					    /* readable: asked_take() has some */
+size_t asked_take(struct asked_block *blocks, size_t most); /* that were not told before */
+/* Those that wait for it have `size` bytes of that version; data: NULL: they look on SSD once more. */
+void asked_end(struct asked_block which, const struct version *of, const unsigned char *data, size_t size);
+
 #endif

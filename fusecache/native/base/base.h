@@ -5,7 +5,7 @@
  * Locks, outermost first: the window's question (`one`, ahead/window.c); table.lock; parking (ahead/parking.c); looks
  * (front/looks.c); then any one of the leaf locks: scratch, segments (segment/segments.c), deep (segment/deep.c),
  * events, streams, ring (ram/), queue (answer/slow.c), seen (plan/plan.c), trace, fetchers (ahead/fetch.c), missed,
- * walks (ahead/lookups.c), the window's `lock`, root_acl (front/raw.c), pool (pool/pool.c). No thread waits for the GIL
+ * walks (ahead/lookups.c), the window's `lock`, root_acl (front/raw.c), pool (pool/pool.c), serving, members (pool/), asked (ahead/). No thread waits for the GIL
  * while holding one. The log's are named in log/log.c.
  */
 #ifndef FUSECACHE_BASE_H

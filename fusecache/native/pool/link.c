@@ -27,6 +27,8 @@
 	X(SSL_CTX_set_verify) \
 	X(SSL_CTX_use_PrivateKey_file) \
 	X(SSL_CTX_use_certificate_chain_file) \
+	X(SSL_accept) \
+	X(SSL_CTX_set_num_tickets) \
 	X(SSL_connect) \
 	X(SSL_ctrl) \
 	X(SSL_free) \
@@ -41,6 +43,7 @@
 	X(SSL_set_fd) \
 	X(SSL_write) \
 	X(TLS_client_method) \
+	X(TLS_server_method) \
 	X(X509_VERIFY_PARAM_set1_ip_asc) \
 	X(X509_verify_cert_error_string) \
 	X(SHA256)
@@ -75,7 +78,7 @@ void link_sha256(const void *data, size_t size, unsigned char digest[SHA256_BYTE
 	openssl.SHA256(data, size, digest);
 }
 
-static SSL_CTX *tls;
+static SSL_CTX *tls, *tls_server; /* NULL: plain */
 
 static bool complain(char why[POOL_WHY_BYTES], const char *what)
 {
@@ -87,13 +90,14 @@ static bool complain(char why[POOL_WHY_BYTES], const char *what)
 	return false;
 }
 
-bool link_use_tls(const struct pool_settings *settings, char why[POOL_WHY_BYTES])
+/* The trusted CA and this host's certificate, either end. NULL: `why`. */
+static SSL_CTX *make_context(const SSL_METHOD *method, const struct pool_settings *settings, char why[POOL_WHY_BYTES])
 {
 	SSL_CTX *made;
 	const char *wrong = NULL;
 
 	openssl.ERR_clear_error();
-	made = openssl.SSL_CTX_new(openssl.TLS_client_method());
+	made = openssl.SSL_CTX_new(method);
 	if (!made || !openssl.SSL_CTX_ctrl(made, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, NULL))
 		wrong = "TLS";
 	else if (!openssl.SSL_CTX_load_verify_locations(made, settings->ca, NULL))
@@ -106,14 +110,36 @@ bool link_use_tls(const struct pool_settings *settings, char why[POOL_WHY_BYTES]
 		wrong = settings->private_key;
 	if (wrong) {
 		openssl.SSL_CTX_free(made);
-		return complain(why, wrong);
+		complain(why, wrong);
+		return NULL;
 	}
-	openssl.SSL_CTX_set_verify(made, SSL_VERIFY_PEER, NULL);
 	openssl.SSL_CTX_ctrl(made, SSL_CTRL_MODE,
 			     SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
 				 SSL_MODE_RELEASE_BUFFERS,
 			     NULL);
-	tls = made;
+	return made;
+}
+
+bool link_use_tls(const struct pool_settings *settings, char why[POOL_WHY_BYTES])
+{
+	SSL_CTX *client = make_context(openssl.TLS_client_method(), settings, why), *server = NULL;
+
+	if (!client)
+		return false;
+	openssl.SSL_CTX_set_verify(client, SSL_VERIFY_PEER, NULL);
+	if (settings->has_peers) {
+		server = make_context(openssl.TLS_server_method(), settings, why);
+		if (!server) {
+			openssl.SSL_CTX_free(client);
+			return false;
+		}
+		openssl.SSL_CTX_set_verify(server, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
+		/* No sessions: each connection shows its certificate. */
+		openssl.SSL_CTX_ctrl(server, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, NULL);
+		openssl.SSL_CTX_set_num_tickets(server, 0);
+	}
+	tls = client;
+	tls_server = server;
 	return true;
 }
 
@@ -207,6 +233,26 @@ int link_open(struct link *link, const struct place *to, int64_t deadline_ns, ch
 	}
 	link_close(link);
 	return -err;
+}
+
+int link_accept(struct link *link, int fd, int64_t deadline_ns)
+{
+	int result, err = 0, on = 1;
+
+	*link = (struct link){.fd = fd};
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	if (!tls_server)
+		return 0;
+	openssl.ERR_clear_error();
+	link->tls = openssl.SSL_new(tls_server);
+	if (!link->tls || !openssl.SSL_set_fd(link->tls, fd))
+		err = -EPROTO;
+	while (!err && (result = openssl.SSL_accept(link->tls)) != 1)
+		err = wait_for_tls(link, result, deadline_ns);
+	openssl.ERR_clear_error();
+	if (err)
+		link_close(link);
+	return err;
 }
 
 void link_close(struct link *link)

@@ -39,6 +39,7 @@ struct server {
 	unsigned idle_count, open_count;
 	unsigned failures_in_a_row;
 	bool is_tried; /* by one request, after a rest */
+	bool is_self;  /* it is this process: never asked */
 	int64_t rest_ns, rests_until_ns;
 	int64_t no_writes_until_ns; /* it is full, or we may not */
 	int64_t answer_ns[KINDS];   /* moving average of what an answer takes, with its turn; it begins at 0 */
@@ -48,10 +49,11 @@ struct server {
 };
 static struct {
 	pthread_mutex_t lock;
-	char prefix[96];
+	char dataset[POOL_NAME_BYTES + 1], prefix[96];
+	bool has_peers; /* servers are hosts: they read what they have not, and nobody writes to them */
 	char *user, *password;
 	int64_t min_age_ns, patience_ns;
-	struct lease lease;
+	struct lease lease;		  /* its holder is this process's id among peers, too */
 	_Atomic int64_t copied;		  /* bytes that wait to be written */
 	_Atomic int64_t origin_ns[KINDS]; /* moving average of a read of the origin; 0: none yet */
 	struct server servers[POOL_SERVERS_MOST];
@@ -69,6 +71,8 @@ bool pool_begin(const struct pool_settings *settings, char why[POOL_WHY_BYTES])
 {
 	if (!link_load(why) || (settings->ca && !link_use_tls(settings, why)))
 		return false;
+	snprintf(pool.dataset, sizeof(pool.dataset), "%s", settings->dataset);
+	pool.has_peers = settings->has_peers;
 	snprintf(pool.prefix, sizeof(pool.prefix), "fusecache:%s:", settings->dataset);
 	pool.user = settings->user ? strdup(settings->user) : NULL;
 	pool.password = settings->password ? strdup(settings->password) : NULL;
@@ -133,6 +137,7 @@ bool pool_look(unsigned index, struct pool_state *out)
 	*out = (struct pool_state){
 	    .has_address = server->place.length,
 	    .is_left_alone = server->failures_in_a_row >= FAILURES_MOST,
+	    .is_self = server->is_self,
 	    .connections = server->open_count,
 	    .hits = server->hits,
 	    .failures = server->failures,
@@ -193,8 +198,14 @@ static unsigned lease_ms(uint32_t size)
 	return ms < LEASE_MS_LEAST ? LEASE_MS_LEAST : (unsigned)ms;
 }
 
+int64_t pool_wait_ns(uint32_t size)
+{
+	return earlier((int64_t)(LEASES_WAITED * lease_ms(size) * 1e6), pool.patience_ns);
+}
+
 struct asked {
 	uint8_t server;
+	const struct wanted *wanted;
 	const unsigned char *key;
 	unsigned char *into;	   /* GET */
 	const unsigned char *from; /* SET; neither: UNLINK */
@@ -221,12 +232,15 @@ static int connect_to(const struct place *to, struct link *link, int64_t deadlin
 {
 	int err = link_open(link, to, deadline_ns, why);
 
-	if (err || !pool.password)
+	if (err || !(pool.password || pool.has_peers))
 		return err;
-	err = wire_log_in(link, pool.user, pool.password, deadline_ns, why);
+	err = pool.has_peers ? wire_hello(link, pool.dataset, &pool.lease, deadline_ns, why)
+			     : wire_log_in(link, pool.user, pool.password, deadline_ns, why);
 	if (err == REPLY_DONE)
 		return 0;
 	link_close(link);
+	if (pool.has_peers && err == REPLY_ERROR && !strncmp(why, "SELF", 4))
+		return -ELOOP;
 	return err < 0 ? err : -EACCES;
 }
 
@@ -275,7 +289,18 @@ static void discard(struct server *server, struct link *link, const struct asked
 	pthread_mutex_unlock(&pool.lock);
 }
 
-/* False: the server is left alone, or is busy for longer than that. */
+/* The connection that told it was closed. */
+static void found_self(struct server *server)
+{
+	pthread_mutex_lock(&pool.lock);
+	server->open_count--;
+	server->is_tried = false;
+	server->is_self = true;
+	pthread_cond_broadcast(&server->freed);
+	pthread_mutex_unlock(&pool.lock);
+}
+
+/* False: the server is left alone, is ourselves, or is busy for longer than that. */
 static bool take_link(struct server *server, struct link *link, const struct asked *asked, int64_t *begun_ns)
 {
 	const int64_t deadline_ns = asked->until_ns;
@@ -286,7 +311,7 @@ static bool take_link(struct server *server, struct link *link, const struct ask
 	int err = 0;
 
 	pthread_mutex_lock(&pool.lock);
-	while (server->place.length && !rests(server, now_ns())) {
+	while (server->place.length && !server->is_self && !rests(server, now_ns())) {
 		if ((server->idle_count || server->open_count < CONNECTIONS_MOST) &&
 		    (!asked->from || server->writers < WRITERS_MOST)) {
 			may = true;
@@ -314,36 +339,19 @@ static bool take_link(struct server *server, struct link *link, const struct ask
 		link_close(link);
 		is_open = false;
 	}
-	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + CONNECT_NS_MOST, deadline_ns), why)))
-		give_back(server, link, asked, false, *why ? why : strerror(-err));
-	if (!is_open)
-		*begun_ns = now_ns(); /* what a connection takes is no answer's time */
+	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + CONNECT_NS_MOST, deadline_ns), why))) {
+		if (err == -ELOOP)
+			found_self(server);
+		else
+			give_back(server, link, asked, false, *why ? why : strerror(-err));
+	}
+	/* What a connection takes is no answer's time; nor is a turn behind what a host reads for us. */
+	if (!is_open || pool.has_peers)
+		*begun_ns = now_ns();
 	return !err;
 }
 
 /* ---- one request ----------------------------------------------------------------------------------- */
-/* What the server says for "not here": no fault of it. */
-static bool is_moved(const char *why)
-{
-	static const char *const words[] = {"MOVED ", "ASK ", "CLUSTERDOWN ", "TRYAGAIN ", "LOADING "};
-
-	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
-		if (!strncmp(why, words[i], strlen(words[i])))
-			return true;
-	return false;
-}
-
-/* It answers reads, and no writes: full, a member that may only read, a replica, a disk in trouble. */
-static bool is_read_only(const char *why)
-{
-	static const char *const words[] = {"OOM ", "NOPERM ", "READONLY ", "MISCONF ", "NOREPLICAS "};
-
-	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
-		if (!strncmp(why, words[i], strlen(words[i])))
-			return true;
-	return false;
-}
-
 enum { ASK_FAILED = -1, ASK_LOST = -2 }; /* beside the replies; lost: it may have done what it was asked */
 
 static void forbid_writes(struct server *server, const char *why)
@@ -354,17 +362,22 @@ static void forbid_writes(struct server *server, const char *why)
 	pthread_mutex_unlock(&pool.lock);
 }
 
-static int send_to(struct server *server, struct link *link, const struct asked *asked, char why[POOL_WHY_BYTES])
+static int send_to(struct server *server, struct link *link, const struct asked *asked, bool *has_waited,
+		   char why[POOL_WHY_BYTES])
 {
 	struct request of = {
 	    .prefix = pool.prefix,
 	    .key = asked->key,
 	    .deadline_ns = earlier(now_ns() + request_ns(asked->size), asked->until_ns),
 	    .until_ns = asked->until_ns,
+	    .wait_ns = pool_wait_ns(asked->size),
+	    .has_waited = has_waited,
 	};
 	bool may_write;
 	int result;
 
+	if (pool.has_peers)
+		return wire_ask(link, &of, asked->wanted, asked->into, asked->size, why);
 	pthread_mutex_lock(&pool.lock);
 	may_write = now_ns() >= server->no_writes_until_ns;
 	pthread_mutex_unlock(&pool.lock);
@@ -377,7 +390,7 @@ static int send_to(struct server *server, struct link *link, const struct asked 
 	else
 		result = wire_get(link, &of, may_write ? &pool.lease : NULL, lease_ms(asked->size), asked->into,
 				  asked->size, why);
-	if (result == REPLY_ERROR && may_write && is_read_only(why)) {
+	if (result == REPLY_ERROR && may_write && wire_is_read_only(why)) {
 		forbid_writes(server, why);
 		*why = '\0';
 		may_write = false;
@@ -396,88 +409,32 @@ static int ask(const struct asked *asked)
 	char why[POOL_WHY_BYTES] = "";
 	struct link link;
 	int64_t begun_ns = now_ns();
+	bool has_waited = false;
 	int result;
 
 	if (!take_link(server, &link, asked, &begun_ns))
 		return ASK_FAILED;
-	result = send_to(server, &link, asked, why);
+	result = send_to(server, &link, asked, &has_waited, why);
 	if (asked->into && (result == REPLY_BLOCK || result == REPLY_NOTHING)) {
 		int64_t *of = &server->answer_ns[kind_of(asked->size)];
 		int64_t ns = earlier(now_ns() - begun_ns, SLOWEST * slow_ns(asked->size));
 
 		pthread_mutex_lock(&pool.lock);
 		server->hits += result == REPLY_BLOCK;
-		*of = average(*of, ns);
+		if (!has_waited) /* else it was the origin that took so long */
+			*of = average(*of, ns);
 		pthread_mutex_unlock(&pool.lock);
 	}
 	if (result < 0)
 		give_back(server, &link, asked, false, *why ? why : strerror(-result));
 	else if (result == REPLY_STRANGE) /* what is left of it was not received */
 		discard(server, &link, asked);
-	else if (result == REPLY_ERROR && *why && !is_moved(why))
+	else if (result == REPLY_ERROR && *why && !wire_is_moved(why) && !wire_is_refused(why))
 		give_back(server, &link, asked, false, why);
 	else
 		give_back(server, &link, asked, true, "");
-	COUNT_POOL(moved, result == REPLY_ERROR && is_moved(why));
+	COUNT_POOL(moved, result == REPLY_ERROR && wire_is_moved(why));
 	return result < 0 ? ASK_LOST : result;
-}
-
-/* ---- keys -------------------------------------------------------------------------------------------- */
-struct key_head {
-	char magic[4];
-	uint32_t block;
-	uint64_t size;
-	int64_t mtime_ns, ctime_ns;
-};
-
-static bool make_key(uint32_t ino, const struct version *of, uint32_t block, unsigned char key[POOL_KEY_BYTES])
-{
-	struct key_head head = {{'F', 'C', 'P', '1'}, block, of->size, of->mtime_ns, of->ctime_ns};
-	unsigned char digest[SHA256_BYTES], *text = NULL;
-	uint32_t name_node = 0;
-	char *path = NULL;
-	size_t length = 0;
-
-	pthread_rwlock_rdlock(&table.lock);
-	/* Of what this mount has not looked at, or knows to have changed, the table has no version. */
-	if (node_at(ino) && !(node_flags(node_at(ino)) & (NODE_UNCHECKED | NODE_STALE | NODE_NOATTR)))
-		name_node = node_live_name(ino);
-	if (name_node)
-		path = table_path(name_node, &length);
-	pthread_rwlock_unlock(&table.lock);
-	if (path)
-		text = malloc(sizeof(head) + length);
-	if (text) {
-		memcpy(text, &head, sizeof(head));
-		memcpy(text + sizeof(head), path, length);
-		link_sha256(text, sizeof(head) + length, digest);
-		memcpy(key, digest, POOL_KEY_BYTES);
-	}
-	free(path);
-	free(text);
-	return text;
-}
-
-void pool_key_text(const char *prefix, const unsigned char *key, char text[POOL_KEY_TEXT])
-{
-	int at = snprintf(text, POOL_KEY_TEXT, "%s", prefix);
-
-	for (unsigned i = 0; i < POOL_KEY_BYTES; i++, at += 2)
-		snprintf(text + at, POOL_KEY_TEXT - (size_t)at, "%02x", key[i]);
-}
-
-static uint16_t slot_of(const unsigned char *key) /* CRC-16 (XMODEM): the Cluster's specification */
-{
-	char text[POOL_KEY_TEXT];
-	uint16_t crc = 0;
-
-	pool_key_text(pool.prefix, key, text);
-	for (const char *at = text; *at; at++) {
-		crc ^= (uint16_t)((unsigned char)*at << 8);
-		for (int bit = 0; bit < 8; bit++)
-			crc = (uint16_t)(crc & 0x8000 ? crc << 1 ^ 0x1021 : crc << 1);
-	}
-	return crc % POOL_SLOTS;
 }
 
 /* ---- blocks ------------------------------------------------------------------------------------------ */
@@ -504,12 +461,14 @@ static int wait_for_lease(const struct asked *asked, int64_t *asked_ns)
 
 static uint8_t server_of(const unsigned char *key, uint32_t size)
 {
-	uint16_t slot = slot_of(key);
+	uint16_t slot = key_slot(pool.prefix, key);
 	uint8_t index;
 
 	pthread_mutex_lock(&pool.lock);
 	index = pool.slots[slot];
-	if (index != POOL_NO_SERVER && is_passed_over(&pool.servers[index], size)) {
+	if (index != POOL_NO_SERVER && pool.servers[index].is_self)
+		index = POOL_NO_SERVER;
+	else if (index != POOL_NO_SERVER && is_passed_over(&pool.servers[index], size)) {
 		index = POOL_NO_SERVER;
 		COUNT_POOL(skipped, 1);
 	}
@@ -517,16 +476,46 @@ static uint8_t server_of(const unsigned char *key, uint32_t size)
 	return index;
 }
 
-bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned char *into, uint32_t size,
-	      struct pool_ticket *ticket)
+bool pool_owns(const unsigned char *key)
 {
-	struct asked asked = {.into = into, .size = size, .key = ticket->key, .until_ns = now_ns() + pool.patience_ns};
+	uint16_t slot = key_slot(pool.prefix, key);
+	bool owns;
+
+	pthread_mutex_lock(&pool.lock);
+	owns = pool.slots[slot] != POOL_NO_SERVER && pool.servers[pool.slots[slot]].is_self;
+	pthread_mutex_unlock(&pool.lock);
+	return owns;
+}
+
+bool pool_meet(unsigned index)
+{
+	struct asked asked = {.server = (uint8_t)index, .until_ns = now_ns() + CONNECT_NS_MOST};
+	int64_t begun_ns;
+	struct link link;
+
+	if (index >= atomic_load(&pool.count) || !take_link(&pool.servers[index], &link, &asked, &begun_ns))
+		return false;
+	give_back(&pool.servers[index], &link, &asked, true, "");
+	return true;
+}
+
+bool pool_is_us(const char *dataset, const char *id, bool *is_dataset)
+{
+	char ours[LEASE_TEXT];
+
+	*is_dataset = !strcmp(dataset, pool.dataset);
+	lease_text(&pool.lease, ours);
+	return !strcmp(id, ours);
+}
+
+const char *pool_prefix(void) { return pool.prefix; }
+
+static bool get(const struct wanted *wanted, unsigned char *into, uint32_t size, struct pool_ticket *ticket)
+{
+	struct asked asked = {
+	    .wanted = wanted, .into = into, .size = size, .key = ticket->key, .until_ns = now_ns() + pool.patience_ns};
 	int result;
 
-	*ticket = (struct pool_ticket){.server = POOL_NO_SERVER};
-	if (!atomic_load(&pool.count) || !size || clock_ns(CLOCK_REALTIME) - of->ctime_ns < pool.min_age_ns ||
-	    !make_key(ino, of, block, ticket->key))
-		return false;
 	ticket->server = asked.server = server_of(ticket->key, size);
 	if (asked.server == POOL_NO_SERVER)
 		return false;
@@ -538,12 +527,31 @@ bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned c
 		return true;
 	COUNT_POOL(misses, result >= 0); /* else it is a failure, or was skipped */
 	COUNT_POOL(damaged, result == REPLY_STRANGE);
-	COUNT_POOL(leases, result == REPLY_NOTHING);
+	COUNT_POOL(leases, result == REPLY_NOTHING && !pool.has_peers);
 	if (result != REPLY_NOTHING)
 		ticket->leased_ns = 0;
-	/* Lost: the lease may be ours. */
-	ticket->is_wanted = result == REPLY_NOTHING || result == REPLY_STRANGE || result == ASK_LOST;
+	/* Lost: the lease may be ours. A host reads for itself. */
+	ticket->is_wanted = !pool.has_peers &&
+			    (result == REPLY_NOTHING || result == REPLY_STRANGE || result == ASK_LOST);
 	return false;
+}
+
+bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned char *into, uint32_t size,
+	      struct pool_ticket *ticket)
+{
+	struct wanted wanted = {.of = *of, .block = block};
+	bool found = false;
+	char *path;
+
+	*ticket = (struct pool_ticket){.server = POOL_NO_SERVER};
+	if (!atomic_load(&pool.count) || !size || clock_ns(CLOCK_REALTIME) - of->ctime_ns < pool.min_age_ns ||
+	    !(path = key_path(ino, &wanted.length)))
+		return false;
+	wanted.path = path;
+	if (key_make(&wanted, ticket->key) && (!pool.has_peers || wanted.length <= POOL_PATH_MOST))
+		found = get(&wanted, into, size, ticket);
+	free(path);
+	return found;
 }
 
 void pool_finish(const struct pool_ticket *ticket, const unsigned char *data, uint32_t size)

@@ -13,11 +13,14 @@
 #define POOL_KEY_BYTES 16u
 #define POOL_WHY_BYTES 160u
 #define POOL_KEY_TEXT 128u
+#define POOL_NAME_BYTES 64u    /* of a dataset's name, at most */
+#define POOL_PATH_MOST 4095u   /* bytes of a path that a host is asked for */
 
 struct pool_settings { /* texts are copied; NULL: not given */
 	const char *dataset;
 	const char *user, *password;
 	const char *ca, *certificate, *private_key; /* files; ca: TLS */
+	bool has_peers;				    /* servers are hosts, as this one is */
 	int64_t min_age_ns;			    /* younger files are not shared: hosts' clocks differ */
 	int64_t patience_ns;			    /* a READ waits for the pool no longer, whatever happens */
 };
@@ -52,14 +55,52 @@ struct pool_counters { /* of this process */
 extern struct pool_counters pool_counters;
 struct pool_state { /* of a server */
 	char host[256], port[8], why[POOL_WHY_BYTES];
-	bool has_address, is_left_alone;
+	bool has_address, is_left_alone, is_self;
 	unsigned connections;
 	uint64_t hits, failures;
 };
 bool pool_look(unsigned server, struct pool_state *out); /* false: there is none */
 
+/* ---- what other hosts ask this one for (peers) ------------------------------------------------ */
+struct wanted {
+	const char *path; /* `length` bytes */
+	size_t length;
+	struct version of; /* origin_ino: unknown, 0 */
+	uint32_t block;
+};
+/* Connects to a server, so that it is known to be there, or to be this process. Waits for a second at most. */
+bool pool_meet(unsigned server);
+bool key_make(const struct wanted *of, unsigned char key[POOL_KEY_BYTES]);
+bool pool_owns(const unsigned char *key); /* is the block's server this process? */
+int64_t pool_wait_ns(uint32_t size);	  /* so long a block that is read for others is waited for */
+
+enum serve_result { SERVE_BLOCK, SERVE_ABSENT, SERVE_NOTHING, SERVE_STALE, SERVE_BUSY };
+struct served { /* a block; whoever gives it back calls `release` */
+	const unsigned char *data;
+	uint32_t size;
+	void *of;
+	void (*release)(struct served *);
+};
+struct serve_from {
+	/* This host's SSD. ABSENT: it is not there, but may be read: `fetch`. */
+	enum serve_result (*find)(const struct wanted *wanted, struct served *into);
+	enum serve_result (*fetch)(const struct wanted *wanted, struct served *into); /* waits for it */
+};
+/* From now on others are answered, once in a process. -errno: not at this address, or not now. */
+int serve_begin(const struct sockaddr *at, socklen_t length, const struct serve_from *from);
+void serve_holds(uint64_t bytes, uint64_t limit_bytes, const char *version); /* for INFO */
+struct serve_counters {							     /* of this process */
+	_Atomic uint64_t connections, refused, requests, hits, fetched, bytes, stale, busy, malformed;
+};
+extern struct serve_counters serve_counters; /* connections: that are open now */
+
 /* ---- of this room alone --------------------------------------------------------------------- */
-void pool_key_text(const char *prefix, const unsigned char *key, char text[POOL_KEY_TEXT]);
+char *key_path(uint32_t ino, size_t *length); /* malloc'ed; NULL: nobody is to be asked for it */
+void key_text(const char *prefix, const unsigned char *key, char text[POOL_KEY_TEXT]);
+uint16_t key_slot(const char *prefix, const unsigned char *key);
+/* What one that connects says of itself. True: it is this process. */
+bool pool_is_us(const char *dataset, const char *id, bool *is_dataset);
+const char *pool_prefix(void); /* of keys */
 struct place {
 	const char *host; /* as its certificate names it */
 	struct sockaddr_storage address;
@@ -75,6 +116,8 @@ bool link_load(char why[POOL_WHY_BYTES]); /* before all else here */
 void link_sha256(const void *data, size_t size, unsigned char digest[SHA256_BYTES]);
 bool link_use_tls(const struct pool_settings *settings, char why[POOL_WHY_BYTES]);
 int link_open(struct link *link, const struct place *to, int64_t deadline_ns, char why[POOL_WHY_BYTES]);
+/* Of the other end: `fd` is the link's, whatever happens. */
+int link_accept(struct link *link, int fd, int64_t deadline_ns);
 void link_close(struct link *link);
 bool link_is_quiet(const struct link *link); /* nothing has come that nobody asked for, nor its end */
 int link_send(struct link *link, const void *data, size_t size, bool more, int64_t deadline_ns);
@@ -90,15 +133,38 @@ struct request {
 	const unsigned char *key;
 	int64_t deadline_ns; /* of the first byte of the answer */
 	int64_t until_ns;    /* of the last, while they flow */
+	int64_t wait_ns;     /* of a host that reads the block first: so long until the first byte */
+	bool *has_waited;    /* it did */
 };
+#define LEASE_TEXT 17
+void lease_text(const struct lease *lease, char text[LEASE_TEXT]);
 /* All answer a `reply`, or -errno: then the connection is of no more use. `why`: what an error says. */
 int wire_log_in(struct link *link, const char *user, const char *password, int64_t deadline_ns,
 		char why[POOL_WHY_BYTES]);
+/* Of a host: REPLY_ERROR, SELF: it is this process. */
+int wire_hello(struct link *link, const char *dataset, const struct lease *id, int64_t deadline_ns,
+	       char why[POOL_WHY_BYTES]);
+int wire_ask(struct link *link, const struct request *of, const struct wanted *wanted, unsigned char *into,
+	     uint32_t size, char why[POOL_WHY_BYTES]);
+/* The header and the bytes, as an answer. */
+int wire_answer(struct link *link, const unsigned char *key, const unsigned char *data, uint32_t size,
+		int64_t deadline_ns);
 /* Or the lease, for so long. NULL: the block alone. One that is ours already is REPLY_NOTHING, as a new one. */
 int wire_get(struct link *link, const struct request *of, const struct lease *lease, unsigned lease_ms,
 	     unsigned char *into, uint32_t size, char why[POOL_WHY_BYTES]);
 int wire_put(struct link *link, const struct request *of, const unsigned char *data, uint32_t size,
 	     char why[POOL_WHY_BYTES]);
+bool wire_is_moved(const char *why);
+bool wire_is_refused(const char *why);
+bool wire_is_read_only(const char *why);
 int wire_delete(struct link *link, const struct request *of, char why[POOL_WHY_BYTES]);
+
+/* ---- of the server ---------------------------------------------------------------------------- */
+#define MEMBER_NAME_BYTES 320u
+#define MEMBER_TEXT_BYTES 8192u
+/* What members say of themselves. False: there is no room, or it is too long. */
+bool member_write(const char *name, size_t name_length, const char *text, size_t text_length);
+/* malloc'ed: the answer to HGETALL. */
+char *members_read(size_t *length);
 
 #endif

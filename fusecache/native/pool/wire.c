@@ -33,7 +33,7 @@ static uint64_t checksum(const unsigned char *data, uint32_t size, const unsigne
 
 /* ---- commands --------------------------------------------------------------------------------- */
 struct command {
-	char text[1024];
+	char text[POOL_PATH_MOST + 1024];
 	size_t size;
 };
 
@@ -62,7 +62,7 @@ static void put_key(struct command *to, const struct request *of)
 {
 	char text[POOL_KEY_TEXT];
 
-	pool_key_text(of->prefix, of->key, text);
+	key_text(of->prefix, of->key, text);
 	put_word(to, text);
 }
 
@@ -182,6 +182,13 @@ static int take_reply(struct link *link, const struct request *of, const struct 
 	char *line, *end;
 	int result = take_line(&in, &line);
 
+	if (!result && of->has_waited && !strcmp(line, "+WAIT")) { /* once */
+		*of->has_waited = true;
+		in.deadline_ns = clock_ns(CLOCK_MONOTONIC) + of->wait_ns;
+		if (in.deadline_ns > of->until_ns)
+			in.deadline_ns = of->until_ns;
+		result = take_line(&in, &line);
+	}
 	if (result)
 		return result;
 	switch (*line) {
@@ -206,6 +213,32 @@ static int take_reply(struct link *link, const struct request *of, const struct 
 	}
 }
 
+/* ---- what errors say ----------------------------------------------------------------------------- */
+/* What the server says for "not here": no fault of it. */
+bool wire_is_moved(const char *why)
+{
+	static const char *const words[] = {"MOVED ", "ASK ", "CLUSTERDOWN ", "TRYAGAIN ", "LOADING "};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+		if (!strncmp(why, words[i], strlen(words[i])))
+			return true;
+	return false;
+}
+
+/* A host that does not have it, or has no time: no fault of it. */
+bool wire_is_refused(const char *why) { return !strncmp(why, "STALE", 5) || !strncmp(why, "BUSY", 4); }
+
+/* It answers reads, and no writes: full, a member that may only read, a replica, a disk in trouble. */
+bool wire_is_read_only(const char *why)
+{
+	static const char *const words[] = {"OOM ", "NOPERM ", "READONLY ", "MISCONF ", "NOREPLICAS "};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+		if (!strncmp(why, words[i], strlen(words[i])))
+			return true;
+	return false;
+}
+
 /* ---- what is asked ---------------------------------------------------------------------------- */
 int wire_log_in(struct link *link, const char *user, const char *password, int64_t deadline_ns,
 		char why[POOL_WHY_BYTES])
@@ -221,6 +254,68 @@ int wire_log_in(struct link *link, const char *user, const char *password, int64
 	put_word(&command, password);
 	err = send_command(link, &command, false, deadline_ns);
 	return err ? err : take_reply(link, &of, NULL, NULL, 0, why);
+}
+
+void lease_text(const struct lease *lease, char text[LEASE_TEXT])
+{
+	for (size_t i = 0; i < sizeof(lease->holder); i++)
+		snprintf(text + 2 * i, 3, "%02x", lease->holder[i]);
+}
+
+int wire_hello(struct link *link, const char *dataset, const struct lease *id, int64_t deadline_ns,
+	       char why[POOL_WHY_BYTES])
+{
+	const struct request of = {.deadline_ns = deadline_ns};
+	struct command command = {.size = 0};
+	char text[LEASE_TEXT];
+	int err;
+
+	lease_text(id, text);
+	put_size(&command, '*', 4);
+	put_word(&command, "HELLO");
+	put_word(&command, "FCH1");
+	put_word(&command, dataset);
+	put_word(&command, text);
+	err = send_command(link, &command, false, deadline_ns);
+	return err ? err : take_reply(link, &of, NULL, NULL, 0, why);
+}
+
+int wire_ask(struct link *link, const struct request *of, const struct wanted *wanted, unsigned char *into,
+	     uint32_t size, char why[POOL_WHY_BYTES])
+{
+	const int64_t numbers[] = {wanted->block, (int64_t)wanted->of.size, wanted->of.mtime_ns, wanted->of.ctime_ns};
+	struct command command = {.size = 0};
+	char number[24];
+	int err;
+
+	put_size(&command, '*', 6);
+	put_word(&command, "BLOCK");
+	put_size(&command, '$', wanted->length);
+	put_bytes(&command, wanted->path, wanted->length);
+	put_bytes(&command, "\r\n", 2);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+		snprintf(number, sizeof(number), "%lld", (long long)numbers[i]);
+		put_word(&command, number);
+	}
+	err = send_command(link, &command, false, of->deadline_ns);
+	return err ? err : take_reply(link, of, NULL, into, size, why);
+}
+
+int wire_answer(struct link *link, const unsigned char *key, const unsigned char *data, uint32_t size,
+		int64_t deadline_ns)
+{
+	struct block_head header = {.size = size, .checksum = checksum(data, size, key)};
+	struct command command = {.size = 0};
+	int err;
+
+	memcpy(header.magic, block_magic, sizeof(block_magic));
+	memcpy(header.key, key, POOL_KEY_BYTES);
+	put_size(&command, '$', sizeof(header) + size);
+	put_bytes(&command, &header, sizeof(header));
+	deadline_ns += (int64_t)size * NS_A_BYTE;
+	err = send_command(link, &command, true, deadline_ns);
+	err = err ? err : link_send(link, data, size, true, deadline_ns);
+	return err ? err : link_send(link, "\r\n", 2, false, deadline_ns);
 }
 
 int wire_get(struct link *link, const struct request *of, const struct lease *lease, unsigned lease_ms,

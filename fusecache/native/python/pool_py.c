@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <string.h>
 
+#include "../ahead/ahead.h"
 #include "../pool/pool.h"
 
 static PyObject *py_pool_begin(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -11,14 +12,17 @@ static PyObject *py_pool_begin(PyObject *module, PyObject *args, PyObject *kwarg
 	struct pool_settings settings = {.dataset = NULL};
 	char why[POOL_WHY_BYTES] = "";
 	long long min_age_ns, patience_ns;
+	int has_peers;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szzzzzLL",
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szzzzzLLp",
 					 KEYWORDS("dataset", "user", "password", "ca", "certificate", "private_key",
-						  "min_age_ns", "patience_ns"),
+						  "min_age_ns", "patience_ns", "has_peers"),
 					 &settings.dataset, &settings.user, &settings.password, &settings.ca,
-					 &settings.certificate, &settings.private_key, &min_age_ns, &patience_ns))
+					 &settings.certificate, &settings.private_key, &min_age_ns, &patience_ns,
+					 &has_peers))
 		return NULL;
+	settings.has_peers = has_peers;
 	settings.min_age_ns = min_age_ns;
 	settings.patience_ns = patience_ns;
 	if (!pool_begin(&settings, why))
@@ -38,12 +42,23 @@ static PyObject *py_pool_server(PyObject *module, PyObject *args, PyObject *kwar
 	return index < 0 ? os_error(index) : PyLong_FromLong(index);
 }
 
-static PyObject *py_pool_address(PyObject *module, PyObject *args, PyObject *kwargs)
+/* NULL: a Python error. Digits alone: nobody is asked. */
+static struct addrinfo *address_of(const char *address, const char *port)
 {
 	const struct addrinfo hints = {
 	    .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
 	    .ai_socktype = SOCK_STREAM,
 	};
+	struct addrinfo *found;
+
+	if (!getaddrinfo(address, port, &hints, &found))
+		return found;
+	PyErr_Format(PyExc_ValueError, "%s: no address", address);
+	return NULL;
+}
+
+static PyObject *py_pool_address(PyObject *module, PyObject *args, PyObject *kwargs)
+{
 	const char *address, *port;
 	struct addrinfo *found;
 	unsigned server;
@@ -52,8 +67,9 @@ static PyObject *py_pool_address(PyObject *module, PyObject *args, PyObject *kwa
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Iss", KEYWORDS("server", "address", "port"), &server, &address,
 					 &port))
 		return NULL;
-	if (getaddrinfo(address, port, &hints, &found))
-		return PyErr_Format(PyExc_ValueError, "%s: no address", address);
+	found = address_of(address, port);
+	if (!found)
+		return NULL;
 	pool_address(server, found->ai_addr, found->ai_addrlen);
 	freeaddrinfo(found);
 	Py_RETURN_NONE;
@@ -156,13 +172,116 @@ static PyObject *py_pool_servers(PyObject *module, PyObject *unused)
 	(void)module;
 	(void)unused;
 	for (unsigned i = 0; out && pool_look(i, &state); i++)
-		list_append(&out,
-			    Py_BuildValue("{sssssssOsOsIsKsK}", "host", state.host, "port", state.port, "why",
-					  state.why, "has_address", state.has_address ? Py_True : Py_False,
-					  "is_left_alone", state.is_left_alone ? Py_True : Py_False, "connections",
-					  state.connections, "hits", (unsigned long long)state.hits, "failures",
-					  (unsigned long long)state.failures));
+		list_append(&out, Py_BuildValue("{sssssssOsOsOsIsKsK}", "host", state.host, "port", state.port, "why",
+						state.why, "has_address", state.has_address ? Py_True : Py_False,
+						"is_left_alone", state.is_left_alone ? Py_True : Py_False, "is_self",
+						state.is_self ? Py_True : Py_False, "connections", state.connections,
+						"hits", (unsigned long long)state.hits, "failures",
+						(unsigned long long)state.failures));
 	return out;
+}
+
+/* ---- what other hosts ask for ------------------------------------------------------------- */
+static PyObject *py_pool_meet(PyObject *module, PyObject *arg)
+{
+	long server = PyLong_AsLong(arg);
+	bool is_there;
+
+	(void)module;
+	if (server == -1 && PyErr_Occurred())
+		return NULL;
+	WITHOUT_GIL(is_there = server >= 0 && pool_meet((unsigned)server));
+	return PyBool_FromLong(is_there);
+}
+
+static PyObject *py_serve_begin(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	const char *address, *port;
+	struct addrinfo *found;
+	int err;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ss", KEYWORDS("address", "port"), &address, &port))
+		return NULL;
+	found = address_of(address, port);
+	if (!found)
+		return NULL;
+	err = asked_begin(found->ai_addr, found->ai_addrlen);
+	freeaddrinfo(found);
+	return none_or_error(err);
+}
+
+static PyObject *py_serve_holds(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	unsigned long long bytes, limit_bytes;
+	const char *version;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKs", KEYWORDS("held_bytes", "limit_bytes", "version"), &bytes,
+					 &limit_bytes, &version))
+		return NULL;
+	serve_holds(bytes, limit_bytes, version);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_serve_counters(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+#define ONE(field) #field, (unsigned long long)atomic_load(&serve_counters.field)
+	return Py_BuildValue("{sKsKsKsKsKsKsKsKsK}", ONE(connections), ONE(refused), ONE(requests), ONE(hits),
+			     ONE(fetched), ONE(bytes), ONE(stale), ONE(busy), ONE(malformed));
+#undef ONE
+}
+
+static PyObject *py_asked_enable(PyObject *module, PyObject *arg)
+{
+	int is_enabled = PyObject_IsTrue(arg);
+
+	(void)module;
+	if (is_enabled < 0)
+		return NULL;
+	return none_or_error(asked_enable(is_enabled));
+}
+
+static PyObject *py_asked_fd(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	return PyLong_FromLong(asked_fd());
+}
+
+static PyObject *py_asked_take(PyObject *module, PyObject *unused)
+{
+	struct asked_block blocks[ASKED_MOST];
+	size_t count = asked_take(blocks, ASKED_MOST);
+	PyObject *out = PyList_New(0);
+
+	(void)module;
+	(void)unused;
+	for (size_t i = 0; out && i < count; i++)
+		list_append(&out, Py_BuildValue("II", blocks[i].ino, blocks[i].block));
+	return out;
+}
+
+static PyObject *py_asked_end(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	struct version version = {0};
+	struct asked_block which;
+	PyObject *version_arg;
+	Py_buffer data;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIOz*", KEYWORDS("ino", "block", "version", "data"), &which.ino,
+					 &which.block, &version_arg, &data))
+		return NULL;
+	if (version_arg != Py_None && !convert_version(version_arg, &version)) {
+		PyBuffer_Release(&data);
+		return NULL;
+	}
+	WITHOUT_GIL(asked_end(which, &version, data.buf, (size_t)data.len));
+	PyBuffer_Release(&data);
+	Py_RETURN_NONE;
 }
 
 /* clang-format off */
@@ -176,6 +295,14 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(pool_note_origin),
     NO_ARGUMENT(pool_counters),
     NO_ARGUMENT(pool_servers),
+    ONE_ARGUMENT(pool_meet),
+    WITH_KEYWORDS(serve_begin),
+    WITH_KEYWORDS(serve_holds),
+    NO_ARGUMENT(serve_counters),
+    ONE_ARGUMENT(asked_enable),
+    NO_ARGUMENT(asked_fd),
+    NO_ARGUMENT(asked_take),
+    WITH_KEYWORDS(asked_end),
     {NULL, NULL, 0, NULL},
 };
 /* clang-format on */

@@ -61,7 +61,8 @@ def begin(
     """The engines have slots by turns. Beside this origin no answer of a busy machine is slow: they
     have 1 s to begin, and leases are of 1 s and, of large files, of 4 s.
     """
-    _native.pool_begin(DATASET, user, password, None, None, None, min_age_ns, patience_ns)
+    settings = (user, password, None, None, None, min_age_ns, patience_ns)
+    _native.pool_begin(DATASET, *settings, has_peers=False)
     note_origin(250_000_000)
     indices = [serve_at(engine.port) for engine in engines]
     _native.pool_slots(bytes(indices) * (SLOTS // len(indices)))

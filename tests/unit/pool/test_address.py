@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from fusecache.pool.address import Credentials, PoolAddress, parse_address
 
 PLAIN = PoolAddress(False, (("h", "6379"),), "d")
 TLS = PoolAddress(True, (("h", "6379"),), "d")
+PEER = PoolAddress(False, (("h", "7411"),), "d", has_peers=True)
+PEERS = PoolAddress(True, (("h", "7411"),), "d", has_peers=True)
+WHOLE = Credentials(ca="/ca", certificate="/c", private_key="/k")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,17 @@ def test_addresses(url: str, is_tls: bool, servers: list[tuple[str, str]], datas
     assert parse_address(url) == PoolAddress(is_tls, tuple(servers), dataset)
 
 
+@pytest.mark.parametrize(("scheme", "is_tls"), [("peers", True), ("peer", False)])
+def test_addresses_of_peers(scheme: str, is_tls: bool) -> None:
+    found = parse_address(f"{scheme}://a,b:7/d")
+    assert found == PoolAddress(is_tls, (("a", "7411"), ("b", "7")), "d", has_peers=True)
+
+
 BAD_URLS = {
+    "peer://h": "no name of the dataset",
+    "peerss://h/d": "is no address",
+    f"peers://{','.join(f'h{n}' for n in range(65))}/d": "65 servers: at most 64",
+    "peers://me:secret@h/d": "no user or password",
     "": "is no address",
     "h:6379/d": "is no address",
     "redis://h/d": "is no address",
@@ -78,6 +92,7 @@ def test_what_is_no_address_is_told_in_one_line(url: str) -> None:
     assert "secret" not in str(told.value)
 
 
+@pytest.mark.claim("S15")
 @pytest.mark.parametrize(
     ("address", "credentials", "is_insecure", "told"),
     [
@@ -89,6 +104,12 @@ def test_what_is_no_address_is_told_in_one_line(url: str) -> None:
         (TLS, Credentials(ca="/ca", certificate="/c"), False, "--pool-cert and --pool-key"),
         (TLS, Credentials(ca="/ca", private_key="/k"), False, "--pool-cert and --pool-key"),
         (TLS, Credentials(ca="/ca", user="me"), False, "--pool-password-file"),
+        (PEER, Credentials(), False, "peer://.*use peers://, or say --pool-insecure"),
+        (PEER, WHOLE, True, "write peers://"),
+        (PEERS, Credentials(), True, "peers:// needs --pool-ca"),
+        (PEERS, Credentials(ca="/ca"), False, "needs --pool-cert and --pool-key"),
+        (PEERS, dataclasses.replace(WHOLE, user="me"), False, "has no users"),
+        (PEERS, dataclasses.replace(WHOLE, password_file="/p"), False, "has no users"),
     ],
 )
 def test_what_does_not_go_together(

@@ -133,3 +133,27 @@ def test_a_cluster_of_too_many_servers(engine: FakeEngine) -> None:
         )
     assert hosts.status()["fault"]
     assert not hosts.status()["is_cluster"]
+
+
+# ---- peers ---------------------------------------------------------------------------------------
+
+
+def peers_of(*places: str, listen: tuple[str, str] | None = None) -> Hosts:
+    address = parse_address(f"peer://{','.join(places)}/d")
+    return Hosts(address, Credentials(), "me", lambda: {"bytes": 5}, 0.0, 1.0, listen)
+
+
+def test_peers_are_met_and_told(engine: FakeEngine) -> None:
+    time = say(b"*2\r\n$2\r\n17\r\n$1\r\n0\r\n")
+    engine.replies += [time, time, say(b":1\r\n"), say(b":1\r\n")]
+    hosts = peers_of(port_of(engine))
+    watch_until(hosts, lambda: len(engine.commands) >= 4)
+    assert [command[0] for command in engine.commands[:4]] == [b"TIME", b"TIME", b"HSET", b"EXPIRE"]
+    assert hosts.has_peers
+    assert hosts.status()["self"] is None
+
+
+def test_a_host_that_cannot_listen_asks_all_the_same(engine: FakeEngine) -> None:
+    hosts = peers_of(port_of(engine), listen=("127.0.0.1", engine.port))
+    watch_until(hosts, lambda: hosts.status()["fault"].startswith("--pool-listen"))
+    assert hosts.status()["self"] is None

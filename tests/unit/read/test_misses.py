@@ -121,9 +121,10 @@ class Scene:
         self.begun.add(ino)
         return ino, True
 
-    def _finish(self, ino: int, *_: object, store: bool, missed: bool) -> bool:
+    def _finish(self, ino: int, *_: object, store: bool, missed: bool, lent: bool) -> bool:
         assert store
         assert missed
+        assert not lent
         self.finished.append(ino)
         return self.is_settled
 

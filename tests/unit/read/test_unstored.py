@@ -29,7 +29,7 @@ class Scene:
         self.read: list[int] = []
         self.queued: list[int] = []  # for the publisher
         monkeypatch.setattr(namespace, "version", lambda ino: self.version)
-        stub: Any = SimpleNamespace(tick_ns=1, missed=lambda *_: None)
+        stub: Any = SimpleNamespace(tick_ns=1, missed=lambda *_: None, is_lent=lambda counts: False)
         self.fetcher = Fetcher(stub, stub, stub, stub, b"d" * 16, stub, Metrics(), Pins())
         vars(self.fetcher)["_read"] = self._read
         vars(self.fetcher)["_publisher"] = SimpleNamespace(
@@ -43,7 +43,7 @@ class Scene:
         self.queued.append(publication.block)
         publication.on_done(False)
 
-    async def _read(self, flight: Flight, ino: int, block: int) -> None:
+    async def _read(self, flight: Flight, ino: int, block: int, shared: bool) -> None:
         self.read.append(block)
         flight.version, flight.data = self.version, memoryview(bytes(BLOCK_BYTES))
         flight.counts = Counts(ORIGIN_FILES, BYTES_FROM_ORIGIN)
