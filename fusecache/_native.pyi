@@ -45,7 +45,9 @@ def census() -> tuple[int, int, int, bool]:
 def memory_bytes() -> int:
     """Bytes of table (touched part), hash, rings and buffers of the log: for status."""
 
-def scan(ino: int, tick: Callable[[], object] | None = None) -> tuple[int, int, int]:
+def scan(
+    ino: int, tick: Callable[[], object] | None = None, is_forced: bool = False
+) -> tuple[int, int, int]:
     """List directory `ino` at the origin and merge it into the table; sets LISTED at the end.
 
     Returns how many entries were (added, removed, changed) since the previous listing; (0, 0, n) on
@@ -56,6 +58,7 @@ def scan(ino: int, tick: Callable[[], object] | None = None) -> tuple[int, int, 
     the GIL every few thousand entries (progress); an exception from it aborts the scan.
     Two scans of one directory may overlap: one that ends after a scan that began later has ended
     leaves the listing as it is. Every name is stat'ed once more before it is taken for removed.
+    `is_forced`: past what the file system here keeps of attributes (AT_STATX_FORCE_SYNC).
     Entries whose attributes the origin refuses (EACCES, EPERM) are listed without: attributes()
     has only the type in mode, nlink 0; lookup() says -1, so that add() gives the real errno.
     Raises OSError (ENOENT/EACCES/EIO ... as the origin gave; ENOTDIR: also a symlink in its place;
@@ -87,12 +90,13 @@ def load_table(fd: int, source: bytes) -> str:
 def lookup(parent: int, name: bytes) -> int:
     """Inode number; 0 when the directory is LISTED and has no such name; -1 when not known."""
 
-def add(parent: int, name: bytes) -> int:
+def add(parent: int, name: bytes, is_forced: bool = False) -> int:
     """statx one name at the origin, insert or update its node, return the inode number.
 
-    If the existing node turned out to be replaced or gone, it is marked DEAD first. OSError: as the
-    origin gave; ESTALE: the path of `parent` now leads to another directory; EINVAL: empty name,
-    ".", "..", "/" or NUL in it.
+    If the existing node turned out to be replaced or gone, it is marked DEAD first. `is_forced`:
+    past what the file system here keeps of attributes; those of `parent` are taken, too, and the
+    kernel is told what of the name it has kept. OSError: as the origin gave; ESTALE: the path of
+    `parent` now leads to another directory; EINVAL: empty name, ".", "..", "/" or NUL in it.
     """
 
 def refresh(ino: int) -> int:
@@ -167,6 +171,28 @@ def mark_stale(ino: int) -> None:
 
 def version_of_fd(fd: int) -> tuple[int, int, int, int, int]:
     """statx with AT_STATX_FORCE_SYNC: (origin inode, size, mtime_ns, ctime_ns, mode)."""
+
+# ---- changes, for the hosts of a pool ----------------------------------------------------------
+def journal(is_on: bool, /) -> None:
+    """From now on (again) note which names change in the table, whatever looked at the origin; or
+    no more. OSError: no memory.
+    """
+
+def journal_take() -> tuple[list[tuple[bytes, bytes]], bool]:
+    """What was noted since the last take: (path of the directory, name) of each name that came to a
+    LISTED directory, went, or leads to other attributes than before; of a file with several names
+    each. The root is not in it: changes in it come with one of its names, or chmod of it alone.
+    False: more has changed than that, for there was too much of it, or a directory below which
+    something was known has gone. OSError: no memory.
+    """
+
+def is_shared(ino: int, /) -> bool:
+    """A LISTED directory of the source's own file system, with no entry of another one, and none
+    whose attributes the origin refuses.
+    """
+
+def find_path(path: bytes, /) -> int:
+    """The node of a path below the source (b"": the root), if the table knows it; else 0."""
 
 # ---- locations and segments --------------------------------------------------------------------
 def set_location(

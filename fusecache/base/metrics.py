@@ -64,6 +64,7 @@ LINKED_BYTES: Final = Counter("linked_bytes", "bytes", "Of blocks that were foun
 ORIGIN_ERRORS: Final = Counter("origin_errors", "errors", "Calls that the origin failed")
 CHANGES_SEEN: Final = Counter("changes_seen", "names", "Added, removed or changed at the origin")
 SWEEPS: Final = Counter("sweeps", "sweeps", "Passes over all listed directories")
+SWEPT: Final = Counter("swept", "directories", "Looked at by passes over all listed directories")
 
 NOT_PUBLISHED: Final = Counter("not_published", "blocks", "Fetched, and not put on SSD")
 SEGMENTS_LOST: Final = Counter("segments_lost", "segments", "Gone from SSD, but for our own log's")
@@ -300,6 +301,7 @@ FAMILIES: Final = (
     _declared(MISMATCHES, "integrity.mismatches"),
     _counter("cache_faults", "Of the cache directory or its disk", "integrity.faults", "kind"),
     _declared(SWEEPS, "revalidate.sweeps"),
+    _declared(SWEPT, "revalidate.directories"),
     _gauge("last_sweep_seconds", "What the last sweep took", "revalidate.last_sweep_s"),
     _declared(CHANGES_SEEN, "revalidate.changes_seen"),
     # ---- of hintsd

@@ -333,7 +333,7 @@ def _show(found: dict[str, Any]) -> None:
             *figures,
         )
     members = Table(box=None, pad_edge=False)
-    for name in ("member", "from the pool", "from the origin", "written", "failures"):
+    for name in ("member", "from the pool", "from the origin", "written", "failures", "swept"):
         members.add_column(name, justify="left" if name == "member" else "right")
     for name, member in sorted(found["members"].items()):
         members.add_row(
@@ -342,5 +342,6 @@ def _show(found: dict[str, Any]) -> None:
             format_bytes(member.get("origin_bytes", 0)),
             format_bytes(member.get("bytes_written", 0)),
             f"{member.get('failures', 0):,}",
+            f"{member.get('swept', 0):,}",
         )
     terminal.show(table, "", members)

@@ -20,6 +20,7 @@ from fusecache.pool.slots import NO_SERVER, SLOTS, slot_of
 from fusecache.pool.view import ranked
 
 TIMEOUT_S: Final = 2.0
+ANSWER_BYTES_MOST: Final = 64 << 20
 MEMBER_S: Final = 15.0
 """A member that has not written for so long is gone."""
 
@@ -37,6 +38,41 @@ class Cluster(NamedTuple):
     """The index of each slot's server; NO_SERVER: none has it."""
 
 
+class _Bounded:
+    """A socket by which an answer ends at ANSWER_BYTES_MOST, whatever length it begins with."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self._left = ANSWER_BYTES_MOST
+
+    def sendall(self, *sent: Any) -> None:
+        self._left = ANSWER_BYTES_MOST
+        self._sock.sendall(*sent)
+
+    def recv(self, *how: Any) -> bytes:
+        found: bytes = self._sock.recv(*how)
+        self._count(len(found))
+        return found
+
+    def recv_into(self, *how: Any) -> int:
+        length: int = self._sock.recv_into(*how)
+        self._count(length)
+        return length
+
+    def _count(self, length: int) -> None:
+        self._left -= length
+        if self._left < 0:
+            raise OSError("an answer of more than 64 MiB")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+class _PlainConnection(valkey.Connection):
+    def _connect(self) -> Any:
+        return _Bounded(super()._connect())  # type: ignore[no-untyped-call]
+
+
 class _TlsConnection(valkey.Connection):
     """The library's own trusts all that the system trusts, besides the CA that it is given."""
 
@@ -52,7 +88,7 @@ class _TlsConnection(valkey.Connection):
     def _connect(self) -> Any:
         sock = super()._connect()  # type: ignore[no-untyped-call]
         try:
-            return self._context.wrap_socket(sock, server_hostname=self.host)
+            return _Bounded(self._context.wrap_socket(sock, server_hostname=self.host))
         except BaseException:
             sock.close()
             raise
@@ -87,6 +123,7 @@ class Engine:
             "host": server[0], "port": int(server[1]), "username": self._credentials.user,
             "password": self._password, "socket_timeout": TIMEOUT_S,
             "socket_connect_timeout": TIMEOUT_S, "lib_name": None, "lib_version": None,
+            "connection_class": _PlainConnection,
         }  # fmt: skip
         if self._address.is_tls:
             how |= {"connection_class": _TlsConnection, "credentials": self._credentials}
@@ -168,6 +205,25 @@ class Engine:
         """Those that live, by name: what they wrote last, with `age_s`. Unreachable."""
         now = self._now(server)
         return self._ask(server, "HGETALL", self._members, read=partial(_living, now_s=now))
+
+    # ---- small values ----------------------------------------------------------------------------
+
+    def get(self, server: Server, key: str) -> bytes | None:
+        """Unreachable."""
+
+        def read(value: Any) -> bytes | None:
+            return None if value is None else bytes(memoryview(value))
+
+        return self._ask(server, "GET", key, read=read)
+
+    def put(self, server: Server, key: str, value: bytes, milliseconds: int, is_new: bool) -> bool:
+        """It expires. False: `is_new`, but the key was there. Unreachable."""
+        new = ["NX"] if is_new else []
+        return self._ask(server, "SET", key, value, "PX", milliseconds, *new, read=bool)
+
+    def remove(self, server: Server, key: str) -> None:
+        """Unreachable."""
+        self._ask(server, "UNLINK", key, read=int)
 
     # ---- figures ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import trio
 
 from fusecache import __version__, _native
 from fusecache.pool.address import Credentials, PoolAddress
-from fusecache.pool.slots import NO_SERVER, place
+from fusecache.pool.slots import NO_SERVER, place, slot_of
 from fusecache.pool.view import Looks, Members, agreed
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Hosts:
         self._fault = ""  # of the last refresh
         self._moved = 0
         self._answered: Server | None = None
+        self._first: Server | None = None  # has the members, where servers are independent
         self._looks, self._members = Looks(), Members()
         self._without: frozenset[str] = frozenset()
         self._located = trio.Event()
@@ -209,6 +210,7 @@ class Hosts:
             answered = dict(zip(servers, looks, strict=True))
         away = self._looks.note(answered)
         first = next((name for name in engine.members_at(servers) if answered[name]), None)
+        self._first = servers[first] if first is not None else None
         if first is None:
             return  # nobody is asked, and nothing changes
         engine.write_member(servers[first], self._name, self._record() | {"away": away})
@@ -259,6 +261,23 @@ class Hosts:
                 log.warning("pool: %s is left alone: %s", name, server["why"])
             elif not server["is_left_alone"] and self._away.pop(name, None) is not None:
                 log.info("pool: %s is back", name)
+
+    # ---- small values (keys.py) ------------------------------------------------------------------
+
+    def server_of(self, key: str) -> Server | None:
+        """Who has it: in a Cluster by its slot, else who has the members. None: nobody is known."""
+        if not self._is_cluster:
+            return self._first
+        index = self._slots[slot_of(key.encode())]
+        if index == NO_SERVER:
+            return None
+        at = _native.pool_servers()[index]
+        return at["host"], at["port"]
+
+    def open_engine(self) -> Engine:
+        from fusecache.pool.engine import Engine
+
+        return Engine(self._address, self._credentials, self._password)
 
     # ---- what is asked ---------------------------------------------------------------------------
 

@@ -155,6 +155,13 @@ class Origin:
             await self.call(lambda _tick: _native.add(parent, name))
         return None
 
+    async def source_times(self) -> tuple[int, int]:
+        """mtime and ctime of the source, in ns, past attribute caches. Raises OriginError."""
+        found = await self.call(
+            lambda _tick: _native.version_of_fd(self._source_fd), background=True
+        )
+        return found[2:4]
+
     async def _attempt(self, function: Callable[[Tick], T], background: bool, about: int) -> T:
         token = trio.lowlevel.current_trio_token()
         limiter = self._background if background else self._readers

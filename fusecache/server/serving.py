@@ -130,6 +130,7 @@ class Server:
         self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
         self.segments = segments = SsdSource(self.store, self.dataset, self.manifest, self.metrics)
         self.hosts = pooling.join(config, self.metrics, launch, self.store)
+        self.shared_sweep = pooling.share_sweep(config, self.hosts)
         pool = Pool(self.hosts.has_peers) if self.hosts else None
         # native/ahead/fetch.c (`fetch_one`) repeats the far ones: the fetch threads see no list.
         sources = Sources([LogBuffers(), segments], [OriginFiles()], self.faults, pool)
@@ -140,7 +141,7 @@ class Server:
         self.stager = Stager(self.kernel, config.ram_bytes, self.metrics)
         self.reader = Reader(self.fetcher, sources, segments, self.stager, self.metrics)
         self.revalidation = Revalidation(
-            self.origin, config.revalidate_s, self.metrics, is_late=launch.resume
+            self.origin, config.revalidate_s, self.metrics, launch.resume, self.shared_sweep
         )
         self.remount = Remount(
             config.source, launch.source_fd, launch.source_identity, self.origin.timeout_s
@@ -235,6 +236,7 @@ class Server:
                 self.stager.push_forever,
                 self.stager.drop_forever,
                 self.revalidation.sweep_forever,
+                self.revalidation.share_forever,
                 self.fetch_threads.land_forever,
                 self.misses.run_forever,
                 self.prefetcher.run_forever,
@@ -257,6 +259,8 @@ class Server:
         self.packer.end()
         if is_over:
             self.saved.save()
+            if self.shared_sweep is not None:
+                self.shared_sweep.leave()
             if public is not None:
                 public.remove()
         self.store.close()
@@ -459,6 +463,8 @@ class Server:
                     "sweeps": now[metrics.SWEEPS],
                     "last_sweep_s": round(self.revalidation.last_sweep_s, 3),
                     "changes_seen": now[metrics.CHANGES_SEEN],
+                    "directories": now[metrics.SWEPT],
+                    "shared": self.shared_sweep.status() if self.shared_sweep else None,
                 },
             }
         }

@@ -170,7 +170,8 @@ class Server:
     def blocks(self, dataset: str) -> set[bytes]:
         prefix = f"fusecache:{dataset}:"
         found = set(self.client.scan_iter(f"{prefix}*", 1000))
-        return found - {f"{prefix}members".encode()}
+        others = f"{prefix}members".encode(), f"{prefix}FCS1:".encode()
+        return {key for key in found if not key.startswith(others)}
 
     def options(self, dataset: str) -> tuple[str, ...]:
         return plain(self.place, dataset)

@@ -44,7 +44,8 @@ _STATUS = r"""
   "in_flight": 12, "files": 13, "bytes": 1300, "overtaking_reads": 14, "looks": 17,
   "restored_files": 15, "reclaimed_files": 18},
  "integrity": {"mismatches": 1, "faults": {"checksum": 1, "read": 2}},
- "revalidate": {"period_s": 60.0, "sweeps": 19, "last_sweep_s": 0.125, "changes_seen": 20}}
+ "revalidate": {"period_s": 60.0, "sweeps": 19, "last_sweep_s": 0.125, "changes_seen": 20,
+ "directories": 57, "shared": null}}
 """
 
 _HINTSD = r"""

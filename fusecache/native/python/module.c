@@ -89,9 +89,10 @@ PyMODINIT_FUNC PyInit__native(void)
 	if (helpers_init())
 		return NULL;
 	module = PyModule_Create(&definition);
-	if (module && (table_add_to(module) || listing_add_to(module) || segment_add_to(module) ||
-		       front_add_to(module) || events_add_to(module) || plan_add_to(module) || fetch_add_to(module) ||
-		       pool_add_to(module) || trace_add_to(module) || log_add_to(module) || probe_add_to(module)))
+	if (module &&
+	    (table_add_to(module) || journal_add_to(module) || listing_add_to(module) || segment_add_to(module) ||
+	     front_add_to(module) || events_add_to(module) || plan_add_to(module) || fetch_add_to(module) ||
+	     pool_add_to(module) || trace_add_to(module) || log_add_to(module) || probe_add_to(module)))
 		Py_CLEAR(module);
 	return module;
 }

@@ -44,6 +44,7 @@ void unlock(PyThreadState *without_gil);
 
 /* Functions and constants of the faces. */
 int table_add_to(PyObject *module);
+int journal_add_to(PyObject *module);
 int listing_add_to(PyObject *module);
 int segment_add_to(PyObject *module);
 int front_add_to(PyObject *module);

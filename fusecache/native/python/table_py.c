@@ -70,16 +70,17 @@ static PyObject *py_scan(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct ticking ticking = {.tick = NULL};
 	PyObject *ino_arg;
 	uint64_t ino;
-	int err;
+	int err, is_forced = false;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", KEYWORDS("ino", "tick"), &ino_arg, &ticking.tick) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Op", KEYWORDS("ino", "tick", "is_forced"), &ino_arg,
+					 &ticking.tick, &is_forced) ||
 	    !take_ino(ino_arg, &ino))
 		return NULL;
 	if (ticking.tick == Py_None)
 		ticking.tick = NULL;
 	ticking.state = PyEval_SaveThread();
-	err = table_scan(ino, ticking.tick ? call_tick : NULL, &ticking, &result);
+	err = table_scan(ino, ticking.tick ? call_tick : NULL, &ticking, is_forced, &result);
 	PyEval_RestoreThread(ticking.state);
 	if (err)
 		return ticking.raised ? NULL : os_error(err);
@@ -124,12 +125,14 @@ static PyObject *py_add(PyObject *module, PyObject *args, PyObject *kwargs)
 	Py_ssize_t len;
 	uint64_t parent;
 	int64_t ino;
+	int is_forced = false;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#", KEYWORDS("parent", "name"), &parent_arg, &name, &len) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|p", KEYWORDS("parent", "name", "is_forced"), &parent_arg,
+					 &name, &len, &is_forced) ||
 	    !take_ino(parent_arg, &parent))
 		return NULL;
-	WITHOUT_GIL(ino = table_add(parent, name, (size_t)len)); /* args keeps `name` alive */
+	WITHOUT_GIL(ino = table_add(parent, name, (size_t)len, is_forced)); /* args keeps `name` alive */
 	return ino < 0 ? os_error((int)ino) : PyLong_FromLongLong(ino);
 }
 

@@ -132,6 +132,7 @@ int node_update(uint32_t ino, const struct attributes *a)
 			return SAME;
 		stale_raise(ino, NODE_NOATTR | NODE_STALE | NODE_STALE_NAME);
 		stale_raise(primary, NODE_STALE);
+		journal_note_all(primary);
 		return ATTRIBUTES_CHANGED;
 	}
 	if (was_refused && primary != ino) { /* an alias that was refused for a while: only the name was */
@@ -164,8 +165,10 @@ int node_update(uint32_t ino, const struct attributes *a)
 		image.flags = node_flags(&image) | NODE_STALE |
 			      (image.size < old->size ? NODE_SHRUNK : 0); /* same publication */
 	node_rewrite(primary, &image);
-	if (result != SAME)
+	if (result != SAME) {
 		stale_queue(primary);
+		journal_note_all(primary);
+	}
 	if (primary == ino)
 		link_note(ino); /* no memory: later names get numbers of their own */
 	return result;
@@ -278,6 +281,8 @@ int64_t node_create(uint32_t parent, const char *name, size_t len, const struct 
 		node_update(ino, a);
 	if (raise_name)
 		stale_queue(ino);
+	if (node_flags(dir) & NODE_LISTED)
+		journal_note(ino);
 	return ino;
 }
 
@@ -289,6 +294,9 @@ void node_bury(uint32_t ino)
 		return;
 	if (node_flags(&table.nodes[n->parent]) & NODE_LISTED)
 		stale_raise(n->parent, NODE_STALE);
+	journal_note(ino);
+	if (node_is_directory(n) && ((node_flags(n) & NODE_LISTED) || n->first_child))
+		journal_break(); /* others may leave what is below it to us */
 	flags_change(n, NODE_DEAD | NODE_STALE_NAME, NODE_LISTED);
 	/* It may be there all the same (a directory above had another name for a moment): the next scan says. */
 	flags_change(&table.nodes[n->parent], 0, NODE_EXACT);

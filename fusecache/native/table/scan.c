@@ -85,8 +85,9 @@ int table_refresh(uint64_t ino)
 	}
 }
 
-int64_t table_add(uint64_t parent, const char *name, size_t len)
+int64_t table_add(uint64_t parent, const char *name, size_t len, bool is_forced)
 {
+	const int sync = is_forced ? AT_STATX_FORCE_SYNC : 0;
 	char *path = NULL, text[NAME_BYTES_MOST + 1];
 	struct attributes dir_now, a;
 	uint32_t known;
@@ -115,9 +116,10 @@ int64_t table_add(uint64_t parent, const char *name, size_t len)
 	free(path);
 	if (fd < 0)
 		return fd;
-	err = origin_stat(fd, "", AT_EMPTY_PATH, &dir_now);
+	/* In this order: an NFS client finds by the directory's attributes that it has kept a name too long. */
+	err = origin_stat(fd, "", AT_EMPTY_PATH | sync, &dir_now);
 	if (!err)
-		err = origin_stat(fd, text, 0, &a);
+		err = origin_stat(fd, text, sync, &a);
 	close(fd);
 	if (err && err != -ENOENT)
 		return err;
@@ -127,6 +129,8 @@ int64_t table_add(uint64_t parent, const char *name, size_t len)
 	if (parent != ROOT_INO && !same_object((uint32_t)parent, &dir_now)) {
 		result = -ESTALE; /* another directory has this path now */
 	} else {
+		if (is_forced && same_object((uint32_t)parent, &dir_now))
+			node_update((uint32_t)parent, &dir_now);
 		known = table_find((uint32_t)parent, name, len);
 		if (known && !err && same_object(known, &a)) {
 			node_update(known, &a);
@@ -134,8 +138,8 @@ int64_t table_add(uint64_t parent, const char *name, size_t len)
 		} else {
 			if (known)
 				node_bury(known);
-			/* The answer to the look-up that asks will replace a negative dentry. */
-			result = err ? err : node_create((uint32_t)parent, name, len, &a, known != 0);
+			/* The answer to the look-up that asks will replace a negative dentry, if one asks. */
+			result = err ? err : node_create((uint32_t)parent, name, len, &a, known != 0 || is_forced);
 			if (result > 0)
 				result = node_primary((uint32_t)result);
 		}
@@ -158,6 +162,7 @@ struct dirent_raw {
 };
 
 struct scan {
+	int sync;	       /* AT_STATX_*_SYNC */
 	uint32_t dir, highest; /* nodes above `highest` came after the scan began */
 	bool was_listed;
 	_Atomic bool overtaken;
@@ -250,7 +255,7 @@ static int scan_entries(struct scan *scan, int fd, int (*tick)(void *), void *co
 			if (!strcmp(item->name, ".") || !strcmp(item->name, "..") || !item->len ||
 			    item->len > NAME_BYTES_MOST)
 				continue;
-			stat_err = origin_stat(fd, item->name, 0, &item->a);
+			stat_err = origin_stat(fd, item->name, scan->sync, &item->a);
 			if (stat_err == -EACCES || stat_err == -EPERM)
 				item->a = (struct attributes){
 				    .origin_ino = entry->d_ino,
@@ -313,7 +318,7 @@ static int scan_sweep(struct scan *scan, int fd)
 
 			memcpy(name, own, len);
 			name[len] = '\0';
-			err = origin_stat(fd, name, 0, &item.a);
+			err = origin_stat(fd, name, scan->sync, &item.a);
 			pthread_rwlock_wrlock(&table.lock);
 			if (!err) {
 				err = scan_merge(scan, &item);
@@ -379,9 +384,9 @@ static bool is_exact(const struct scan *scan, const struct attributes *a)
 	       a->ctime_ns < scan->begun_ns - SETTLED_NS && table.buried == scan->buried_before + scan->buried;
 }
 
-int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_result *out)
+int table_scan(uint64_t ino, int (*tick)(void *), void *context, bool is_forced, struct scan_result *out)
 {
-	struct scan scan = {.dir = (uint32_t)ino, .result = out};
+	struct scan scan = {.dir = (uint32_t)ino, .result = out, .sync = is_forced ? AT_STATX_FORCE_SYNC : 0};
 	const struct node *n;
 	struct attributes a;
 	int fd = -1, err;
@@ -410,7 +415,7 @@ int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_res
 		return err;
 	if (!err) {
 		fd = open_beneath(path, O_RDONLY | O_DIRECTORY);
-		err = fd < 0 ? fd : origin_stat(fd, "", AT_EMPTY_PATH, &a);
+		err = fd < 0 ? fd : origin_stat(fd, "", AT_EMPTY_PATH | scan.sync, &a);
 	}
 	if (!err) {
 		pthread_rwlock_wrlock(&table.lock);

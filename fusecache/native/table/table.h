@@ -239,7 +239,8 @@ void table_mark_young(uint64_t ino);
 bool table_refuse_short(uint64_t ino);
 int table_open(uint64_t ino, int flags);
 ssize_t table_readlink(uint64_t ino, char *buf, size_t cap);
-int64_t table_add(uint64_t parent, const char *name, size_t len);
+/* With `is_forced` what the file system here keeps of attributes is not believed, and the parent's are taken, too. */
+int64_t table_add(uint64_t parent, const char *name, size_t len, bool is_forced);
 int table_refresh(uint64_t ino);
 int table_version_of_fd(int fd, int sync, struct version *out, uint32_t *mode); /* sync: AT_STATX_*_SYNC */
 
@@ -257,7 +258,14 @@ bool table_has_unchecked(uint64_t dir); /* a file in it */
 struct scan_result {
 	uint64_t added, removed, changed;
 };
-int table_scan(uint64_t ino, int (*tick)(void *), void *context, struct scan_result *out);
+/* `is_forced`: as above. */
+int table_scan(uint64_t ino, int (*tick)(void *), void *context, bool is_forced, struct scan_result *out);
+
+/* For the hosts of a pool: nodes whose names have changed since the last take, while the journal is on. They lock. */
+int table_journal(bool is_on);
+int table_journal_take(struct number_list *out, bool *is_whole); /* not whole: more has changed */
+bool table_is_shared(uint64_t dir);				 /* may one host sweep it for others? */
+uint64_t table_find_path(const char *path, size_t len);		 /* below the source, if it is known; else 0 */
 
 /* The inode's attributes are watched by the sweep (table.lock held). */
 bool node_is_watched(uint32_t ino);
@@ -300,6 +308,10 @@ void stale_queue(uint32_t ino); /* one of its nodes has just been flagged */
 void stale_raise(uint32_t node, uint32_t flags);
 void stale_find_lost(void); /* look for flags in the whole table */
 void stale_forget(void);
+
+void journal_note(uint32_t node);	 /* the name, or what it leads to, has changed */
+void journal_note_all(uint32_t primary); /* of all names that it has */
+void journal_break(void);		 /* and more than names can say */
 
 int slots_reserve(uint64_t more); /* for names; -ENOMEM */
 void slot_place(uint32_t ino);
