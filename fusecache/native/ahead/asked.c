@@ -48,7 +48,7 @@ static uint32_t node_of(const struct wanted *wanted)
 		pthread_rwlock_rdlock(&table.lock);
 		child = table_find((uint32_t)ino, at, length);
 		pthread_rwlock_unlock(&table.lock);
-		ino = child ? child : table_add((uint64_t)ino, at, length);
+		ino = child ? child : table_add((uint64_t)ino, at, length, false);
 		if (ino <= 0)
 			return 0;
 		at += length + 1;
