@@ -565,6 +565,9 @@ def asked_fd() -> int:
 def asked_take() -> list[tuple[int, int]]:
     """Blocks that others wait for, and that were not told before: (inode, block)."""
 
+def asked_waits(ino: int, block: int) -> bool:
+    """Whether anybody still waits for it."""
+
 def asked_end(
     ino: int,
     block: int,

@@ -45,7 +45,8 @@ class ReadThrough:
         flight: Flight | None = None
         try:
             async with self._places:
-                flight = await self._fetcher.block(ino, block, shared=False)
+                if _native.asked_waits(ino, block):
+                    flight = await self._fetcher.block(ino, block, shared=False)
         except (OriginError, UnknownInode) as error:
             log.debug("a block for another host: %s", error)
         except Exception:

@@ -1,8 +1,8 @@
 """Row pool: what several hosts take from the origin together, with a pool and without.
 
 The hosts are network namespaces (tools/cluster_lib), their links of 400 Mbit/s, the origin's line,
-which all share, of 100. The pool is an engine on each host. What is unfair: all share two
-processors, and the origin's bytes do not pass the hosts' links.
+which all share, of 100. The pool is an engine on each host, or the hosts themselves (peers). What
+is unfair: all share two processors, and the origin's bytes do not pass the hosts' links.
 """
 
 import json
@@ -37,20 +37,23 @@ class Arm:
     name: str
     has_pool: bool = True
     has_tls: bool = False
+    has_peers: bool = False
     trouble: str = ""
 
 
 NO_POOL = Arm("no pool", has_pool=False)
 POOL = Arm("pool")
 TLS = Arm("pool, TLS", has_tls=True)
+PEERS = Arm("peers", has_peers=True)
+PEERS_TLS = Arm("peers, TLS", has_peers=True, has_tls=True)
 KILLED = Arm("pool, an engine is killed", trouble="kill")
 STOPPED = Arm("pool, an engine is stopped", trouble="stop")
 CUT = Arm("pool, a host is cut off", trouble="cut")
 CASES: tuple[tuple[str, str, tuple[str, ...], tuple[Arm, ...]], ...] = (
-    ("ranks of one job", "distributed", FITS_ALL, (NO_POOL, POOL, TLS)),
-    ("each reads all", "all", FITS_ALL, (NO_POOL, POOL, TLS)),
+    ("ranks of one job", "distributed", FITS_ALL, (NO_POOL, POOL, TLS, PEERS)),
+    ("each reads all", "all", FITS_ALL, (NO_POOL, POOL, TLS, PEERS, PEERS_TLS)),
     ("each reads all, caches a quarter", "all", FITS_A_QUARTER,
-     (NO_POOL, POOL, KILLED, STOPPED, CUT)),
+     (NO_POOL, POOL, KILLED, STOPPED, CUT, PEERS)),
 )  # fmt: skip
 
 
@@ -71,7 +74,11 @@ def pool(bench: Bench) -> None:
 
 def _run(arm: Arm, order: str, caches: tuple[str, ...], count: int, seed: int) -> list[Epoch]:
     with Cluster(
-        hosts=HOSTS, has_engines=arm.has_pool, has_tls=arm.has_tls, engine_bytes=ENGINE_BYTES
+        hosts=HOSTS,
+        has_engines=arm.has_pool,
+        has_peers=arm.has_peers,
+        has_tls=arm.has_tls,
+        engine_bytes=ENGINE_BYTES,
     ) as cluster:
         made = dataset.make(cluster.data, count, FILE_BYTES, seed)
         cluster.mount(*caches, *(cluster.pool_options() if arm.has_pool else ()))

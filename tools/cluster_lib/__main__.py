@@ -41,6 +41,7 @@ def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--ram", default="64M", help="Of each mount."),
         click.option("--ssd", default="1G", help="Of each mount."),
         click.option("--pool/--no-pool", default=True, help="Hosts share what they have."),
+        click.option("--peers", is_flag=True, help="By asking each other, instead of engines."),
         click.option("--tls/--no-tls", default=False, help="Between hosts."),
         click.option("--hints", is_flag=True, help="A hintsd on each host, which readers tell."),
         click.option(
@@ -80,6 +81,8 @@ class Setting:
             raise click.UsageError("--hints needs mounts")
         if options["tls"] and not self.has_pool:
             raise click.UsageError("--tls needs a pool")
+        if options["peers"] and not self.has_pool:
+            raise click.UsageError("--peers are a pool")
 
     def cluster(self) -> Cluster:
         given = self._options
@@ -90,6 +93,7 @@ class Setting:
             origin_mbit=given["origin_mbit"],
             origin_latency_s=given["origin_latency_ms"] / 1000,
             has_engines=self.has_pool,
+            has_peers=given["peers"],
             engine_bytes=given["engine_mb"] << 20,
             has_tls=given["tls"],
             work_dir=given["work_dir"],

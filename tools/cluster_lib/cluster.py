@@ -145,6 +145,7 @@ class Cluster:
         origin_mbit: float = 100.0,
         origin_latency_s: float = 0.0,
         has_engines: bool = True,
+        has_peers: bool = False,
         engine_bytes: int = 256 << 20,
         engine_options: Sequence[str] = (),
         has_tls: bool = False,
@@ -153,8 +154,9 @@ class Cluster:
     ) -> None:
         """`data`: a directory that lasts; None: `self.data` is an empty one, to be filled before
         the first mount. `link_mbit`: each way, of each host; `origin_mbit`: of all together; 0 is
-        no limit. `acl`: the rules of the engines' user; "": they let in anybody. `work_dir`: what
-        there is of files lies below it (/var/tmp).
+        no limit. `has_peers`: the mounts are the pool's servers, instead of engines. `acl`: the
+        rules of the engines' user; "": they let in anybody. `work_dir`: what there is of files lies
+        below it (/var/tmp).
         ValueError: too few hosts, or too many.
         """
         if not 1 <= hosts <= HOSTS_MOST:
@@ -163,7 +165,8 @@ class Cluster:
         self._count = hosts
         self._link_mbit, self._origin_mbit = link_mbit, origin_mbit
         self._latency_s = origin_latency_s
-        self._has_engines = has_engines
+        self._has_engines = has_engines and not has_peers
+        self._has_peers = has_peers
         self._engine_bytes, self._engine_options = engine_bytes, engine_options
         self._has_tls, self._acl = has_tls, acl
         self._work_dir = work_dir
@@ -217,7 +220,7 @@ class Cluster:
     def mount(self, *options: str) -> None:
         """On all hosts. Waits until the newest file of the dataset is old enough to be kept."""
         time.sleep(max(0.0, _newest(self.data) + _SETTLED_S - time.time()))
-        self.each(lambda host: host.mount(*options))
+        self.each(lambda host: host.mount(*options, *self._as_peer(host)))
 
     def umount(self) -> None:
         self.each(Host.umount)
@@ -233,20 +236,27 @@ class Cluster:
                 done.result()
 
     def pool_options(self, dataset: str = DATASET) -> tuple[str, ...]:
-        """Of `fusecache mount`: all engines as one pool."""
-        access = self.access
+        """Of `fusecache mount`: all engines, or all hosts, as one pool."""
+        access, scheme = self.access, "peer" if self._has_peers else "valkey"
         at = ",".join(f"{host.address}:{PORT}" for host in self.hosts)
         if access.has_tls:
-            certificate, key = map(str, access.certificate("client"))
-            options = ["--pool", f"valkeys://{at}/{dataset}"]
+            options = ["--pool", f"{scheme}s://{at}/{dataset}"]
             options += ["--pool-ca", str(access.certificate("ca")[0])]
-            options += ["--pool-cert", certificate, "--pool-key", key]
+            if not self._has_peers:
+                options += _certificate("client", access)
         else:
-            options = ["--pool", f"valkey://{at}/{dataset}", "--pool-insecure"]
-        if access.user:
+            options = ["--pool", f"{scheme}://{at}/{dataset}", "--pool-insecure"]
+        if access.user and not self._has_peers:
             options += ["--pool-user", access.user]
             options += ["--pool-password-file", str(access.password_file)]
         return (*options, "--pool-min-age", str(_MIN_AGE_S))
+
+    def _as_peer(self, host: Host) -> tuple[str, ...]:
+        """What a host that others ask is mounted with besides: its certificate names it."""
+        if not self._has_peers:
+            return ()
+        own = _certificate(host.address, self.access) if self.access.has_tls else []
+        return "--pool-listen", f"{host.address}:{PORT}", *own
 
     def origin_counts(self) -> list[Count]:
         """What each host has read of the origin so far."""
@@ -276,6 +286,11 @@ class Cluster:
         finally:
             for host in self.hosts:
                 host.close()
+
+
+def _certificate(name: str, access: Access) -> list[str]:
+    certificate, key = map(str, access.certificate(name))
+    return ["--pool-cert", certificate, "--pool-key", key]
 
 
 def _newest(directory: Path) -> float:

@@ -92,6 +92,7 @@ int asked_begin(const struct sockaddr *at, unsigned length);
 int asked_enable(bool is_enabled);
 int asked_fd(void);					    /* readable: asked_take() has some */
 size_t asked_take(struct asked_block *blocks, size_t most); /* that were not told before */
+bool asked_waits(struct asked_block which);		    /* does anybody, for it? */
 /* Those that wait for it have `size` bytes of that version; data: NULL: they look on SSD once more. */
 void asked_end(struct asked_block which, const struct version *of, const unsigned char *data, size_t size);
 

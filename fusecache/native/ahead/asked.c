@@ -34,8 +34,8 @@ static struct {
 } asked = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 /* ---- which file it is ------------------------------------------------------------------------- */
-/* 0: there is none. What this mount has never looked at, it looks at now: that asks the origin. */
-static uint32_t node_of(const struct wanted *wanted)
+/* 0: there is none. What this mount has never looked at, it looks at now if that `may_ask` the origin. */
+static uint32_t node_of(const struct wanted *wanted, bool may_ask)
 {
 	const char *at = wanted->path, *end = at + wanted->length;
 	int64_t ino = ROOT_INO;
@@ -48,7 +48,7 @@ static uint32_t node_of(const struct wanted *wanted)
 		pthread_rwlock_rdlock(&table.lock);
 		child = table_find((uint32_t)ino, at, length);
 		pthread_rwlock_unlock(&table.lock);
-		ino = child ? child : table_add((uint64_t)ino, at, length, false);
+		ino = child || !may_ask ? child : table_add((uint64_t)ino, at, length, false);
 		if (ino <= 0)
 			return 0;
 		at += length + 1;
@@ -81,20 +81,21 @@ static enum serve_result look_at(uint32_t ino, const struct wanted *wanted, stru
 	return result;
 }
 
-static enum serve_result look_for(const struct wanted *wanted, struct look *found)
+/* Without `may_ask`: of what the table knows. */
+static enum serve_result look_for(const struct wanted *wanted, bool may_ask, struct look *found)
 {
-	const uint32_t ino = node_of(wanted);
+	const uint32_t ino = node_of(wanted, may_ask);
 	enum serve_result result = ino ? look_at(ino, wanted, found) : SERVE_NOTHING;
 
 	/* Whoever asks may have looked later than we have. */
-	if (result == SERVE_STALE && table_refresh(ino) >= 0)
+	if (result == SERVE_STALE && may_ask && table_refresh(ino) >= 0)
 		result = look_at(ino, wanted, found);
 	return result;
 }
 
-static uint32_t block_size(const struct look *found, uint32_t block)
+static uint32_t block_bytes(const struct wanted *wanted)
 {
-	const uint64_t left = found->version.size - (uint64_t)block * BLOCK_BYTES;
+	const uint64_t left = wanted->of.size - (uint64_t)wanted->block * BLOCK_BYTES;
 
 	return left < BLOCK_BYTES ? (uint32_t)left : BLOCK_BYTES;
 }
@@ -102,13 +103,14 @@ static uint32_t block_size(const struct look *found, uint32_t block)
 /* ---- from SSD --------------------------------------------------------------------------------- */
 static void release_scratch(struct served *served) { scratch_put(served->of); }
 
-static bool read_found(const struct look *found, uint32_t block, struct served *into)
+static bool read_found(const struct look *found, const struct wanted *wanted, struct served *into)
 {
 	struct scratch *scratch = found->packed ? scratch_get() : NULL;
-	const uint32_t size = block_size(found, block);
+	const uint32_t size = block_bytes(wanted);
 
 	*into = (struct served){.size = size, .of = scratch, .release = release_scratch};
-	if (scratch && block_read(found->ino, block, found->packed, size, 0, size, scratch, &into->data) == READ_OK)
+	if (scratch &&
+	    block_read(found->ino, wanted->block, found->packed, size, 0, size, scratch, &into->data) == READ_OK)
 		return true;
 	if (scratch)
 		scratch_put(scratch);
@@ -118,9 +120,9 @@ static bool read_found(const struct look *found, uint32_t block, struct served *
 static enum serve_result find(const struct wanted *wanted, struct served *into)
 {
 	struct look found;
-	enum serve_result result = look_for(wanted, &found);
+	enum serve_result result = look_for(wanted, false, &found);
 
-	return result == SERVE_ABSENT && read_found(&found, wanted->block, into) ? SERVE_BLOCK : result;
+	return result == SERVE_ABSENT && read_found(&found, wanted, into) ? SERVE_BLOCK : result;
 }
 
 /* ---- what waits ------------------------------------------------------------------------------- */
@@ -194,14 +196,15 @@ static enum serve_result fetch(const struct wanted *wanted, struct served *into)
 	pthread_condattr_t attributes;
 	struct asking one = {.block = wanted->block};
 	struct look found;
-	enum serve_result result = look_for(wanted, &found);
+	const int64_t until_ns = clock_ns(CLOCK_MONOTONIC) + pool_wait_ns(block_bytes(wanted)) * 3 / 4;
+	enum serve_result result = look_for(wanted, true, &found);
 	bool was_ended;
 
 	if (result != SERVE_ABSENT)
 		return result;
 	one.ino = found.ino;
 	one.of = found.version;
-	one.size = block_size(&found, wanted->block);
+	one.size = block_bytes(wanted);
 	if (atomic_fetch_add(&asked.bytes, one.size) + one.size > BYTES_MOST) {
 		atomic_fetch_sub(&asked.bytes, one.size);
 		return SERVE_BUSY;
@@ -210,7 +213,7 @@ static enum serve_result fetch(const struct wanted *wanted, struct served *into)
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
 	pthread_cond_init(&one.over, &attributes);
 	pthread_condattr_destroy(&attributes);
-	was_ended = wait_for(&one, clock_ns(CLOCK_MONOTONIC) + pool_wait_ns(one.size));
+	was_ended = wait_for(&one, until_ns); /* before the other end gives up: it is to hear so */
 	pthread_cond_destroy(&one.over);
 	if (one.data) {
 		*into = (struct served){one.data, one.size, one.data, release_data};
@@ -263,6 +266,17 @@ size_t asked_take(struct asked_block *blocks, size_t most)
 	tell();
 	pthread_mutex_unlock(&asked.lock);
 	return count;
+}
+
+bool asked_waits(struct asked_block which)
+{
+	bool waits = false;
+
+	pthread_mutex_lock(&asked.lock);
+	for (const struct asking *one = asked.first; one && !waits; one = one->next)
+		waits = one->ino == which.ino && one->block == which.block;
+	pthread_mutex_unlock(&asked.lock);
+	return waits;
 }
 
 void asked_end(struct asked_block which, const struct version *of, const unsigned char *data, size_t size)

@@ -340,7 +340,7 @@ static bool take_link(struct server *server, struct link *link, const struct ask
 		is_open = false;
 	}
 	if (!is_open && (err = connect_to(&to, link, earlier(now_ns() + CONNECT_NS_MOST, deadline_ns), why))) {
-		if (err == -ELOOP)
+		if (err == -ELOOP && serve_is_on()) /* who answers nobody is told a lie */
 			found_self(server);
 		else
 			give_back(server, link, asked, false, *why ? why : strerror(-err));

@@ -88,6 +88,7 @@ struct serve_from {
 };
 /* From now on others are answered, once in a process. -errno: not at this address, or not now. */
 int serve_begin(const struct sockaddr *at, socklen_t length, const struct serve_from *from);
+bool serve_is_on(void);
 void serve_holds(uint64_t bytes, uint64_t limit_bytes, const char *version); /* for INFO */
 struct serve_counters {							     /* of this process */
 	_Atomic uint64_t connections, refused, requests, hits, fetched, bytes, stale, busy, malformed;

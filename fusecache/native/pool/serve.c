@@ -15,7 +15,7 @@
 #define REQUEST_MOST (16u << 10)
 #define WORDS_MOST 8u
 #define HANDSHAKE_NS 2000000000ll
-#define TURN_NS 1000000000ll
+#define TURN_NS 100000000ll /* less than any answer is waited for */
 #define ANSWER_NS 2000000000ll /* besides a block's bytes */
 #define IDLE_NS 600000000000ll
 #define RETRY_NS 100000000l /* no descriptor, no thread */
@@ -247,7 +247,7 @@ static int answer_block(struct asker *asker)
 		err = send_block(asker, key, &block);
 	}
 	end_sending();
-	if (result == SERVE_ABSENT && pool_owns(key)) {
+	if (result != SERVE_BLOCK && pool_owns(key)) {
 		err = say(asker, "+WAIT\r\n");
 		result = err ? SERVE_NOTHING : serving.from.fetch(&wanted, &block);
 		if (result == SERVE_BLOCK) {
@@ -396,6 +396,8 @@ static void *listen_main(void *unused)
 	}
 	return NULL;
 }
+
+bool serve_is_on(void) { return serving.fd >= 0; }
 
 int serve_begin(const struct sockaddr *at, socklen_t length, const struct serve_from *from)
 {

@@ -264,6 +264,16 @@ static PyObject *py_asked_take(PyObject *module, PyObject *unused)
 	return out;
 }
 
+static PyObject *py_asked_waits(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+	struct asked_block which;
+
+	(void)module;
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "II", KEYWORDS("ino", "block"), &which.ino, &which.block))
+		return NULL;
+	return PyBool_FromLong(asked_waits(which));
+}
+
 static PyObject *py_asked_end(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	struct version version = {0};
@@ -302,6 +312,7 @@ static PyMethodDef methods[] = {
     ONE_ARGUMENT(asked_enable),
     NO_ARGUMENT(asked_fd),
     NO_ARGUMENT(asked_take),
+    WITH_KEYWORDS(asked_waits),
     WITH_KEYWORDS(asked_end),
     {NULL, NULL, 0, NULL},
 };
