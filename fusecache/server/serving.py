@@ -463,7 +463,7 @@ class Server:
                     "sweeps": now[metrics.SWEEPS],
                     "last_sweep_s": round(self.revalidation.last_sweep_s, 3),
                     "changes_seen": now[metrics.CHANGES_SEEN],
-                    "directories": now[metrics.SWEPT],
+                    "swept": now[metrics.SWEPT],
                     "shared": self.shared_sweep.status() if self.shared_sweep else None,
                 },
             }

@@ -87,6 +87,8 @@ class Progress:
         self._observed = self._unstepped = self._low_before = start
         self.moves, self.moved_to = 0, start  # to where its way did not lead; the last place
         self._unseen = 0  # samples beyond `high` that may be read: others have fired the wires
+        self.has_repeats = False
+        """Whether an epoch may read a file more than once."""
         self.begun = False
         self.passed_samples = 0
         self.samples_per_s = 0.0
@@ -141,9 +143,11 @@ class Progress:
     @property
     def floor(self) -> int:
         """What is used from here on may be told of only now: a step is here before the reads that
-        it is about, by as much as a reader comes on in PACE_S on a busy machine.
+        it is about, by as much as a reader comes on in PACE_S on a busy machine. Where files come
+        again, any use of one fires its wire: a slow worker may be `slack` behind.
         """
-        return max(self._unstepped, min(self.low, self._low_before) - self.slack)
+        told = min(self._unstepped, self.low - self.slack) if self.has_repeats else self._unstepped
+        return max(0, told, min(self.low, self._low_before) - self.slack)
 
     def place(self, candidates: Positions, unfired: int | None) -> Positions:
         """The position in order of each observed file, or -1. `candidates`: Sequence.locate."""

@@ -347,6 +347,7 @@ class Followers:
             if _count(theirs):
                 where[:, theirs] = -1
                 is_known = is_used & ~theirs
+            job.progress.has_repeats = job.sequence.has_repeats
             job.progress.expect_unseen(job.wiring.count_stolen())
             unfired = job.wiring.first_unfired(or_stolen=False)
             placed = np.full(len(looks), -1) if job.is_lost else job.progress.place(where, unfired)
@@ -389,10 +390,7 @@ class Followers:
             self._jump(job, place, now)
             return
         if not job.is_lost:
-            # Any use of a file fires its wire: where files come again, wires are no bound of what a
-            # slow worker has read.
-            laid_from = None if job.sequence.has_repeats else job.wiring.laid_from
-            progress.settle(job.wiring.first_unfired(), laid_from)
+            progress.settle(job.wiring.first_unfired(), job.wiring.laid_from)
             job.wiring.doubt_fired()
             if job.wiring.passed.is_much_left_out:
                 self._condemn(job, now, Cause.UNREAD)

@@ -313,7 +313,9 @@ def test_pieces_are_answered_in_any_order_once_the_first_was(
         finally:
             os.close(fd)
     reads = mount.value("reads")
-    assert reads["by_fetch_threads"] == reads["from_origin"] > 2 * len(contents)
+    # Where a machine stands still for a second copies go. By the last piece's end most would.
+    assert reads["from_origin"] >= reads["by_fetch_threads"] > 0.9 * reads["from_origin"]
+    assert reads["from_origin"] > 2 * len(contents)
     assert mount.value("origin", "files") == len(contents)
 
 

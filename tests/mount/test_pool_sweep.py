@@ -45,7 +45,7 @@ class Host:
     @property
     def looks(self) -> int:
         """Directories that it has swept."""
-        return int(self.figures["directories"])
+        return int(self.figures["swept"])
 
     @property
     def is_leader(self) -> bool:
@@ -134,7 +134,7 @@ def after_passes(host: Host, passes: int) -> tuple[int, int]:
     before = host.figures
     eventually(lambda: host.figures["sweeps"] >= before["sweeps"] + passes)
     now = host.figures
-    return now["sweeps"] - before["sweeps"], now["directories"] - before["directories"]
+    return now["sweeps"] - before["sweeps"], now["swept"] - before["swept"]
 
 
 def test_one_host_sweeps_for_all(hosts: list[Host]) -> None:

@@ -45,7 +45,7 @@ _STATUS = r"""
   "restored_files": 15, "reclaimed_files": 18},
  "integrity": {"mismatches": 1, "faults": {"checksum": 1, "read": 2}},
  "revalidate": {"period_s": 60.0, "sweeps": 19, "last_sweep_s": 0.125, "changes_seen": 20,
- "directories": 57, "shared": null}}
+ "swept": 57, "shared": null}}
 """
 
 _HINTSD = r"""

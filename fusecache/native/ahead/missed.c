@@ -178,8 +178,14 @@ bool missed_take(const struct read_request *read)
 	struct rest *rest;
 	bool known = false, waits;
 
-	if (!atomic_load_explicit(&missed.enabled, memory_order_relaxed) || !is_plain(read) ||
-	    !(one = malloc(sizeof(*one) + read->raw_size)))
+	if (!atomic_load_explicit(&missed.enabled, memory_order_relaxed))
+		return false;
+	pthread_mutex_lock(&missed.lock);
+	rest = rest_use(read); /* whether it is plain or not: it may just be being stored */
+	pthread_mutex_unlock(&missed.lock);
+	if (rest)
+		return rest_answers(rest, read);
+	if (!is_plain(read) || !(one = malloc(sizeof(*one) + read->raw_size)))
 		return false;
 	one->read = *read;
 	one->read.raw = memcpy(one->raw, read->raw, read->raw_size);
