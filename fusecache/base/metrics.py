@@ -301,7 +301,7 @@ FAMILIES: Final = (
     _declared(MISMATCHES, "integrity.mismatches"),
     _counter("cache_faults", "Of the cache directory or its disk", "integrity.faults", "kind"),
     _declared(SWEEPS, "revalidate.sweeps"),
-    _declared(SWEPT, "revalidate.directories"),
+    _declared(SWEPT, "revalidate.swept"),
     _gauge("last_sweep_seconds", "What the last sweep took", "revalidate.last_sweep_s"),
     _declared(CHANGES_SEEN, "revalidate.changes_seen"),
     # ---- of hintsd

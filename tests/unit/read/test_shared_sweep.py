@@ -215,10 +215,10 @@ def test_a_pass_begins_when_another_host_leads(
                 nursery.start_soon(one.revalidation.sweep_forever)
                 nursery.start_soon(one.revalidation.share_forever)
                 one.values["fusecache:n:FCS1:60000"] = value
-                while not _native.find_path(b"new/below") or not _native.is_listed(
-                    _native.find_path(b"new/below")
-                ):
+                below = 0
+                while not below or not _native.is_listed(below) or len(one.scans) < 4:
                     await trio.sleep(0.01)
+                    below = _native.find_path(b"new/below")
                 nursery.cancel_scope.cancel()
 
     trio.run(script)
