@@ -87,8 +87,7 @@ class Progress:
         self._observed = self._unstepped = self._low_before = start
         self.moves, self.moved_to = 0, start  # to where its way did not lead; the last place
         self._unseen = 0  # samples beyond `high` that may be read: others have fired the wires
-        self.has_repeats = False
-        """Whether an epoch may read a file more than once."""
+        self._has_repeats = False
         self.begun = False
         self.passed_samples = 0
         self.samples_per_s = 0.0
@@ -119,8 +118,11 @@ class Progress:
 
     # --- the zone
 
-    def expect_unseen(self, stolen: int) -> None:
-        """So many wires beyond `high` others have fired: the reader may have passed them."""
+    def expect_unseen(self, stolen: int, *, has_repeats: bool = False) -> None:
+        """So many wires beyond `high` others have fired: the reader may have passed them.
+        `has_repeats`: an epoch may read a file more than once.
+        """
+        self._has_repeats = has_repeats
         # not more: if all were in order, no wrong hint would be noticed
         self._unseen = min(self.spacing * stolen, self._epoch_samples // 4)
 
@@ -146,7 +148,7 @@ class Progress:
         it is about, by as much as a reader comes on in PACE_S on a busy machine. Where files come
         again, any use of one fires its wire: a slow worker may be `slack` behind.
         """
-        told = min(self._unstepped, self.low - self.slack) if self.has_repeats else self._unstepped
+        told = min(self._unstepped, self.low - self.slack) if self._has_repeats else self._unstepped
         return max(0, told, min(self.low, self._low_before) - self.slack)
 
     def place(self, candidates: Positions, unfired: int | None) -> Positions:

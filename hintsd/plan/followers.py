@@ -347,11 +347,11 @@ class Followers:
             if _count(theirs):
                 where[:, theirs] = -1
                 is_known = is_used & ~theirs
-            job.progress.has_repeats = job.sequence.has_repeats
-            job.progress.expect_unseen(job.wiring.count_stolen())
+            has_repeats = job.sequence.has_repeats
+            job.progress.expect_unseen(job.wiring.count_stolen(), has_repeats=has_repeats)
             unfired = job.wiring.first_unfired(or_stolen=False)
             placed = np.full(len(looks), -1) if job.is_lost else job.progress.place(where, unfired)
-            if job.sequence.has_repeats:
+            if has_repeats:
                 earlier = job.sequence.locate(seen.inos, job.progress.floor)
                 late = are_late(job.progress, placed, earlier)
                 theirs, is_known = theirs | late, is_known & ~late

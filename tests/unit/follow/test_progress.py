@@ -294,7 +294,7 @@ def test_a_late_read_of_a_file_that_comes_again_moves_nothing(uses: tuple[int, .
     for epoch, order in enumerate(orders):
         sequence.put(epoch, order)
     progress = Progress(n, start=0, batch_size=10, workers=4, prefetch_factor=2, now=0.0)
-    progress.has_repeats = True
+    progress.expect_unseen(0, has_repeats=True)
     for step in range(10, 910, 10):
         progress.pace(step / 100)
         progress.step(step, step / 100)
