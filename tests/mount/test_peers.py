@@ -27,12 +27,13 @@ from tests.mount.test_pool import (
     Host,
     Mounting,
     Origin,
+    counting_origin,
     loopback,
     mounts_of,
     size_of,
 )
 from tests.support import PATIENCE_S
-from tests.support.faulty_origin import SETTLED_S, Fault, FaultyOrigin
+from tests.support.faulty_origin import SETTLED_S, Fault
 from tests.support.mounted import command, eventually, processes_of
 from tools.cluster_lib.engine import Access, make_access
 
@@ -43,13 +44,8 @@ HOSTS = 3
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
-    place = Place(tmp_path_factory.mktemp("peers"))
-    Origin.make(place)
-    (place.base / "origin").mkdir()
-    made_s = time.time()
-    with FaultyOrigin(place.source, place.base / "origin", place.base / "origin.sock") as faulty:
-        time.sleep(max(0.0, made_s + SETTLED_S - time.time()))
-        yield Origin(place, faulty)
+    with counting_origin(tmp_path_factory.mktemp("peers")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +140,15 @@ def late(hosts: list[Host]) -> int:
 
 def total(hosts: list[Host], name: str) -> int:
     return sum(host.count(name) for host in hosts)
+
+
+def assert_read_once(hosts: list[Host], origin: Origin, contents: Contents) -> None:
+    """By all of these, and at the origin by its owner alone."""
+    for host in hosts:
+        host.mark()
+    read_by_all(hosts, contents)
+    assert late(hosts) == 0
+    assert origin.bytes_read(contents) == size_of(contents)
 
 
 # ---- each file is read at the origin once --------------------------------------------------------
@@ -285,11 +290,7 @@ def test_a_host_that_is_stopped_costs_no_read(starting: Mounting, origin: Origin
             host.listen_again()
         meet(*hosts)
         contents = origin.files(2)
-        for host in hosts:
-            host.mark()
-        read_by_all(hosts, contents)
-        assert late(hosts) == 0
-        assert origin.bytes_read(contents) == size_of(contents)
+        assert_read_once(hosts, origin, contents)
 
 
 def test_a_host_that_ends_costs_no_read_and_others_share_its_files(
@@ -306,11 +307,7 @@ def test_a_host_that_ends_costs_no_read_and_others_share_its_files(
         name = f"{address(HOSTS - 1)}:{OTHER_PORT}"
         eventually(lambda: all(host.pool["without"] == [name] for host in others))
         shared = origin.files(4)
-        for host in others:
-            host.mark()
-        read_by_all(others, shared)
-        assert late(others) == 0
-        assert origin.bytes_read(shared) == size_of(shared)
+        assert_read_once(others, origin, shared)
 
 
 def test_the_server_of_a_host_that_is_killed_answers_again(

@@ -112,15 +112,22 @@ def size_of(contents: Contents) -> int:
     return sum(map(len, contents.values()))
 
 
-@pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
-    place = Place(tmp_path_factory.mktemp("pool"))
+@contextlib.contextmanager
+def counting_origin(directory: Path) -> Iterator[Origin]:
+    """Of hosts that share it; its files are old enough to be kept."""
+    place = Place(directory)
     Origin.make(place)
     (place.base / "origin").mkdir()
     made_s = time.time()
     with FaultyOrigin(place.source, place.base / "origin", place.base / "origin.sock") as faulty:
         time.sleep(max(0.0, made_s + SETTLED_S - time.time()))
         yield Origin(place, faulty)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
+    with counting_origin(tmp_path_factory.mktemp("pool")) as made:
+        yield made
 
 
 # ---- engines -------------------------------------------------------------------------------------
