@@ -246,42 +246,47 @@ static struct waiting *take_out(uint32_t ino)
 	return taken;
 }
 
-/* Where what the file's first READ asks for ends; 0: none waits. It locks. */
-static uint64_t first_end(uint32_t ino)
+/* Of bytes [*from, size), those that no waiting READ asks for; *from: where the first one ends, 0: none waits.
+ * `missed` is locked. */
+static uint64_t unasked(uint32_t ino, uint64_t size, uint64_t *from)
 {
-	uint64_t end = 0;
+	uint64_t left;
 
-	pthread_mutex_lock(&missed.lock);
+	*from = 0;
 	for (const struct waiting *one = missed.first; one; one = one->next)
 		if (one->read.ino == ino && !one->read.offset)
-			end = one->read.size;
-	pthread_mutex_unlock(&missed.lock);
-	return end;
+			*from = one->read.size;
+	left = *from && *from < size ? size - *from : 0;
+	for (const struct waiting *one = missed.first; left && one; one = one->next)
+		if (one->read.ino == ino && one->read.offset >= *from) {
+			const size_t part = within(&one->read, size);
+
+			left -= part < left ? part : left;
+		}
+	return left;
 }
 
 void missed_came(uint32_t ino, const struct version *of, const unsigned char *data, int64_t begun_ns)
 {
-	/* A file that is too young must be flagged before the kernel has its pages: Python does that. */
-	const bool settled = begun_ns - of->ctime_ns > atomic_load(&missed.tick_ns);
-	const uint64_t from = settled ? first_end(ino) : 0;
-	uint64_t left = from < of->size ? of->size - from : 0;
 	struct waiting *taken, *one, *next;
-	unsigned char *copy;
+	unsigned char *copy = NULL;
+	uint64_t from, still_from, left;
 
+	/* A file that is too young must be flagged before the kernel has its pages: Python does that. */
+	if (begun_ns - of->ctime_ns <= atomic_load(&missed.tick_ns))
+		return;
+	pthread_mutex_lock(&missed.lock);
+	left = unasked(ino, of->size, &from);
+	pthread_mutex_unlock(&missed.lock);
 	if (!from)
 		return;
-	if ((copy = left ? malloc(left) : NULL))
-		memcpy(copy, data + from, left);
+	if (left && (copy = malloc(of->size - from)))
+		memcpy(copy, data + from, of->size - from);
 	pthread_mutex_lock(&missed.lock); /* once: a READ waits here, or finds the copy */
+	left = unasked(ino, of->size, &still_from);
 	taken = take_out(ino);
-	for (one = taken; one; one = one->next)
-		if (one->read.offset >= from) {
-			const size_t size = within(&one->read, of->size);
-
-			left -= size < left ? size : left;
-		}
 	/* before the answers: their readers come back at once */
-	if (copy && left && rest_keep(ino, of, copy, from, left))
+	if (copy && left && still_from == from && rest_keep(ino, of, copy, from, left))
 		copy = NULL;
 	pthread_mutex_unlock(&missed.lock);
 	free(copy);
