@@ -12,7 +12,7 @@ import contextlib
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,16 @@ DIRECTORIES = ("a", "b", "c/d")
 NAMES = tuple(f"f{n}" for n in range(7))
 PAGE = 4096
 GONE = ("ENOENT", "ESTALE", "ENOTDIR")
+
+
+def _reads(path: Path) -> Iterator[bytes]:
+    """What each read of the whole file gives."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while part := os.read(descriptor, 1 << 20):
+            yield part
+    finally:
+        os.close(descriptor)
 
 
 class File:
@@ -167,10 +177,10 @@ class Machine:
 
     # ---- what readers see ----------------------------------------------------------------------
     def _check(self, path: str, contents: list[bytes], offset: int, seen: bytes) -> None:
-        """Every page that was read is of one of these contents."""
-        for start in range(0, len(seen), PAGE):
-            page = seen[start : start + PAGE]
-            at = offset + start
+        """Every page that one read gave, or the part of it, is of one of these contents."""
+        for start in range(offset // PAGE * PAGE, offset + len(seen), PAGE):
+            at = max(offset, start)
+            page = seen[at - offset : start + PAGE - offset]
             assert any(content[at : at + len(page)] == page for content in contents), (
                 f"wrong bytes at {at} of {path}: {self._whose(at, page)}"
             )
@@ -188,18 +198,21 @@ class Machine:
 
     def read(self) -> None:
         path = self._any_path()
-        seen: list[bytes] = []
-        outcome = errno_of(lambda: seen.append((self.mount.path / path).read_bytes()))
+        seen: list[bytes] = []  # by each read(2)
+        outcome = errno_of(lambda: seen.extend(_reads(self.mount.path / path)))
         if outcome:
             file = self.now.get(path)
             assert outcome in GONE, (path, outcome)
             assert file is None or self.is_changed(path), f"{outcome} for {path}, which is there"
         elif not self.is_changed(path):
             assert path in self.now, f"{path} is not there, and was read"
-            assert seen[0] == self.now[path].content, f"wrong content of {path}"
-        else:
+            assert b"".join(seen) == self.now[path].content, f"wrong content of {path}"
+        else:  # it may change between two reads of one page
             files = [file for file in self._history(path) if file]
-            self._check(path, [content for file in files for content in file.versions], 0, seen[0])
+            offset = 0
+            for part in seen:
+                self._check(path, [text for file in files for text in file.versions], offset, part)
+                offset += len(part)
 
     def hold(self) -> None:
         path = self._any_path()
@@ -222,7 +235,7 @@ class Machine:
         if outcome:
             assert outcome in GONE, (path, outcome)
             file = self.now.get(path)
-            assert file not in files or self.is_changed(path) or (file and file.has_moved), (
+            assert files != [file] or self.is_changed(path) or (file and file.has_moved), (
                 f"{outcome} for {path}, held open"
             )
         else:
