@@ -439,13 +439,14 @@ def segments_of(marks: NDArray[np.uint8]) -> tuple[bytes, bytes]:
     """
 
 def list_directory(
-    ino: int, after: int, most: int
+    ino: int, after: int, most: int, owned: bool = False
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, int]:
     """Up to `most` (and 65536) living entries that follow cookie `after` (0: from the start).
 
     (inodes, sizes, kinds: 0 other 1 file 2 directory 3 symlink, stored: 1 the locations of all its
-    blocks are known, name lengths, names, next `after` or 0 at the end). Changes between two pages
-    show in the second. UnknownInode; ValueError: not LISTED; NotADirectoryError.
+    blocks are known, and with `owned` 2 other hosts of the pool ask this one for it, name lengths,
+    names, next `after` or 0 at the end). Changes between two pages show in the second.
+    UnknownInode; ValueError: not LISTED; NotADirectoryError.
     """
 
 # ---- fetch threads ------------------------------------------------------------------------------

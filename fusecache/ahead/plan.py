@@ -127,8 +127,10 @@ class Plan:
                 await send({"ok": True, "version": VERSION, "mount": self._mount | known})
                 try:
                     self.is_connected = True
-                    tells = request.get("reclaimed") is True
-                    await _Channel(self, FrameStream(stream), found).run(tells)
+                    channel = _Channel(
+                        self, FrameStream(stream), found, request.get("owned") is True
+                    )
+                    await channel.run(tells_reclaimed=request.get("reclaimed") is True)
                 finally:
                     self.is_connected = False
                     self._prefetcher.end()
@@ -202,9 +204,14 @@ class Plan:
 class _Channel:
     """One connection."""
 
-    def __init__(self, plan: Plan, frames: FrameStream, known: Probe | None) -> None:
-        """`known`: what hintsd has been told of the device."""
+    def __init__(
+        self, plan: Plan, frames: FrameStream, known: Probe | None, tells_owned: bool
+    ) -> None:
+        """`known`: what hintsd has been told of the device. `tells_owned`: whether it is told
+        which files other hosts of the pool ask this one for.
+        """
         self._plan = plan
+        self._tells_owned = tells_owned
         self._known = known
         self._prefetcher = plan.prefetcher
         self._frames = frames
@@ -352,8 +359,9 @@ class _Channel:
         ino, after = await self._plan.directory_at(path), 0
         while True:
             *columns, after = await trio.to_thread.run_sync(
-                _native.list_directory, ino, after, LISTING_PAGE, abandon_on_cancel=True
-            )
+                _native.list_directory, ino, after, LISTING_PAGE, self._tells_owned,
+                abandon_on_cancel=True,
+            )  # fmt: skip
             await self._send_page(path, None, tuple(columns), after == 0)
             if after == 0:
                 return

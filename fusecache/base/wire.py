@@ -303,6 +303,15 @@ def pid_namespace() -> int:
 # which no bit is left), and Observed in native/trace/trace.h.
 
 
+class Listed:
+    """Where a listed file is (`directory`): bits."""
+
+    STORED: Final = 1
+    """On SSD, with all its blocks."""
+    OWNED: Final = 2
+    """Other hosts of the pool ask this one for it."""
+
+
 class Result:
     """What became of a file that was to be staged or fetched (`done`)."""
 

@@ -376,7 +376,8 @@ class MountLink:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         try:
             with trio.fail_after(HELLO_TIMEOUT_S):
-                hello = {"op": "plan", "version": wire.VERSION, "reclaimed": True}
+                knows = {"reclaimed": True, "owned": True}
+                hello = {"op": "plan", "version": wire.VERSION, **knows}
                 await stream.send_all(json.dumps(hello).encode() + b"\n")
                 line, rest = await _read_line(stream)
             return Channel(FrameStream(stream, rest), _facts(line))
@@ -482,7 +483,7 @@ class LinkTree:
         return self._os.resolve(path)
 
     def stored(self, inos: Inos) -> Bytes:
-        """1 for those that lay on SSD when they were listed."""
+        """Of each, as it was listed, the bits of `wire.Listed`."""
         known = inos < len(self._stored)
         stored = np.zeros(len(inos), np.uint8)
         stored[known] = self._stored[inos[known]]

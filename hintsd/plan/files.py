@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.wire import Result
+from fusecache.base.wire import Listed, Result
 from hintsd.follow.sequence import SLICE, Inos
 from hintsd.plan.commands import Withdrawn
 from hintsd.policies import Integers, Mask
@@ -38,10 +38,41 @@ class Files:
         self.sizes: npt.NDArray[Any] = np.zeros(0, np.uint32)
         """Bytes; 0: never learned, and so not prefetched."""
         self.flags = np.zeros(0, np.uint16)
+        self._owned: Mask | None = None  # None: none is
 
     def grow(self, count: int) -> None:
         """Makes room for inode numbers below `count`."""
         self.sizes, self.flags = grown(self.sizes, count), grown(self.flags, count)
+        if self._owned is not None:
+            self._owned = grown(self._owned, count)
+
+    def own(self, inos: Inos, are_owned: Mask) -> None:
+        """Other hosts ask this one for these, or do not."""
+        if self._owned is None and are_owned.any():
+            self._owned = np.zeros(len(self.flags), np.bool_)
+        if self._owned is not None:
+            self._owned[inos] = are_owned
+
+    @property
+    def has_owned(self) -> bool:
+        """Whether other hosts ask this one for any."""
+        return self._owned is not None
+
+    def are_owned(self, inos: Inos) -> Mask:
+        """Which of these other hosts ask this one for: its SSD is the pool's place for them."""
+        if self._owned is None:
+            return np.zeros(len(inos), np.bool_)
+        found: Mask = self._owned[inos]
+        return found
+
+    def awaited_bytes(self) -> int:
+        """Of those that other hosts ask this one for, and that are not to be on SSD: they may come
+        for the others at any time. Costs a pass over all files.
+        """
+        if self._owned is None:
+            return 0
+        awaited = self._owned & (self.flags & (STORED | RESIDENT | GONE) == 0)
+        return int(self.sizes[awaited].sum(dtype=np.int64))
 
     def widen(self, sizes: Integers) -> None:
         """Makes room for sizes as large as these."""
@@ -142,8 +173,8 @@ class Ssd:
         self._residents.resize(room_bytes)
 
     def learn(self, inos: Inos, stored: npt.NDArray[np.uint8]) -> None:
-        """What is on SSD (`stored` is not 0), before they may get another size."""
-        is_stored = stored != 0
+        """What is on SSD (`stored`: bits of `Listed`), before they may get another size."""
+        is_stored = stored & Listed.STORED != 0
         if self.has_residents:
             self._settle(np.unique(self._files.having(inos[is_stored], RESIDENT)))
         flags = np.where(is_stored, STORED, 0).astype(np.uint16)
@@ -165,9 +196,11 @@ class Ssd:
         """
         self._are_fleeting = is_once
 
-    def admit(self, inos: Inos, uses: Integers | None) -> bool:
-        """Makes residents of those that fit, each of these once; whether all did."""
-        admitted = self._residents.admit(self._files.sizes[inos], uses)
+    def admit(self, inos: Inos, uses: Integers | None, but_bytes: int = 0) -> bool:
+        """Makes residents of those that fit, each of these once, beside `but_bytes` of others;
+        whether all did.
+        """
+        admitted = self._residents.admit(self._files.sizes[inos], uses, but_bytes=but_bytes)
         self._files.mark(inos[admitted], RESIDENT)
         return bool(admitted.all())
 

@@ -168,21 +168,35 @@ class Placement:
         found: Inos = inos[(self._files.sizes[inos] > 0) & (inos != 0)]
         return found
 
+    def _in_turn(self) -> Iterator[tuple[Callable[[Inos], Inos], int]]:
+        """Which files are let in first, and which after them; and how much room is not theirs. What
+        other hosts ask for goes first, whether a job here reads it or not.
+        """
+        files = self._files
+        if files.has_owned:
+            yield (lambda inos: inos[files.are_owned(inos)]), 0
+            yield (lambda inos: inos[~files.are_owned(inos)]), files.awaited_bytes()
+        else:
+            yield (lambda inos: inos), 0
+
     def _place_by_first_use(self, job: Job) -> None:
-        for inos, repeats in self._known(job):
-            inos = self._missing(inos)
-            if repeats:
-                inos = inos[first_uses(inos)]
-            if not self._ssd.admit(inos, None) and len(inos):
-                self._short_of_bytes = self._ssd.free_bytes
-                break
+        for those, but_bytes in self._in_turn():
+            for inos, repeats in self._known(job):
+                inos = those(self._missing(inos))
+                if repeats:
+                    inos = inos[first_uses(inos)]
+                if not self._ssd.admit(inos, None, but_bytes) and len(inos):
+                    self._short_of_bytes = self._ssd.free_bytes
+                    return
 
     def _place_by_use(self, job: Job) -> None:
         assert self._ssd.uses is not None
-        inos = np.concatenate([NO_INOS, *(self._missing(part) for part, _ in self._known(job))])
-        inos = inos[first_uses(inos)]
-        if not self._ssd.admit(inos, self._ssd.uses[inos]):
-            self._short_of_bytes = self._ssd.free_bytes
+        known = np.concatenate([NO_INOS, *(self._missing(part) for part, _ in self._known(job))])
+        known = known[first_uses(known)]
+        for those, but_bytes in self._in_turn():
+            inos = those(known)
+            if not self._ssd.admit(inos, self._ssd.uses[inos], but_bytes):
+                self._short_of_bytes = self._ssd.free_bytes
 
     @staticmethod
     def _known(job: Job) -> Iterator[tuple[Inos, bool]]:

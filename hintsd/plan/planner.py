@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.wire import Result
+from fusecache.base.wire import Listed, Result
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, SLICE, Inos, Sequence
 from hintsd.follow.trail import Trails
@@ -115,7 +115,7 @@ class MountPlanner:
         self._hits.tell(origin_files)
 
     def learn(self, inos: Inos, sizes: Integers, stored: npt.NDArray[np.uint8]) -> None:
-        """Files of a dataset; again: they have changed."""
+        """Files of a dataset (`stored`: bits of `Listed`); again: they have changed."""
         if len(inos) == 0:
             return
         self._grow(inos)
@@ -128,6 +128,7 @@ class MountPlanner:
                 self._ram.let_go(changed)
                 self._ssd.unsettle(changed)
             self._ssd.learn(inos[part], stored[part])
+            self._files.own(inos[part], stored[part] & Listed.OWNED != 0)
             self._files.resize(inos[part], sizes[part])
 
     def _grow(self, inos: Inos) -> None:

@@ -28,6 +28,7 @@ ROUNDS = 3
 ENGINE_BYTES = 256 << 20
 FITS_ALL = ("--ram", "64M", "--ssd", "1G")  # one host's cache holds the dataset
 FITS_A_QUARTER = ("--ram", "16M", "--ssd", "24M")
+SSD_A_QUARTER = ("--ram", "16M", "--ssd", "36M")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Arm:
     has_pool: bool = True
     has_tls: bool = False
     has_peers: bool = False
+    has_hints: bool = False
     trouble: str = ""
 
 
@@ -46,6 +48,8 @@ POOL = Arm("pool")
 TLS = Arm("pool, TLS", has_tls=True)
 PEERS = Arm("peers", has_peers=True)
 PEERS_TLS = Arm("peers, TLS", has_peers=True, has_tls=True)
+POOL_HINTED = Arm("pool, hints", has_hints=True)
+PEERS_HINTED = Arm("peers, hints", has_peers=True, has_hints=True)
 KILLED = Arm("pool, an engine is killed", trouble="kill")
 STOPPED = Arm("pool, an engine is stopped", trouble="stop")
 CUT = Arm("pool, a host is cut off", trouble="cut")
@@ -54,6 +58,8 @@ CASES: tuple[tuple[str, str, tuple[str, ...], tuple[Arm, ...]], ...] = (
     ("each reads all", "all", FITS_ALL, (NO_POOL, POOL, TLS, PEERS, PEERS_TLS)),
     ("each reads all, caches a quarter", "all", FITS_A_QUARTER,
      (NO_POOL, POOL, KILLED, STOPPED, CUT, PEERS)),
+    ("each reads all, SSDs a quarter", "all", SSD_A_QUARTER,
+     (PEERS, PEERS_HINTED, POOL_HINTED)),
 )  # fmt: skip
 
 
@@ -81,8 +87,11 @@ def _run(arm: Arm, order: str, caches: tuple[str, ...], count: int, seed: int) -
         engine_bytes=ENGINE_BYTES,
     ) as cluster:
         made = dataset.make(cluster.data, count, FILE_BYTES, seed)
+        if arm.has_hints:
+            cluster.start_hintsd()
         cluster.mount(*caches, *(cluster.pool_options() if arm.has_pool else ()))
-        with Readers(cluster, made, Reading(order, seed)) as readers:
+        reading = Reading(order, seed, hinted=EPOCHS if arm.has_hints else 0)
+        with Readers(cluster, made, reading) as readers:
             epochs = [readers.read(0)]
             with _trouble(cluster, arm.trouble, epochs[0]):
                 epochs.append(readers.read(1))

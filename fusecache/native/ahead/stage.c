@@ -12,6 +12,7 @@
 #include "../kernel/kernel.h"
 #include "../log/log.h"
 #include "../plan/plan.h"
+#include "../pool/pool.h"
 #include "../ram/ram.h"
 
 /* ---- staging ------------------------------------------------------------------------------ */
@@ -246,7 +247,7 @@ static enum listed_kind kind_of(const struct node *n)
 				  : LISTED_OTHER;
 }
 
-ssize_t ahead_list(uint64_t dir, uint64_t after, size_t most, struct listed *out, uint32_t *next)
+ssize_t ahead_list(uint64_t dir, uint64_t after, size_t most, bool owned, struct listed *out, uint32_t *next)
 {
 	size_t count = 0;
 	uint32_t child;
@@ -271,13 +272,16 @@ ssize_t ahead_list(uint64_t dir, uint64_t after, size_t most, struct listed *out
 			    .ino = primary,
 			    .size = n->size,
 			    .kind = (uint8_t)kind,
-			    .stored = kind == LISTED_FILE && is_stored(primary),
+			    .stored = kind == LISTED_FILE && is_stored(primary) ? LISTED_STORED : 0,
 			};
 			after = child;
 			child = table_next_child((uint32_t)dir, child);
 		}
 		pthread_rwlock_unlock(&table.lock);
 	} while (child && count < most);
+	for (size_t i = 0; owned && i < count; i++)
+		if (out[i].kind == LISTED_FILE && pool_owns_file(out[i].ino))
+			out[i].stored |= LISTED_OWNED;
 	*next = child ? (uint32_t)after : 0;
 	return err ? err : (ssize_t)count;
 }

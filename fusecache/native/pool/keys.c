@@ -63,3 +63,19 @@ uint16_t key_slot(const char *prefix, const unsigned char *key)
 	}
 	return crc % POOL_SLOTS;
 }
+
+bool pool_owns_file(uint32_t ino)
+{
+	struct wanted wanted = {.block = 0};
+	unsigned char key[POOL_KEY_BYTES];
+	bool owns;
+	char *path;
+
+	if (!serve_is_on() || !table_version(ino, &wanted.of) || !wanted.of.size || wanted.of.size > BLOCK_BYTES ||
+	    !(path = key_path(ino, &wanted.length)))
+		return false;
+	wanted.path = path;
+	owns = wanted.length <= POOL_PATH_MOST && key_make(&wanted, key) && pool_owns(key);
+	free(path);
+	return owns;
+}

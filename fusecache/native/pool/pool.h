@@ -72,6 +72,7 @@ struct wanted {
 bool pool_meet(unsigned server);
 bool key_make(const struct wanted *of, unsigned char key[POOL_KEY_BYTES]);
 bool pool_owns(const unsigned char *key); /* is the block's server this process? */
+bool pool_owns_file(uint32_t ino);	  /* of one block; false where nobody is answered */
 int64_t pool_wait_ns(uint32_t size);	  /* so long a block that is read for others is waited for */
 
 enum serve_result { SERVE_BLOCK, SERVE_ABSENT, SERVE_NOTHING, SERVE_STALE, SERVE_BUSY };

@@ -219,10 +219,11 @@ static PyObject *py_list_directory(PyObject *module, PyObject *args, PyObject *k
 	ssize_t count;
 	uint32_t next;
 	uint64_t ino;
+	int owned = 0;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKn", KEYWORDS("ino", "after", "most"), &ino_arg, &after,
-					 &most) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKn|p", KEYWORDS("ino", "after", "most", "owned"), &ino_arg,
+					 &after, &most, &owned) ||
 	    !take_ino(ino_arg, &ino))
 		return NULL;
 	if (most < 1) { /* no page would ever end */
@@ -233,7 +234,7 @@ static PyObject *py_list_directory(PyObject *module, PyObject *args, PyObject *k
 	listed = malloc((size_t)most * sizeof(*listed));
 	if (!listed)
 		return PyErr_NoMemory();
-	WITHOUT_GIL(count = ahead_list(ino, after, (size_t)most, listed, &next));
+	WITHOUT_GIL(count = ahead_list(ino, after, (size_t)most, owned, listed, &next));
 	if (count >= 0)
 		out = listed_to_tuple(listed, count, next);
 	else if (count == -ENOENT)
