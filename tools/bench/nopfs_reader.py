@@ -41,12 +41,12 @@ _MADV_DONTNEED = 4
 _MPI = {"ess_singleton_isolated": "1", "btl": "self", "pml": "ob1"}  # no daemon, no network
 
 
-def configuration(staging: float, ram: float, ssd: float, storage: Path) -> str:
+def configuration(staging: float, ram: float, ssd: float, storage: Path, ranks: int = 1) -> str:
     """Its configuration file, of budgets in bytes: it counts whole MiB, so the nearest; `ssd` 0:
     no such class.
 
-    With one rank there is nobody to serve (no thread that would poll for it), and of bandwidths
-    only their order counts: RAM before SSD before the origin.
+    With one rank there is nobody to serve (no thread that would poll for it). Of bandwidths only
+    their order counts: RAM before SSD before other ranks before the origin.
     """
 
     def storage_class(name: str, mib: int, mb_per_s: int, more: str = "") -> str:
@@ -63,7 +63,8 @@ def configuration(staging: float, ram: float, ssd: float, storage: Path) -> str:
     if ssd:
         classes.append(storage_class("ssd", ssd_mib, 1000, where))
     return (
-        "b_c = 1000;\nb_fs = 100;\ndistributed_threads = 0;\ncheckpoint = false;\n"
+        f"b_c = 1000;\nb_fs = 100;\ndistributed_threads = {int(ranks > 1)};\n"
+        "checkpoint = false;\n"
         f"storage_classes: ( {', '.join(classes)} );\n"
         "pfs_bandwidth: ( { processes: 1; bw: 100; } );\n"
     )
@@ -94,9 +95,8 @@ def _forget_when_told(told: Connection, parents: Connection, storage: Path) -> N
             told.send(True)
 
 
-def _packages(built: Path) -> tuple[Any, Any]:
+def packages(built: Path) -> tuple[Any, Any]:
     """`hdmlp`, `hdmlp.lib.torch`: they want torchvision, and a name that an older torch had."""
-    os.environ |= {f"OMPI_MCA_{name}": value for name, value in _MPI.items()}
     import_torchvision()
     torch: Any = importlib.import_module("torch")
     torch._six = SimpleNamespace(string_classes=str)
@@ -104,7 +104,7 @@ def _packages(built: Path) -> tuple[Any, Any]:
     return importlib.import_module("hdmlp"), importlib.import_module("hdmlp.lib.torch")
 
 
-def _loader(work: dict[str, Any], hdmlp: Any, its_torch: Any) -> Any:
+def loader_of(work: dict[str, Any], hdmlp: Any, its_torch: Any) -> Any:
     """An iterable of batches, each a list of (size in bytes, class)."""
     job = hdmlp.Job(
         *(work["root"], work["batch"], work["epochs"], "uniform", False),
@@ -122,7 +122,8 @@ def main() -> None:
     told, tells = multiprocessing.Pipe()
     forgetting = (tells, told, storage)
     multiprocessing.Process(target=_forget_when_told, args=forgetting, daemon=True).start()
-    hdmlp, its_torch = _packages(Path(work["built"]))
+    os.environ |= {f"OMPI_MCA_{name}": value for name, value in _MPI.items()}
+    hdmlp, its_torch = packages(Path(work["built"]))
     loader, results = None, []
     for _ in range(work["epochs"]):
         _unmap(storage)
@@ -131,7 +132,7 @@ def main() -> None:
         cpu_s, device_bytes = processor_s(), bytes_read(work["device"])
         begin = time.perf_counter()
         if loader is None:
-            loader = _loader(work, hdmlp, its_torch)
+            loader = loader_of(work, hdmlp, its_torch)
         setup_s = time.perf_counter() - begin
         samples = size_bytes = 0
         stall_s, batches = setup_s, iter(loader)

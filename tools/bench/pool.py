@@ -13,8 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tools.bench import nopfs_ranks
+from tools.bench.budgets import built_nopfs
 from tools.bench.processes import processor_s
 from tools.bench.rows import Bench
 from tools.cluster_lib import dataset
@@ -66,12 +69,15 @@ CASES: tuple[tuple[str, str, tuple[str, ...], tuple[Arm, ...]], ...] = (
 def pool(bench: Bench) -> None:
     """Row pool: origin bytes over the dataset's, seconds of each epoch."""
     count = FILES_QUICK if bench.quick else FILES
+    nopfs = built_nopfs(bench) if "nopfs" in bench.loaders else None
     for number in range(bench.rounds(ROUNDS)):
         for case, order, caches, arms in CASES:
             for name in bench.turns(number, tuple(arm.name for arm in arms)):
                 arm = next(arm for arm in arms if arm.name == name)
                 epochs = _run(arm, order, caches, count, number)
                 _add(bench, f"{case}: {name}", epochs, count * FILE_BYTES)
+        if nopfs is not None:
+            _nopfs(bench, nopfs, count, number)
     bench.results.note(
         f"pool: {HOSTS} hosts at 400 Mbit/s, the origin at 100 Mbit/s for all; {count:,} files of "
         f"{FILE_BYTES // 1000} KB: {count * FILE_BYTES / 12.5e6:.1f} s of the origin's line"
@@ -96,6 +102,23 @@ def _run(arm: Arm, order: str, caches: tuple[str, ...], count: int, seed: int) -
             with _trouble(cluster, arm.trouble, epochs[0]):
                 epochs.append(readers.read(1))
             return epochs + [readers.read(epoch) for epoch in range(2, EPOCHS)]
+
+
+def _nopfs(bench: Bench, built: Path, count: int, seed: int) -> None:
+    """Ranks of one job, with the caches of those that fit all."""
+    with Cluster(hosts=HOSTS, has_engines=False) as cluster:
+        made = dataset.make(cluster.data, count, FILE_BYTES, seed)
+        given = {"ram": 64 << 20, "ssd": 256 << 20, "epochs": EPOCHS, "seed": seed}
+        with nopfs_ranks.ranks_of(cluster, made, built, **given) as epochs:
+            before = 0
+            for number in range(1, EPOCHS + 1):
+                seconds = next(epochs)
+                read = sum(count.bytes for count in cluster.origin_counts())
+                datasets, before = (read - before) / made.bytes, read
+                work = f"ranks of one job: epoch {number}"
+                bench.results.add("pool", work, "nopfs", "s", seconds)
+                bench.results.add("pool", f"{work}, origin", "nopfs", "datasets", datasets)
+                bench.say(f"pool, {work}: NoPFS: {seconds:.2f} s, {datasets:.3f} datasets")
 
 
 @contextmanager
