@@ -517,8 +517,10 @@ def pool_server(host: str, port: str) -> int:
 def pool_address(server: int, address: str, port: str) -> None:
     """Where a server is. ValueError: not the digits of an address."""
 
-def pool_slots(servers: bytes, /) -> None:
-    """Of each of the 16,384 slots the index of its server; 255: none has it. ValueError: size."""
+def pool_slots(servers: bytes, heirs: bytes | None = None) -> None:
+    """Of each of the 16,384 slots the index of its server, and of the one that is asked when that
+    does not answer; 255: none. ValueError: size.
+    """
 
 def pool_get(
     ino: int, version: tuple[int, int, int, int], block: int, size: int

@@ -127,10 +127,10 @@ class Plan:
                 await send({"ok": True, "version": VERSION, "mount": self._mount | known})
                 try:
                     self.is_connected = True
-                    channel = _Channel(
-                        self, FrameStream(stream), found, request.get("owned") is True
+                    await _Channel(self, FrameStream(stream), found).run(
+                        tells_reclaimed=request.get("reclaimed") is True,
+                        tells_owned=request.get("owned") is True,
                     )
-                    await channel.run(tells_reclaimed=request.get("reclaimed") is True)
                 finally:
                     self.is_connected = False
                     self._prefetcher.end()
@@ -204,14 +204,10 @@ class Plan:
 class _Channel:
     """One connection."""
 
-    def __init__(
-        self, plan: Plan, frames: FrameStream, known: Probe | None, tells_owned: bool
-    ) -> None:
-        """`known`: what hintsd has been told of the device. `tells_owned`: whether it is told
-        which files other hosts of the pool ask this one for.
-        """
+    def __init__(self, plan: Plan, frames: FrameStream, known: Probe | None) -> None:
+        """`known`: what hintsd has been told of the device."""
         self._plan = plan
-        self._tells_owned = tells_owned
+        self._tells_owned = False
         self._known = known
         self._prefetcher = plan.prefetcher
         self._frames = frames
@@ -226,8 +222,12 @@ class _Channel:
         self._origin_rate = _Rate(plan.origin_bytes)
         self._ssd_rate = _SsdRate(*self._staged())
 
-    async def run(self, tells_reclaimed: bool) -> None:
-        self._prefetcher.begin(self._report, tells_reclaimed=tells_reclaimed)
+    async def run(self, *, tells_reclaimed: bool, tells_owned: bool) -> None:
+        """`tells_owned`: it is told which files other hosts of the pool ask this one for."""
+        self._tells_owned = tells_owned
+        self._prefetcher.begin(
+            self._report, tells_reclaimed=tells_reclaimed, tells_owned=tells_owned
+        )
         try:
             async with trio.open_nursery() as nursery:
                 for task in (self._list, self._arm, self._evict, self._tell_done, self._tell_seen,

@@ -85,7 +85,7 @@ class Prefetcher:
         self._fetches = LimitedFetches(fetch_threads, depth_most, bytes_per_s)
         self._evictions = evictions
         self._metrics = metrics
-        self._tells_reclaimed = False
+        self._tells_reclaimed = self._tells_owned = False
         self.window = Window(kernel, metrics, self._lost)
         self._large = large = LargeFiles(
             fetcher, reader, stager, packer, self._fetches, pages, answers, metrics
@@ -122,14 +122,17 @@ class Prefetcher:
 
     # ---- commands: each has taken effect when it returns -----------------------------------------
 
-    def begin(self, report: Report, *, tells_reclaimed: bool = False) -> None:
+    def begin(
+        self, report: Report, *, tells_reclaimed: bool = False, tells_owned: bool = False
+    ) -> None:
         """A plan begins, empty. `report` must not wait. `tells_reclaimed`: of what the kernel let
-        go of, and is not on SSD, it is told; else that is staged again.
+        go of, and is not on SSD, it is told; else that is staged again. `tells_owned`: it is told
+        of what was stored for other hosts.
         """
         self.end()
         self._stager.forget_all()
         _native.plan_begin()
-        self._tells_reclaimed = tells_reclaimed
+        self._tells_reclaimed, self._tells_owned = tells_reclaimed, tells_owned
         self._answers.begin(report)
 
     def end(self) -> None:
@@ -143,7 +146,11 @@ class Prefetcher:
 
     def clear(self) -> None:
         if self._answers.report is not None:
-            self.begin(self._answers.report, tells_reclaimed=self._tells_reclaimed)
+            self.begin(
+                self._answers.report,
+                tells_reclaimed=self._tells_reclaimed,
+                tells_owned=self._tells_owned,
+            )
 
     def stage(self, inos: Inos, wishes: Wishes) -> None:
         """`wishes`: a sum of Wish for each.
@@ -182,6 +189,11 @@ class Prefetcher:
     def saw_reads(self, inos: Inos) -> None:
         """Readers have missed these just now."""
         self._staging.read_lately.put(inos)
+
+    def stored_for_others(self, ino: int) -> None:
+        """The file, of one block, was asked for by another host, and is on SSD now."""
+        if self._tells_owned:
+            self._answers.tell(ino, Result.STORED_FOR_OTHERS)
 
     async def _lost(self, inos: Inos) -> None:
         """The kernel has let go of these. SSD gives them back at once; whether the origin is to,

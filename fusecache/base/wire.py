@@ -303,8 +303,8 @@ def pid_namespace() -> int:
 # which no bit is left), and Observed in native/trace/trace.h.
 
 
-class Listed:
-    """Where a listed file is (`directory`): bits."""
+class Place:
+    """Where a listed file is, and whose it is (field `stored` of `directory`): bits."""
 
     STORED: Final = 1
     """On SSD, with all its blocks."""
@@ -334,6 +334,8 @@ class Result:
     """After `evict`: SSD does not have it any more."""
     NOT_EVICTED: Final = 10
     """After `evict`: SSD has it still."""
+    STORED_FOR_OTHERS: Final = 11
+    """On SSD, since another host asked for it. Told unasked."""
 
 
 class Observed:

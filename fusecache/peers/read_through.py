@@ -9,12 +9,14 @@ INVARIANT: no other host is asked for it. So requests do not go round.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginError, UnknownInode
 from fusecache.read.fetcher import Fetcher, Flight
+from fusecache.store.types import BLOCK_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +26,14 @@ PLACES_MOST = 16
 class ReadThrough:
     """Of one mount."""
 
-    def __init__(self, fetcher: Fetcher, origin_threads: int) -> None:
-        """`origin_threads`: calls to the origin at a time. Others get half of them, at most."""
+    def __init__(
+        self, fetcher: Fetcher, origin_threads: int, stored: Callable[[int], None]
+    ) -> None:
+        """`origin_threads`: calls to the origin at a time. Others get half of them, at most.
+        `stored(ino)`: a file of one block is on SSD now.
+        """
         self._fetcher = fetcher
+        self._stored = stored
         self._places = trio.CapacityLimiter(max(1, min(PLACES_MOST, origin_threads // 2)))
 
     async def serve_forever(self) -> None:
@@ -56,3 +63,7 @@ class ReadThrough:
             data = flight.data if flight is not None and is_right else None
             version = flight.version if flight is not None else None
             _native.asked_end(ino, block, version, data)
+        if flight is not None and version is not None and version.size <= BLOCK_BYTES:
+            await flight.landed.wait()
+            if flight.stored or flight.was_stored:
+                self._stored(ino)

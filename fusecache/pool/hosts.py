@@ -16,7 +16,7 @@ import trio
 
 from fusecache import __version__, _native
 from fusecache.pool.address import Credentials, PoolAddress
-from fusecache.pool.slots import NO_SERVER, place, slot_of
+from fusecache.pool.slots import NO_SERVER, SLOTS, place_with_heirs, slot_of
 from fusecache.pool.view import Looks, Members, agreed
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ class Hosts:
         except ValueError as error:
             raise ValueError(f"--pool: {error}") from None
         self._slots = b""
-        self._share_out(
-            address.servers, place([f"{host}:{port}" for host, port in address.servers])
-        )
+        self._share_out_evenly(frozenset())
 
     # ---- as long as the mount lives --------------------------------------------------------------
 
@@ -221,7 +219,7 @@ class Hosts:
         if found != self._without:
             log.info("pool: without %s", ", ".join(sorted(found)) or "none: all servers are there")
             self._without = found
-            self._share_out(self._address.servers, place(list(servers), found))
+            self._share_out_evenly(found)
 
     def _record(self) -> dict[str, Any]:
         counted = _native.pool_counters()
@@ -247,11 +245,24 @@ class Hosts:
                 _native.pool_address(_native.pool_server(host, port), str(found[0][4][0]), port)
         return fault
 
-    def _share_out(self, servers: Sequence[Server], slots: bytes) -> None:
-        """`slots`: of each the index in `servers`. OSError: they are too many; nothing changes."""
+    def _share_out_evenly(self, without: frozenset[str]) -> None:
+        """Independent servers. OSError: they are too many; nothing changes."""
+        servers = self._address.servers
+        slots, heirs = place_with_heirs([f"{host}:{port}" for host, port in servers], without)
+        # A host that is not the owner would not read a block for others.
+        self._share_out(servers, slots, None if self.has_peers else heirs)
+
+    def _share_out(
+        self, servers: Sequence[Server], slots: bytes, heirs: bytes | None = None
+    ) -> None:
+        """`slots`, `heirs`: of each the index in `servers`. OSError: they are too many; nothing
+        changes.
+        """
         indices = [_native.pool_server(host, port) for host, port in servers]
-        self._slots = slots.translate(bytes([*indices, *[NO_SERVER] * (256 - len(indices))]))
-        _native.pool_slots(self._slots)
+        numbers = bytes([*indices, *[NO_SERVER] * (256 - len(indices))])
+        self._slots = slots.translate(numbers)
+        nobody = bytes([NO_SERVER]) * SLOTS
+        _native.pool_slots(self._slots, nobody if heirs is None else heirs.translate(numbers))
 
     def _tell_changes(self) -> None:
         for server in _native.pool_servers():

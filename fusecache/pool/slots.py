@@ -30,6 +30,13 @@ def place(names: Sequence[str], away: Collection[str] = ()) -> bytes:
     bounded loads (Thaler and Ravishankar 1998; Mirrokni et al. 2018): the slot's highest server
     that is not full; slots choose in turn. It depends on the set of names, not on their order.
     """
+    return place_with_heirs(names, away)[0]
+
+
+def place_with_heirs(names: Sequence[str], away: Collection[str] = ()) -> tuple[bytes, bytes]:
+    """As `place`; and each slot's heir, who has it while its server does not answer: the highest
+    of the others. NO_SERVER: there is no other one.
+    """
     order = sorted((i for i, name in enumerate(names) if name not in away), key=names.__getitem__)
     weights = np.array(
         [
@@ -40,9 +47,11 @@ def place(names: Sequence[str], away: Collection[str] = ()) -> bytes:
         np.uint64,
     )  # fmt: skip
     room = np.full(len(order), math.ceil(LOAD_MOST * SLOTS / len(order)))
-    placed = bytearray(SLOTS)
+    placed, heirs = bytearray(SLOTS), bytearray([NO_SERVER]) * SLOTS
     for slot, ranked in enumerate(np.argsort(weights, axis=1)[:, ::-1]):
         chosen = next(server for server in ranked if room[server])
         room[chosen] -= 1
         placed[slot] = order[chosen]
-    return bytes(placed)
+        if len(order) > 1:
+            heirs[slot] = order[ranked[0] if ranked[0] != chosen else ranked[1]]
+    return bytes(placed), bytes(heirs)

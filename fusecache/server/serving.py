@@ -148,7 +148,6 @@ class Server:
         )
         self.fetch_threads = FetchThreads(self.origin, self.hosts.patience_s if self.hosts else 0.0)
         self.misses = Misses(self.fetcher, self.origin, sources, self.fetch_threads)
-        self.read_through = ReadThrough(self.fetcher, config.origin_threads)
         self.preloading = Preloading(self.store, self.dataset)
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
@@ -166,6 +165,9 @@ class Server:
             mountpoint=os.fsencode(config.mountpoint),
             depth_most=config.prefetch_depth,
             bytes_per_s=config.prefetch_bytes_per_s,
+        )
+        self.read_through = ReadThrough(
+            self.fetcher, config.origin_threads, self.prefetcher.stored_for_others
         )
         self._started_s = time.monotonic()
 
@@ -218,7 +220,7 @@ class Server:
                 self.launch.control_fd,
                 _commands(self, operations),
                 {
-                    "plan": self.plan.serve,
+                    "plan": self._serve_plan,
                     "trace": recording.serve,
                 },
             )
@@ -265,6 +267,11 @@ class Server:
                 public.remove()
         self.store.close()
         return 0
+
+    async def _serve_plan(self, request: Message, send: Send, stream: trio.SocketStream) -> None:
+        if self.hosts is not None:  # else a listing may not know which files are this host's
+            await self.hosts.until_located()
+        await self.plan.serve(request, send, stream)
 
     def _hintsd_socket(self) -> bytes:
         chosen = self.config.hintsd

@@ -86,8 +86,8 @@ def _refusing(path: bytes) -> Iterator[None]:
 
 class Resolved(NamedTuple):
     samples: Samples
-    stored: Bytes
-    """Which of them are on SSD."""
+    where: Bytes
+    """Of each the bits of `wire.Place`."""
     warnings: list[str]
     """What the job's user should know."""
 
@@ -179,7 +179,7 @@ async def resolve(
     listed: list[bytes] = []
     async with trio.open_nursery() as nursery:
         try:
-            samples, stored = await trio.to_thread.run_sync(
+            samples, where = await trio.to_thread.run_sync(
                 functools.partial(_list, link, root, files, nursery, listed, guest),
                 limiter=limiter,
             )
@@ -196,7 +196,7 @@ async def resolve(
         raise JobRefused(f"{shown}: {fault}")
     if len(samples) == 0:
         raise JobRefused(f"{shown}: there are no samples")
-    return Resolved(samples, stored, _warnings(samples, shown, is_checked=files.check is not None))
+    return Resolved(samples, where, _warnings(samples, shown, is_checked=files.check is not None))
 
 
 def _list(
@@ -232,7 +232,7 @@ def _list_as(
         samples = folders.explicit_files(tree, paths)
     if files.check is not None:
         _compare(tree, samples, files.check)
-    return samples, tree.stored(samples.inos)
+    return samples, tree.where(samples.inos)
 
 
 def _compare(tree: LinkTree, samples: Samples, check: Check) -> None:

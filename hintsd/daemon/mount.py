@@ -315,7 +315,7 @@ class Mount:
                     return None
                 self._assert_sound()
                 self.server.learn(channel.facts)
-                await planning.learn(found.samples.inos, found.samples.sizes, found.stored)
+                await planning.learn(found.samples.inos, found.samples.sizes, found.where)
                 self.jobs[name] = job
                 if spec is not None:
                     await planning.in_thread(planning.plan, job, inos)
@@ -468,7 +468,7 @@ class Mount:
                     if (job.order, job.tidy_place()[0]) != (order, epoch):
                         continue  # another one was announced meanwhile
                     job.resolve_anew(found.samples.inos)
-                    await planning.learn(found.samples.inos, found.samples.sizes, found.stored)
+                    await planning.learn(found.samples.inos, found.samples.sizes, found.where)
                     if order is not None:
                         await planning.in_thread(planning.plan, job, inos)
             break

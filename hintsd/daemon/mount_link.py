@@ -469,7 +469,7 @@ class LinkTree:
         self._upcoming = deque(upcoming)
         self._follows = not self._upcoming  # what comes next is what listings show
         self._ahead: dict[bytes, _Ahead] = {}
-        self._stored = np.zeros(0, np.uint8)
+        self._where = np.zeros(0, np.uint8)
 
     def listing(self, path: bytes) -> Listing:
         self._listed.append(path)
@@ -482,12 +482,12 @@ class LinkTree:
     def resolve(self, path: bytes) -> Target:
         return self._os.resolve(path)
 
-    def stored(self, inos: Inos) -> Bytes:
-        """Of each, as it was listed, the bits of `wire.Listed`."""
-        known = inos < len(self._stored)
-        stored = np.zeros(len(inos), np.uint8)
-        stored[known] = self._stored[inos[known]]
-        return stored
+    def where(self, inos: Inos) -> Bytes:
+        """Of each, as it was listed, the bits of `wire.Place`."""
+        known = inos < len(self._where)
+        where = np.zeros(len(inos), np.uint8)
+        where[known] = self._where[inos[known]]
+        return where
 
     def _listing_through_link(self, path: bytes) -> Listing:
         """The server follows no symlinks. One that leads out of the mount is the kernel's."""
@@ -556,11 +556,11 @@ class LinkTree:
         files = kinds == FILE
         if files.any():
             most = int(inos[files].max())
-            if most >= len(self._stored):
+            if most >= len(self._where):
                 grown = np.zeros(most + most // 4 + 1, np.uint8)
-                grown[: len(self._stored)] = self._stored
-                self._stored = grown
-            self._stored[inos[files]] = joined("stored", "u1")[files]
+                grown[: len(self._where)] = self._where
+                self._where = grown
+            self._where[inos[files]] = joined("stored", "u1")[files]
         names = b"".join(page.bytes("names", wire.FRAME_BYTES_MOST) for page in pages)
         return Listing(
             path, inos, joined("sizes", "u8"), kinds, joined("name_lengths", "u2"), names

@@ -167,9 +167,9 @@ class Planning:
                 found = await self.in_thread(self._decide, told, is_up())
         return found
 
-    async def learn(self, inos: Inos, sizes: npt.NDArray[np.uint64], stored: Bytes) -> None:
+    async def learn(self, inos: Inos, sizes: npt.NDArray[np.uint64], where: Bytes) -> None:
         """`lock` held. As `MountPlanner.learn`."""
-        await self.in_thread(self.planner.learn, inos, sizes, stored)
+        await self.in_thread(self.planner.learn, inos, sizes, where)
 
     async def announce(self, job: HintedJob, order: Order, epoch: int, inos: Inos) -> None:
         """`lock` held: `inos` are read in `epoch`, and what `order` tells in those behind it."""

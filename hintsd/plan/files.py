@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.wire import Listed, Result
+from fusecache.base.wire import Place, Result
 from hintsd.follow.sequence import SLICE, Inos
 from hintsd.plan.commands import Withdrawn
 from hintsd.policies import Integers, Mask
@@ -53,26 +53,12 @@ class Files:
         if self._owned is not None:
             self._owned[inos] = are_owned
 
-    @property
-    def has_owned(self) -> bool:
-        """Whether other hosts ask this one for any."""
-        return self._owned is not None
-
     def are_owned(self, inos: Inos) -> Mask:
         """Which of these other hosts ask this one for: its SSD is the pool's place for them."""
         if self._owned is None:
             return np.zeros(len(inos), np.bool_)
         found: Mask = self._owned[inos]
         return found
-
-    def awaited_bytes(self) -> int:
-        """Of those that other hosts ask this one for, and that are not to be on SSD: they may come
-        for the others at any time. Costs a pass over all files.
-        """
-        if self._owned is None:
-            return 0
-        awaited = self._owned & (self.flags & (STORED | RESIDENT | GONE) == 0)
-        return int(self.sizes[awaited].sum(dtype=np.int64))
 
     def widen(self, sizes: Integers) -> None:
         """Makes room for sizes as large as these."""
@@ -172,9 +158,9 @@ class Ssd:
         self.room_bytes = room_bytes
         self._residents.resize(room_bytes)
 
-    def learn(self, inos: Inos, stored: npt.NDArray[np.uint8]) -> None:
-        """What is on SSD (`stored`: bits of `Listed`), before they may get another size."""
-        is_stored = stored & Listed.STORED != 0
+    def learn(self, inos: Inos, where: npt.NDArray[np.uint8]) -> None:
+        """What is on SSD (`where`: bits of `Place`), before they may get another size."""
+        is_stored = where & Place.STORED != 0
         if self.has_residents:
             self._settle(np.unique(self._files.having(inos[is_stored], RESIDENT)))
         flags = np.where(is_stored, STORED, 0).astype(np.uint16)
@@ -196,11 +182,9 @@ class Ssd:
         """
         self._are_fleeting = is_once
 
-    def admit(self, inos: Inos, uses: Integers | None, but_bytes: int = 0) -> bool:
-        """Makes residents of those that fit, each of these once, beside `but_bytes` of others;
-        whether all did.
-        """
-        admitted = self._residents.admit(self._files.sizes[inos], uses, but_bytes=but_bytes)
+    def admit(self, inos: Inos, uses: Integers | None) -> bool:
+        """Makes residents of those that fit, each of these once; whether all did."""
+        admitted = self._residents.admit(self._files.sizes[inos], uses)
         self._files.mark(inos[admitted], RESIDENT)
         return bool(admitted.all())
 
@@ -277,6 +261,13 @@ class Ssd:
         flags[stored] |= STORED
         flags[gone] = (flags[gone] | GONE) & (~STORED & 0xFFFF)
         self._files.put(inos, _OF_SSD, flags)
+
+    def stored_for_others(self, inos: Inos) -> None:
+        """The mount has stored these, which no command may have asked for."""
+        inos = self.missing(inos)
+        self.room_bytes = max(0, self.room_bytes - self._files.total_bytes(inos))
+        self._settle(self._files.having(inos, RESIDENT))
+        self._files.mark(inos, STORED)
 
     def missing(self, inos: Inos) -> Inos:
         """Those that are not known to be on SSD, each once."""

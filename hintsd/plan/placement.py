@@ -155,6 +155,7 @@ class Placement:
             if waiting and self.horizon_epoch(job, current) is not None:
                 continue
             job.placed.settle()
+            self._place_owned(job)
             if self.exchange.is_on and self.is_short:
                 continue
             if self._ssd.uses is not None and len(job.placed.counted) > 1:  # uneven
@@ -168,35 +169,29 @@ class Placement:
         found: Inos = inos[(self._files.sizes[inos] > 0) & (inos != 0)]
         return found
 
-    def _in_turn(self) -> Iterator[tuple[Callable[[Inos], Inos], int]]:
-        """Which files are let in first, and which after them; and how much room is not theirs. What
-        other hosts ask for goes first, whether a job here reads it or not.
+    def _place_owned(self, job: Job) -> None:
+        """What other hosts ask this one for goes before all else, whether the job reads it or not:
+        it is stored when one of them does.
         """
-        files = self._files
-        if files.has_owned:
-            yield (lambda inos: inos[files.are_owned(inos)]), 0
-            yield (lambda inos: inos[~files.are_owned(inos)]), files.awaited_bytes()
-        else:
-            yield (lambda inos: inos), 0
+        owned = self._missing(job.dataset[self._files.are_owned(job.dataset)])
+        if not self._ssd.admit(np.unique(owned), None):
+            self._short_of_bytes = self._ssd.free_bytes
 
     def _place_by_first_use(self, job: Job) -> None:
-        for those, but_bytes in self._in_turn():
-            for inos, repeats in self._known(job):
-                inos = those(self._missing(inos))
-                if repeats:
-                    inos = inos[first_uses(inos)]
-                if not self._ssd.admit(inos, None, but_bytes) and len(inos):
-                    self._short_of_bytes = self._ssd.free_bytes
-                    return
+        for inos, repeats in self._known(job):
+            inos = self._missing(inos)
+            if repeats:
+                inos = inos[first_uses(inos)]
+            if not self._ssd.admit(inos, None) and len(inos):
+                self._short_of_bytes = self._ssd.free_bytes
+                break
 
     def _place_by_use(self, job: Job) -> None:
         assert self._ssd.uses is not None
-        known = np.concatenate([NO_INOS, *(self._missing(part) for part, _ in self._known(job))])
-        known = known[first_uses(known)]
-        for those, but_bytes in self._in_turn():
-            inos = those(known)
-            if not self._ssd.admit(inos, self._ssd.uses[inos], but_bytes):
-                self._short_of_bytes = self._ssd.free_bytes
+        inos = np.concatenate([NO_INOS, *(self._missing(part) for part, _ in self._known(job))])
+        inos = inos[first_uses(inos)]
+        if not self._ssd.admit(inos, self._ssd.uses[inos]):
+            self._short_of_bytes = self._ssd.free_bytes
 
     @staticmethod
     def _known(job: Job) -> Iterator[tuple[Inos, bool]]:
@@ -301,7 +296,7 @@ class Exchange:
     expected to be beyond. The room is there a moment after the mount was told. So it is those who
     come next that have it, the one that is used soonest first.
 
-    INVARIANT: nothing that is to be staged from SSD is evicted.
+    INVARIANT: nothing that is to be staged from SSD is evicted, nor what other hosts ask for.
     """
 
     def __init__(self, files: Files, ssd: Ssd) -> None:
@@ -423,10 +418,10 @@ class Exchange:
         self._ssd.evict(going)
         self._evictions.append(going)
 
-    def _is_evictable(self, inos: Inos) -> npt.NDArray[np.bool_]:
+    def _is_evictable(self, inos: Inos) -> Mask:
         flags = self._files.flags[inos]
-        found: npt.NDArray[np.bool_] = (flags & STORED != 0) & (flags & (HELD | STAGED) != HELD)
-        return found
+        found: Mask = (flags & STORED != 0) & (flags & (HELD | STAGED) != HELD)
+        return found & ~self._files.are_owned(inos)
 
     def _sort(self) -> None:
         most = self._stored_count // SORT_SHARE

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fusecache.base.wire import Listed, Result
+from fusecache.base.wire import Place, Result
 from hintsd.follow.progress import IDLE_AFTER_S, Progress
 from hintsd.follow.sequence import NO_INOS, NO_POSITIONS, SLICE, Inos, Sequence
 from hintsd.follow.trail import Trails
@@ -114,8 +114,8 @@ class MountPlanner:
         self._rates = Rates(origin_bytes_per_s, ssd_bytes_per_s)
         self._hits.tell(origin_files)
 
-    def learn(self, inos: Inos, sizes: Integers, stored: npt.NDArray[np.uint8]) -> None:
-        """Files of a dataset (`stored`: bits of `Listed`); again: they have changed."""
+    def learn(self, inos: Inos, sizes: Integers, where: npt.NDArray[np.uint8]) -> None:
+        """Files of a dataset (`where`: bits of `Place`); again: they have changed."""
         if len(inos) == 0:
             return
         self._grow(inos)
@@ -127,8 +127,8 @@ class MountPlanner:
                 self._windows.empty_all()
                 self._ram.let_go(changed)
                 self._ssd.unsettle(changed)
-            self._ssd.learn(inos[part], stored[part])
-            self._files.own(inos[part], stored[part] & Listed.OWNED != 0)
+            self._ssd.learn(inos[part], where[part])
+            self._files.own(inos[part], where[part] & Place.OWNED != 0)
             self._files.resize(inos[part], sizes[part])
 
     def _grow(self, inos: Inos) -> None:
@@ -315,6 +315,10 @@ class MountPlanner:
             is_eviction = (results == Result.EVICTED) | (results == Result.NOT_EVICTED)
             self._exchange.done(inos[is_eviction], results[is_eviction])
             inos, results = inos[~is_eviction], results[~is_eviction]
+        if Result.STORED_FOR_OTHERS in told:
+            is_for_others = results == Result.STORED_FOR_OTHERS
+            self._ssd.stored_for_others(inos[is_for_others])
+            inos, results = inos[~is_for_others], results[~is_for_others]
         if told & {Result.STORED, Result.STAGED_AND_STORED}:
             is_stored = (results == Result.STORED) | (results == Result.STAGED_AND_STORED)
             self._exchange.store(self._ssd.missing(inos[is_stored]))

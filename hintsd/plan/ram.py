@@ -365,9 +365,9 @@ class Ram:
 
 
 def _keepable(files: Files, inos: Inos) -> Inos:
-    """Those of them that are staged, missing on SSD, and not kept."""
+    """Those that are staged, and neither kept, nor on SSD, nor to be there for other hosts."""
     found: Inos = inos[files.flags[inos] & (STAGED | STORED | RESIDENT | KEPT_IN_RAM) == STAGED]
-    return found
+    return found[~files.are_owned(found)]
 
 
 class Kept:

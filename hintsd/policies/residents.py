@@ -43,7 +43,7 @@ class Residents:
         self.held_bytes = size_bytes
         self.free_bytes = max(0, self.capacity_bytes - size_bytes)
 
-    def admit(self, sizes: Integers, uses: Integers | None = None, *, but_bytes: int = 0) -> Mask:
+    def admit(self, sizes: Integers, uses: Integers | None = None) -> Mask:
         """Which of these items are let in, shape (items,): as many as fit, the most used first,
         then in the order given. One that does not fit is passed over (at most ROUNDS_MOST times:
         then the rest is too small to matter).
@@ -51,7 +51,6 @@ class Residents:
         sizes: bytes of each, 0 or more, shape (items,); an item that is held already has 0.
         uses: how often each is read over the horizon that is known, whole numbers of 0 or more,
         shape (items,); None: all equally often.
-        but_bytes: so much of the room is not for them.
 
         Raises ValueError, and lets nothing in, where uses and sizes are not of one shape.
         """
@@ -60,15 +59,14 @@ class Residents:
                 f"uses and sizes must be of one shape, not {uses.shape}, {sizes.shape}"
             )
         wanted_bytes = int(sizes.sum(dtype=np.int64))
-        if wanted_bytes <= self.free_bytes - but_bytes:
+        if wanted_bytes <= self.free_bytes:
             self._hold(self.held_bytes + wanted_bytes)
             return np.ones(len(sizes), np.bool_)
         admitted = np.zeros(len(sizes), np.bool_)
         order = np.arange(len(sizes)) if uses is None else _by_use(uses)
         for _ in range(ROUNDS_MOST):
-            room_bytes = max(0, self.free_bytes - but_bytes)
-            order = order[sizes[order] <= room_bytes]
-            count = fits(sizes[order], room_bytes)
+            order = order[sizes[order] <= self.free_bytes]
+            count = fits(sizes[order], self.free_bytes)
             if count == 0:
                 break
             chosen, order = order[:count], order[count + 1 :]

@@ -6,6 +6,7 @@ Hosts are mounts of one origin, with a cache and an address of the loopback each
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Place
+from fusecache.base.wire import Place, Result
+from tests import conftest
 from tests.mount.test_pool import (
     LARGE_BLOCKS,
     PART_BYTES,
@@ -35,6 +37,7 @@ from tests.mount.test_pool import (
 from tests.support import PATIENCE_S
 from tests.support.faulty_origin import SETTLED_S, Fault
 from tests.support.mounted import command, eventually, processes_of
+from tests.support.plan_client import PlanClient
 from tools.cluster_lib import dataset
 from tools.cluster_lib.cluster import Cluster
 from tools.cluster_lib.engine import Access, make_access
@@ -171,8 +174,41 @@ def test_everyone_reads_all_and_the_origin_is_read_once(hosts: list[Host], origi
     assert total(hosts, "damaged") == total(hosts, "written") == 0
 
 
+def test_a_plan_is_told_of_what_other_hosts_ask_for(hosts: list[Host], origin: Origin) -> None:
+    contents = origin.files(3)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(PlanClient(h.mount.path, "owned")) for h in hosts]
+        of_hosts = [listed(client, contents) for client in clients]
+        for where in zip(*(found.values() for found in of_hosts), strict=True):
+            assert sorted(bits for _, bits in where) == [0] * (HOSTS - 1) + [Place.OWNED]
+        hosts[0].read(contents)
+        for client, found in zip(clients[1:], of_hosts[1:], strict=True):
+            owned = [ino for ino, bits in found.values() if bits]
+            assert owned, "18 files, and none is its"
+            client.until(functools.partial(have_come, client, owned))
+            assert client.results == {ino: [Result.STORED_FOR_OTHERS] for ino in owned}
+        assert clients[0].results == {}
+    assert late(hosts) == 0
+    with PlanClient(hosts[0].mount.path) as older:  # a hintsd that knows of none of this
+        assert {bits for _, bits in listed(older, contents).values()} <= {0, Place.STORED}
+
+
+def have_come(client: PlanClient, inos: list[int]) -> bool:
+    return set(inos) <= client.results.keys()
+
+
+def listed(client: PlanClient, contents: Contents) -> dict[str, tuple[int, int]]:
+    """Of each file the inode, and the bits of `Place`."""
+    found = {}
+    for directory in dict.fromkeys(name.rpartition("/")[0] for name in contents):
+        for name, (ino, _, _, where) in sorted(client.listing(directory.encode()).items()):
+            found[f"{directory}/{name.decode()}"] = ino, where
+    assert found.keys() == contents.keys()
+    return found
+
+
 def test_what_is_hinted_is_on_the_ssd_of_its_owner_first() -> None:
-    """All read all, and no SSD has room for half of it: from the second epoch on the hosts have it
+    """All read all, and an SSD has room for half of it: from the second epoch on the hosts have it
     all. (Without owners in mind each SSD had what its own reader used first: 1.5, 0.4 and 0.3.)
     """
     with Cluster(hosts=HOSTS, link_mbit=0, origin_mbit=100, has_peers=True) as cluster:
@@ -482,7 +518,9 @@ def test_another_dataset_is_not_asked(starting: Mounting, origin: Origin) -> Non
         (("--pool", "peer://h/d", "--pool-insecure", "--pool-listen", ":1"), "is no server"),
     ],
 )
-def test_where_to_listen_is_checked(place: Place, words: tuple[str, ...], told: str) -> None:
+def test_where_to_listen_is_checked(
+    place: conftest.Place, words: tuple[str, ...], told: str
+) -> None:
     cache = ("--cache-dir", place.cache_dir, "--hintsd", "none", "--ssd", "64M")
     done = command("mount", place.source, place.mountpoint, *cache, "--allow-empty", *words)
     assert done.returncode == 2, done.stderr

@@ -85,7 +85,7 @@ def test_what_only_the_origin_has_is_told_of_and_not_read_again(
     place: Place, mounting: Mounting, files: None
 ) -> None:
     mount = mounting("--ram", "64M")
-    with PlanClient(mount.path, reclaimed=True) as client:
+    with PlanClient(mount.path, "reclaimed") as client:
         listing = client.listing(b"")
         names = sorted(listing)
         inos, paths = [listing[name][0] for name in names], [mount.path / n.decode() for n in names]

@@ -24,14 +24,14 @@ LOOKUP, READ_SSD, READ_ORIGIN = 1, 2, 3
 class PlanClient:
     """One plan channel, on blocking sockets."""
 
-    def __init__(self, mountpoint: Path, *, reclaimed: bool = False) -> None:
-        """`reclaimed`: what it says of that result (docs/WIRE.md)."""
+    def __init__(self, mountpoint: Path, *knows: str) -> None:
+        """`knows`: words of its hello that are true (docs/WIRE.md)."""
         mount = mounts.at(str(mountpoint))
         assert mount is not None
         directory = mounts.runtime_directory(mount)
         assert directory is not None
         self.socket = mounts.connect(directory, mounts.CONTROL_SOCKET, PATIENCE_S)
-        hello = {"op": "plan", "version": 1} | ({"reclaimed": True} if reclaimed else {})
+        hello = {"op": "plan", "version": 1, **dict.fromkeys(knows, True)}
         self.socket.sendall(json.dumps(hello).encode() + b"\n")
         line = b""
         while not line.endswith(b"\n"):

@@ -117,11 +117,19 @@ def _barrier() -> None:
     mpi.MPI_Barrier(ctypes.c_void_p(world))
 
 
+def _meet(directory: Path, rank: int, ranks: int) -> None:
+    """As a barrier, where MPI has not begun: it does so as the first epoch's loader is made."""
+    (directory / f"rank{rank}").touch()
+    while not all((directory / f"rank{other}").exists() for other in range(ranks)):
+        time.sleep(0.01)
+
+
 def main() -> None:
     work = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     work |= {"root": work["roots"][rank], "config": work["configs"][rank]}
     hdmlp, its_torch = packages(Path(work["built"]))
+    _meet(Path(sys.argv[1]).parent, rank, len(work["roots"]))
     loader = None
     for _ in range(work["epochs"]):
         begin = time.perf_counter()

@@ -3,8 +3,8 @@
 Run as a process with a line of JSON on standard input: root, names (relative to it), order, seed,
 host, hosts, threads, hinted (epochs that hintsd is told of; 0: it is told nothing). It prints
 "ready", or the state of its hint, and waits for a line before each epoch, its number; after it, it
-prints a line of JSON: seconds, files, bytes, checksum (the sum of the files' CRC-32),
-processor_s.
+prints a line of JSON: seconds (of the first epoch from the hint on), files, bytes, checksum (the
+sum of the files' CRC-32), processor_s.
 
 order: "distributed": the epoch's permutation is that of all hosts, each of which reads every N-th
 of it, as a DistributedSampler does; "all": each host reads all files, in an order of its own.
@@ -69,6 +69,7 @@ def _order(work: dict[str, Any], epoch: int) -> list[str]:
 
 def main() -> None:
     work = json.loads(sys.stdin.readline())
+    told = time.perf_counter() if work["hinted"] else None  # from then on hints fetch
     job = _attach(work) if work["hinted"] else None
     if job is not None:
         await_answer(job)
@@ -78,7 +79,8 @@ def main() -> None:
             paths = [os.path.join(work["root"], name) for name in _order(work, int(line))]
             if job is not None:
                 job.step(0, int(line))
-            begin, computed = time.perf_counter(), time.process_time()
+            begin, computed = told or time.perf_counter(), time.process_time()
+            told = None
             read = list(readers.map(_read, paths))
             done = {
                 "seconds": time.perf_counter() - begin,

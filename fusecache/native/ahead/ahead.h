@@ -27,10 +27,10 @@ enum listed_kind { LISTED_OTHER, LISTED_FILE, LISTED_DIRECTORY, LISTED_SYMLINK }
 struct listed {
 	uint64_t size;
 	uint32_t node, ino;
-	uint8_t kind, stored; /* stored: bits of LISTED_STORED, LISTED_OWNED */
+	uint8_t kind, where; /* where: bits of WHERE_STORED, WHERE_OWNED */
 };
-#define LISTED_STORED 1
-#define LISTED_OWNED 2 /* other hosts of the pool ask this one for it */
+#define WHERE_STORED 1
+#define WHERE_OWNED 2 /* other hosts of the pool ask this one for it */
 /* Live entries that follow node `after` (0: the start); -EAGAIN: the directory is not LISTED. owned: whether to find
  * that out, too. */
 ssize_t ahead_list(uint64_t dir, uint64_t after, size_t most, bool owned, struct listed *out, uint32_t *next);

@@ -272,16 +272,16 @@ ssize_t ahead_list(uint64_t dir, uint64_t after, size_t most, bool owned, struct
 			    .ino = primary,
 			    .size = n->size,
 			    .kind = (uint8_t)kind,
-			    .stored = kind == LISTED_FILE && is_stored(primary) ? LISTED_STORED : 0,
+			    .where = kind == LISTED_FILE && is_stored(primary) ? WHERE_STORED : 0,
 			};
 			after = child;
 			child = table_next_child((uint32_t)dir, child);
 		}
 		pthread_rwlock_unlock(&table.lock);
 	} while (child && count < most);
-	for (size_t i = 0; owned && i < count; i++)
+	for (size_t i = 0; owned && !err && i < count; i++)
 		if (out[i].kind == LISTED_FILE && pool_owns_file(out[i].ino))
-			out[i].stored |= LISTED_OWNED;
+			out[i].where |= WHERE_OWNED;
 	*next = child ? (uint32_t)after : 0;
 	return err ? err : (ssize_t)count;
 }

@@ -44,10 +44,14 @@ bool key_make(const struct wanted *of, unsigned char key[POOL_KEY_BYTES])
 
 void key_text(const char *prefix, const unsigned char *key, char text[POOL_KEY_TEXT])
 {
-	int at = snprintf(text, POOL_KEY_TEXT, "%s", prefix);
+	static const char digits[] = "0123456789abcdef";
+	char *at = text + snprintf(text, POOL_KEY_TEXT, "%s", prefix);
 
-	for (unsigned i = 0; i < POOL_KEY_BYTES; i++, at += 2)
-		snprintf(text + at, POOL_KEY_TEXT - (size_t)at, "%02x", key[i]);
+	for (unsigned i = 0; i < POOL_KEY_BYTES; i++) {
+		*at++ = digits[key[i] >> 4];
+		*at++ = digits[key[i] & 15];
+	}
+	*at = '\0';
 }
 
 uint16_t key_slot(const char *prefix, const unsigned char *key)

@@ -28,7 +28,6 @@
 #define SLOWER 2		 /* than the origin, and it is hardly asked */
 #define HARDLY 16
 #define SLOWEST 4 /* an answer counts for no more than so many slow ones: no single one makes a server slow */
-#define COPIES_MOST (64 << 20) /* bytes that wait to be written */
 #define NO_WRITES_NS 10000000000ll
 
 struct server {
@@ -54,11 +53,10 @@ static struct {
 	char *user, *password;
 	int64_t min_age_ns, patience_ns;
 	struct lease lease;		  /* its holder is this process's id among peers, too */
-	_Atomic int64_t copied;		  /* bytes that wait to be written */
 	_Atomic int64_t origin_ns[KINDS]; /* moving average of a read of the origin; 0: none yet */
 	struct server servers[POOL_SERVERS_MOST];
 	_Atomic unsigned count;
-	uint8_t slots[POOL_SLOTS];
+	uint8_t slots[POOL_SLOTS], heirs[POOL_SLOTS];
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 struct pool_counters pool_counters;
 
@@ -83,6 +81,7 @@ bool pool_begin(const struct pool_settings *settings, char why[POOL_WHY_BYTES])
 	pool.min_age_ns = settings->min_age_ns;
 	pool.patience_ns = settings->patience_ns;
 	memset(pool.slots, POOL_NO_SERVER, sizeof(pool.slots));
+	memset(pool.heirs, POOL_NO_SERVER, sizeof(pool.heirs));
 	return true;
 }
 
@@ -120,10 +119,11 @@ void pool_address(unsigned index, const struct sockaddr *address, socklen_t leng
 	pthread_mutex_unlock(&pool.lock);
 }
 
-void pool_slots(const uint8_t servers[POOL_SLOTS])
+void pool_slots(const uint8_t servers[POOL_SLOTS], const uint8_t heirs[POOL_SLOTS])
 {
 	pthread_mutex_lock(&pool.lock);
 	memcpy(pool.slots, servers, sizeof(pool.slots));
+	memcpy(pool.heirs, heirs, sizeof(pool.heirs));
 	pthread_mutex_unlock(&pool.lock);
 }
 
@@ -459,13 +459,13 @@ static int wait_for_lease(const struct asked *asked, int64_t *asked_ns)
 	return result;
 }
 
-static uint8_t server_of(const unsigned char *key, uint32_t size)
+static uint8_t server_of(const unsigned char *key, uint32_t size, const uint8_t of_slots[POOL_SLOTS])
 {
 	uint16_t slot = key_slot(pool.prefix, key);
 	uint8_t index;
 
 	pthread_mutex_lock(&pool.lock);
-	index = pool.slots[slot];
+	index = of_slots[slot];
 	if (index != POOL_NO_SERVER && pool.servers[index].is_self)
 		index = POOL_NO_SERVER;
 	else if (index != POOL_NO_SERVER && is_passed_over(&pool.servers[index], size)) {
@@ -514,13 +514,19 @@ static bool get(const struct wanted *wanted, unsigned char *into, uint32_t size,
 {
 	struct asked asked = {
 	    .wanted = wanted, .into = into, .size = size, .key = ticket->key, .until_ns = now_ns() + pool.patience_ns};
-	int result;
+	int result = ASK_FAILED;
 
-	ticket->server = asked.server = server_of(ticket->key, size);
-	if (asked.server == POOL_NO_SERVER)
+	for (unsigned i = 0; result < 0 && i < 2; i++) {
+		const uint8_t server = server_of(ticket->key, size, i ? pool.heirs : pool.slots);
+
+		if (server == POOL_NO_SERVER)
+			break;
+		ticket->server = asked.server = server;
+		ticket->leased_ns = now_ns();
+		result = ask(&asked);
+	}
+	if (ticket->server == POOL_NO_SERVER)
 		return false;
-	ticket->leased_ns = now_ns();
-	result = ask(&asked);
 	if (result == REPLY_LEASE)
 		result = wait_for_lease(&asked, &ticket->leased_ns);
 	if (result == REPLY_BLOCK)
@@ -572,25 +578,4 @@ void pool_finish(const struct pool_ticket *ticket, const unsigned char *data, ui
 		if (now < asked.until_ns)
 			ask(&asked);
 	}
-}
-
-unsigned char *pool_copy(const struct pool_ticket *ticket, const unsigned char *data, uint32_t size)
-{
-	unsigned char *copy = NULL;
-
-	if (ticket->is_wanted && data && atomic_fetch_add(&pool.copied, size) + size <= COPIES_MOST)
-		copy = malloc(size);
-	if (copy)
-		memcpy(copy, data, size);
-	else if (ticket->is_wanted && data)
-		atomic_fetch_sub(&pool.copied, size);
-	return copy;
-}
-
-void pool_finish_copy(const struct pool_ticket *ticket, unsigned char *copy, uint32_t size)
-{
-	pool_finish(ticket, copy, size);
-	if (copy)
-		atomic_fetch_sub(&pool.copied, size);
-	free(copy);
 }

@@ -29,8 +29,8 @@ bool pool_begin(const struct pool_settings *settings, char why[POOL_WHY_BYTES]);
 /* Its index, from now on; it has no address yet. -ENOSPC: there are too many. */
 int pool_server(const char *host, const char *port);
 void pool_address(unsigned server, const struct sockaddr *address, socklen_t length);
-/* Of each slot the index of its server, or POOL_NO_SERVER. */
-void pool_slots(const uint8_t servers[POOL_SLOTS]);
+/* Of each slot the index of its server, and of its heir, who is asked when that does not answer; or POOL_NO_SERVER. */
+void pool_slots(const uint8_t servers[POOL_SLOTS], const uint8_t heirs[POOL_SLOTS]);
 
 /* A block that was not in the pool: what is to be done when it has been read. */
 struct pool_ticket {

@@ -203,7 +203,7 @@ static PyObject *listed_to_tuple(const struct listed *listed, Py_ssize_t count, 
 		memcpy(PyBytes_AS_STRING(sizes) + 8 * i, &listed[i].size, 8);
 		memcpy(PyBytes_AS_STRING(lengths) + 2 * i, &len16, 2);
 		PyBytes_AS_STRING(kinds)[i] = (char)listed[i].kind;
-		PyBytes_AS_STRING(stored)[i] = (char)listed[i].stored;
+		PyBytes_AS_STRING(stored)[i] = (char)listed[i].where;
 		memcpy(PyBytes_AS_STRING(names) + total, name, len);
 		total += len;
 	}

@@ -75,17 +75,20 @@ static PyObject *py_pool_address(PyObject *module, PyObject *args, PyObject *kwa
 	Py_RETURN_NONE;
 }
 
-static PyObject *py_pool_slots(PyObject *module, PyObject *arg)
+static PyObject *py_pool_slots(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	char *bytes;
-	Py_ssize_t size;
+	static uint8_t nobody[POOL_SLOTS];
+	const char *servers, *heirs = NULL;
+	Py_ssize_t size, heirs_size = POOL_SLOTS;
 
 	(void)module;
-	if (PyBytes_AsStringAndSize(arg, &bytes, &size))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|z#", KEYWORDS("servers", "heirs"), &servers, &size, &heirs,
+					 &heirs_size))
 		return NULL;
-	if (size != POOL_SLOTS)
+	if (size != POOL_SLOTS || (heirs && heirs_size != POOL_SLOTS))
 		return PyErr_Format(PyExc_ValueError, "%d slots", (int)POOL_SLOTS);
-	pool_slots((const uint8_t *)bytes);
+	memset(nobody, POOL_NO_SERVER, sizeof(nobody));
+	pool_slots((const uint8_t *)servers, heirs ? (const uint8_t *)heirs : nobody);
 	Py_RETURN_NONE;
 }
 
@@ -299,7 +302,7 @@ static PyMethodDef methods[] = {
     WITH_KEYWORDS(pool_begin),
     WITH_KEYWORDS(pool_server),
     WITH_KEYWORDS(pool_address),
-    ONE_ARGUMENT(pool_slots),
+    WITH_KEYWORDS(pool_slots),
     WITH_KEYWORDS(pool_get),
     WITH_KEYWORDS(pool_finish),
     WITH_KEYWORDS(pool_note_origin),

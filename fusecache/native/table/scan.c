@@ -152,6 +152,7 @@ int64_t table_add(uint64_t parent, const char *name, size_t len, bool is_forced)
 #define SCAN_BUFFER_BYTES (64u << 10)
 #define SCAN_BATCH 512u /* entries merged under one hold of the lock */
 #define TICK_ENTRIES 2048u
+#define SCANS_MOST 4u /* for one that is forced */
 
 struct dirent_raw {
 	uint64_t d_ino;
@@ -384,7 +385,8 @@ static bool is_exact(const struct scan *scan, const struct attributes *a)
 	       a->ctime_ns < scan->begun_ns - SETTLED_NS && table.buried == scan->buried_before + scan->buried;
 }
 
-int table_scan(uint64_t ino, int (*tick)(void *), void *context, bool is_forced, struct scan_result *out)
+static int scan_once(uint64_t ino, int (*tick)(void *), void *context, bool is_forced, struct scan_result *out,
+		     bool *was_overtaken)
 {
 	struct scan scan = {.dir = (uint32_t)ino, .result = out, .sync = is_forced ? AT_STATX_FORCE_SYNC : 0};
 	const struct node *n;
@@ -393,7 +395,7 @@ int table_scan(uint64_t ino, int (*tick)(void *), void *context, bool is_forced,
 	size_t len;
 	char *path = NULL;
 
-	memset(out, 0, sizeof(*out));
+	*was_overtaken = false;
 	if (ino <= UINT32_MAX && listing_holds((uint32_t)ino))
 		return 0;
 	scan.begun_ns = wall_ns();
@@ -446,10 +448,23 @@ int table_scan(uint64_t ino, int (*tick)(void *), void *context, bool is_forced,
 			if (older->dir == scan.dir)
 				older->overtaken = true;
 	}
+	*was_overtaken = scan.overtaken;
 	pthread_rwlock_unlock(&table.lock);
 	if (fd >= 0)
 		close(fd);
 	free(path);
 	free(scan.seen);
+	return err;
+}
+
+int table_scan(uint64_t ino, int (*tick)(void *), void *context, bool is_forced, struct scan_result *out)
+{
+	bool was_overtaken = true;
+	int err = 0;
+
+	memset(out, 0, sizeof(*out));
+	/* The one that has overtaken it may have seen what attribute caches had. */
+	for (unsigned tries = 0; !err && was_overtaken && tries < (is_forced ? SCANS_MOST : 1); tries++)
+		err = scan_once(ino, tick, context, is_forced, out, &was_overtaken);
 	return err;
 }

@@ -69,7 +69,8 @@ class Played:
         line = b""
         while not line.endswith(b"\n"):
             line += await stream.receive_some(1)
-        assert json.loads(line) == {"op": "plan", "version": 1, "reclaimed": True}
+        knows = {"reclaimed": True, "owned": True}
+        assert json.loads(line) == {"op": "plan", "version": 1, **knows}
         return stream
 
     async def answer(self, stream: trio.SocketStream) -> FrameStream:

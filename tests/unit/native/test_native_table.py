@@ -421,6 +421,25 @@ def test_the_later_of_two_overlapping_scans_has_the_word(table: Table) -> None:
     assert len(found) == 5000
 
 
+@pytest.mark.parametrize("is_forced", [True, False])
+def test_a_forced_scan_that_was_overtaken_looks_again(table: Table, is_forced: bool) -> None:
+    """What overtook it may have seen what attribute caches had: here, what there was before."""
+    make_files(table, (str(number) for number in range(5000)))
+    _native.scan(ROOT)
+    inside = False
+
+    def tick() -> None:
+        nonlocal inside
+        if not inside:
+            inside = True
+            _native.scan(ROOT)
+            (table.source / "17").unlink()
+
+    added, removed, _ = _native.scan(ROOT, tick, is_forced)
+    assert (added, removed) == (0, int(is_forced))
+    assert (b"17" in names(at_once=1000)) != is_forced
+
+
 def test_entries_without_attributes_are_listed(tmp_path: Path) -> None:
     """A directory that may be read but not searched, seen by an ordinary user (a child)."""
     source = tmp_path / "source"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusecache.base.wire import Listed
+from fusecache.base.wire import Place, Result
 from hintsd.follow.sequence import Inos
-from hintsd.plan.files import RESIDENT, STORED
+from hintsd.plan.files import KEPT_IN_RAM, RESIDENT, STORED
 from tests.unit.plan.test_planner import FILE_BYTES, Scene, same_sizes
 
 COUNT, HOSTS = 320, 4
@@ -22,7 +22,7 @@ def make_scene(ssd_files: int) -> Scene:
         outside_bytes=64 * FILE_BYTES,
     )
     inos = np.arange(1, COUNT + 1, dtype=np.uint32)
-    where = np.where(np.isin(inos, OWNED), Listed.OWNED, 0).astype(np.uint8)
+    where = np.where(np.isin(inos, OWNED), Place.OWNED, 0).astype(np.uint8)
     scene.planner.learn(inos, np.full(COUNT, FILE_BYTES, np.uint64), where)
     return scene
 
@@ -52,20 +52,75 @@ def test_what_others_ask_for_is_on_ssd_before_all_else(ssd_files: int) -> None:
     assert np.isin(stored, OWNED).sum() == min(ssd_files, len(OWNED))
 
 
+def test_what_others_ask_for_is_not_kept_in_ram() -> None:
+    """They would not find it there, and it could not become a resident."""
+    scene = make_scene(0)
+    read(scene, scene.shuffled()[:1])
+    kept = having(scene, KEPT_IN_RAM)
+    assert len(kept) > 10
+    assert not np.isin(kept, OWNED).any()
+
+
 def test_room_is_left_for_what_others_alone_read() -> None:
     """A rank of a distributed job reads a part of each epoch: others ask for the rest."""
     scene = make_scene(120)
     mine = np.arange(1, COUNT // 2 + 1, dtype=np.uint32)
     settle(scene, [scene.rng.permutation(mine) for _ in range(2)])
-    stored = having(scene, STORED | RESIDENT)
+    waiting = OWNED[OWNED > COUNT // 2]
+    stored = having(scene, STORED)
     assert np.isin(OWNED[OWNED <= COUNT // 2], stored).all()
-    assert len(stored) == 120 - np.count_nonzero(OWNED > COUNT // 2)
+    assert having(scene, RESIDENT).tolist() == waiting.tolist()
+    assert len(stored) == 120 - len(waiting)
+    for part in np.array_split(waiting, 4):  # other hosts ask for them
+        scene.mount.ssd.update(part.tolist())
+        scene.mount.ssd_free_bytes -= len(part) * FILE_BYTES
+        results = np.full(len(part), Result.STORED_FOR_OTHERS, np.uint8)
+        scene.planner.done(part, results, scene.now)
+        scene.planner.set_budgets(scene.budget_bytes * 10 // 9, scene.mount.ssd_free_bytes)
+        scene.settle()
+    assert len(having(scene, RESIDENT)) == 0
+    assert set(having(scene, STORED).tolist()) == {*stored.tolist(), *waiting.tolist()}
+    assert len(scene.mount.ssd) == 120
+
+
+def test_what_is_stored_for_others_is_not_fetched_once_more() -> None:
+    """Half of what is told was stored, or is asked for, already: each byte counts once."""
+    scene = make_scene(80)
+    settle(scene, scene.shuffled()[:2])
+    room_bytes = scene.planner._ssd.room_bytes
+    fetched = sum(scene.mount.origin_reads.values())
+    told = np.r_[OWNED, OWNED].astype(np.uint32)
+    results = np.full(len(told), Result.STORED_FOR_OTHERS, np.uint8)
+    scene.planner.done(told, results, scene.now)
+    scene.settle()
+    scene.planner.check_invariants()
+    assert sum(scene.mount.origin_reads.values()) == fetched
+    assert scene.planner._ssd.room_bytes == room_bytes == 0
+
+
+def test_what_others_ask_for_makes_way_for_nothing() -> None:
+    """Two jobs share a cache: what is used later makes way (docs/HINTS.md, *By next use*)."""
+    scene = make_scene(200)
+    scene.planner.set_pins(False, 0, others_may_go=True, evicts=True)
+    orders = {name: scene.shuffled()[:2] for name in "ab"}
+    for name, of_job in orders.items():
+        scene.open(name, of_job, samples=COUNT, epochs=2)
+    scene.settle()
+    before = having(scene, STORED)
+    assert np.isin(OWNED, before).all()
+    for epoch in range(2):
+        for begin in range(0, COUNT, 16):
+            for of_job in orders.values():
+                scene.read(of_job[epoch][begin : begin + 16].tolist())
+    after = having(scene, STORED)
+    assert len(np.setdiff1d(before, after)) > 10, "nothing made way"
+    assert np.isin(OWNED, after).all()
 
 
 def test_a_file_that_is_learned_anew_may_be_another_hosts() -> None:
     scene = make_scene(80)
     inos = np.arange(1, COUNT + 1, dtype=np.uint32)
-    others = np.where(inos % HOSTS == 2, Listed.OWNED, 0).astype(np.uint8)
+    others = np.where(inos % HOSTS == 2, Place.OWNED, 0).astype(np.uint8)
     scene.planner.learn(inos, np.full(COUNT, FILE_BYTES, np.uint64), others)
     read(scene, scene.shuffled()[:2])
     assert set(having(scene, STORED).tolist()) == set(inos[inos % HOSTS == 2].tolist())

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from fusecache.pool.slots import LOAD_MOST, SLOTS, place, slot_of
+from fusecache.pool.slots import LOAD_MOST, NO_SERVER, SLOTS, place, place_with_heirs, slot_of
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,23 @@ def test_a_new_server_takes_its_share_alone(count: int) -> None:
     assert share / LOAD_MOST**2 <= to_it <= math.ceil(LOAD_MOST * share)
     # Slots that a full server had pushed on are few.
     assert len(moved) - to_it <= 0.1 * SLOTS
+
+
+def test_an_heir_is_another_one_and_mostly_has_the_slot_for_good() -> None:
+    names = [f"pool-{n}:6379" for n in range(5)]
+    placed, heirs = place_with_heirs(names)
+    assert placed == place(names)
+    assert all(heir != server for heir, server in zip(heirs, placed, strict=True))
+    for away, name in enumerate(names):
+        after = place(names, [name])
+        of_it = [slot for slot in range(SLOTS) if placed[slot] == away]
+        assert {heirs[slot] for slot in of_it} == {0, 1, 2, 3, 4} - {away}
+        assert sum(heirs[slot] == after[slot] for slot in of_it) > 0.9 * len(of_it)
+
+
+def test_heirs_are_none_that_are_away() -> None:
+    names = ["a:6379", "b:6379", "c:6379"]
+    placed, heirs = place_with_heirs(names, ["b:6379"])
+    assert {*zip(placed, heirs, strict=True)} == {(0, 2), (2, 0)}
+    assert place_with_heirs(names[:1]) == (bytes(SLOTS), bytes([NO_SERVER]) * SLOTS)
+    assert place_with_heirs(names, names[:2])[1] == bytes([NO_SERVER]) * SLOTS
