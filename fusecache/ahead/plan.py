@@ -87,9 +87,11 @@ class Plan:
         passings: Passings,
         mount: Message,
         device: Device,
+        located: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`preload(directory)` returns when the front knows where the files of a listed directory
-        lie. `mount`: what a hintsd is told of it (docs/WIRE.md). `device`: of the SSD tier.
+        lie; `located()` when this host knows which files others ask it for, or that takes long.
+        `mount`: what a hintsd is told of it (docs/WIRE.md). `device`: of the SSD tier.
         """
         self._operations = operations
         self._prefetcher = prefetcher
@@ -100,6 +102,7 @@ class Plan:
         self.passings = passings
         self._mount = mount
         self.device = device
+        self._located = located
         self._newest = 0
         self._lock = trio.Lock()
         self._scope: trio.CancelScope | None = None
@@ -110,6 +113,8 @@ class Plan:
         if request.get("version") != VERSION:
             await send({"ok": False, "error": f"plan version {VERSION} is spoken here", "exit": 1})
             return
+        if self._located is not None:
+            await self._located()
         self._newest += 1
         number = self._newest
         if self._scope is not None:

@@ -204,6 +204,7 @@ class Server:
                 store=self.store,
                 metrics=self.metrics,
                 passings=passings,
+                located=self.hosts.until_located if self.hosts else None,
                 mount={
                     "identity": f"{self.launch.keeper_pid}-{self.launch.mounted_at!r}",
                     "mountpoint": self.config.mountpoint,
@@ -220,7 +221,7 @@ class Server:
                 self.launch.control_fd,
                 _commands(self, operations),
                 {
-                    "plan": self._serve_plan,
+                    "plan": self.plan.serve,
                     "trace": recording.serve,
                 },
             )
@@ -267,11 +268,6 @@ class Server:
                 public.remove()
         self.store.close()
         return 0
-
-    async def _serve_plan(self, request: Message, send: Send, stream: trio.SocketStream) -> None:
-        if self.hosts is not None:  # else a listing may not know which files are this host's
-            await self.hosts.until_located()
-        await self.plan.serve(request, send, stream)
 
     def _hintsd_socket(self) -> bytes:
         chosen = self.config.hintsd

@@ -282,11 +282,7 @@ class Ssd:
     def put_back(self, inos: Inos) -> None:
         """They were to make way, and are still there."""
         self.unsettle(np.unique(inos))
-        self._files.mark(self._without_gone(inos), STORED)
-
-    def _without_gone(self, inos: Inos) -> Inos:
-        found: Inos = inos[self._files.flags[inos] & GONE == 0]
-        return found
+        self._files.mark(inos[self._files.flags[inos] & GONE == 0], STORED)
 
     def void(self) -> None:
         """Nothing is being fetched or stored any more."""

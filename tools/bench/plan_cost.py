@@ -95,7 +95,7 @@ async def _plan(connection: socket.socket, torch: TorchProcess) -> int:
         nursery.cancel_scope.cancel()
     inos = samples.inos[order_of(len(samples), torch).sequence(0)]
     planner = MountPlanner(RAM_BYTES, 0)
-    planner.learn(samples.inos, samples.sizes, tree.stored(samples.inos))
+    planner.learn(samples.inos, samples.sizes, tree.where(samples.inos))
     open_job(planner, len(inos), epochs=90)
     planner.supply("job", 0, inos)
     commands = planner.decide(0.0)

@@ -280,7 +280,7 @@ def test_tree_is_listed_ahead_and_survives_a_server(played: Played, tmp_path: Pa
             def resolve() -> tuple[list[int], list[int]]:
                 tree = LinkTree(link, b"d", nursery, listed)
                 samples = folders.sample_files(tree, (".jpg",))
-                return list(samples.inos), list(tree.stored(samples.inos))
+                return list(samples.inos), list(tree.where(samples.inos))
 
             assert await trio.to_thread.run_sync(resolve) == ([5, 4, 8], [0, 1, 1])
             assert listed[0] == b""

@@ -70,7 +70,7 @@ class Scene:
 
 def resolved_columns(inos: Inos) -> tuple[Any, Any]:
     found = resolved(inos)
-    return found.samples.sizes, found.stored
+    return found.samples.sizes, found.where
 
 
 Story = Callable[[Scene, trio.Nursery], Awaitable[None]]
