@@ -107,8 +107,9 @@ class Hosts:
 
     def _begin(self) -> None:
         """Blocking: before the first read, so that this host does not ask itself."""
-        fault = self._resolve(self._address.servers) or self._answer_others()
-        if fault:
+        fault = self._resolve(self._address.servers)
+        others_fault = self._answer_others()  # whoever else is not known
+        if fault := fault or others_fault:
             self._fault = fault
             log.warning("pool: %s", fault)
 
@@ -162,7 +163,8 @@ class Hosts:
 
         fault = self._resolve(self._address.servers)
         if self.has_peers:
-            fault = fault or self._answer_others()
+            others_fault = self._answer_others()
+            fault = fault or others_fault
         else:
             fault = self._find_cluster(engine) or fault
         try:

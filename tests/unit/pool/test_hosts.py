@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import trio
@@ -157,3 +159,20 @@ def test_a_host_that_cannot_listen_asks_all_the_same(engine: FakeEngine) -> None
     hosts = peers_of(port_of(engine), listen=("127.0.0.1", engine.port))
     watch_until(hosts, lambda: hosts.status()["fault"].startswith("--pool-listen"))
     assert hosts.status()["self"] is None
+
+
+def test_a_name_that_is_not_known_keeps_nobody_from_listening(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, begun = socket.getaddrinfo, []
+
+    def resolve(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "nowhere":
+            raise OSError(2, "Name or service not known")
+        return known(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(_native, "serve_begin", lambda *at: begun.append(at))
+    hosts = peers_of("nowhere:7411", port_of(engine), listen=("127.0.0.1", "7411"))
+    watch_until(hosts, lambda: hosts.status()["fault"] == "nowhere: Name or service not known")
+    assert begun == [("127.0.0.1", "7411")]
