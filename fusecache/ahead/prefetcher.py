@@ -190,9 +190,13 @@ class Prefetcher:
         """Readers have missed these just now."""
         self._staging.read_lately.put(inos)
 
+    def tells_owned(self) -> bool:
+        """Whether a plan is told of what is stored for other hosts."""
+        return self._tells_owned and self._answers.report is not None
+
     def stored_for_others(self, ino: int) -> None:
         """The file, of one block, was asked for by another host, and is on SSD now."""
-        if self._tells_owned:
+        if self.tells_owned():
             self._answers.tell(ino, Result.STORED_FOR_OTHERS)
 
     async def _lost(self, inos: Inos) -> None:

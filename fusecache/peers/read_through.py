@@ -27,13 +27,17 @@ class ReadThrough:
     """Of one mount."""
 
     def __init__(
-        self, fetcher: Fetcher, origin_threads: int, stored: Callable[[int], None]
+        self,
+        fetcher: Fetcher,
+        origin_threads: int,
+        is_told: Callable[[], bool],
+        stored: Callable[[int], None],
     ) -> None:
         """`origin_threads`: calls to the origin at a time. Others get half of them, at most.
-        `stored(ino)`: a file of one block is on SSD now.
+        `stored(ino)`: a file of one block is on SSD now; if somebody wants to know (`is_told`).
         """
         self._fetcher = fetcher
-        self._stored = stored
+        self._is_told, self._stored = is_told, stored
         self._places = trio.CapacityLimiter(max(1, min(PLACES_MOST, origin_threads // 2)))
 
     async def serve_forever(self) -> None:
@@ -63,7 +67,8 @@ class ReadThrough:
             data = flight.data if flight is not None and is_right else None
             version = flight.version if flight is not None else None
             _native.asked_end(ino, block, version, data)
-        if flight is not None and version is not None and version.size <= BLOCK_BYTES:
+        if version is not None and version.size <= BLOCK_BYTES and self._is_told():
+            assert flight is not None
             await flight.landed.wait()
             if flight.stored or flight.was_stored:
                 self._stored(ino)

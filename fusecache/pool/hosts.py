@@ -16,7 +16,7 @@ import trio
 
 from fusecache import __version__, _native
 from fusecache.pool.address import Credentials, PoolAddress
-from fusecache.pool.slots import NO_SERVER, SLOTS, place_with_heirs, slot_of
+from fusecache.pool.slots import NO_SERVER, place_with_heirs, slot_of
 from fusecache.pool.view import Looks, Members, agreed
 
 if TYPE_CHECKING:
@@ -263,8 +263,7 @@ class Hosts:
         indices = [_native.pool_server(host, port) for host, port in servers]
         numbers = bytes([*indices, *[NO_SERVER] * (256 - len(indices))])
         self._slots = slots.translate(numbers)
-        nobody = bytes([NO_SERVER]) * SLOTS
-        _native.pool_slots(self._slots, nobody if heirs is None else heirs.translate(numbers))
+        _native.pool_slots(self._slots, None if heirs is None else heirs.translate(numbers))
 
     def _tell_changes(self) -> None:
         for server in _native.pool_servers():

@@ -166,8 +166,9 @@ class Server:
             depth_most=config.prefetch_depth,
             bytes_per_s=config.prefetch_bytes_per_s,
         )
+        plan = self.prefetcher
         self.read_through = ReadThrough(
-            self.fetcher, config.origin_threads, self.prefetcher.stored_for_others
+            self.fetcher, config.origin_threads, plan.tells_owned, plan.stored_for_others
         )
         self._started_s = time.monotonic()
 
@@ -204,7 +205,7 @@ class Server:
                 store=self.store,
                 metrics=self.metrics,
                 passings=passings,
-                located=self.hosts.until_located if self.hosts else None,
+                located=self.hosts.until_located if self.hosts and self.hosts.has_peers else None,
                 mount={
                     "identity": f"{self.launch.keeper_pid}-{self.launch.mounted_at!r}",
                     "mountpoint": self.config.mountpoint,

@@ -139,6 +139,8 @@ class Placement:
         elif self._short_of_bytes is None or ssd.free_bytes - self._short_of_bytes <= least:
             return
         if self.exchange.is_on:  # who is staged next may have it
+            for job in jobs:
+                self._place_owned(job)
             return
         self._short_of_bytes = None
         for job in jobs:
@@ -173,8 +175,9 @@ class Placement:
         """What other hosts ask this one for goes before all else, whether the job reads it or not:
         it is stored when one of them does.
         """
-        owned = self._missing(job.dataset[self._files.are_owned(job.dataset)])
-        if not self._ssd.admit(np.unique(owned), None):
+        owned = np.unique(self._missing(job.dataset[self._files.are_owned(job.dataset)]))
+        is_known = job.sequence.contains(owned)
+        if not self._ssd.admit(np.concatenate([owned[is_known], owned[~is_known]]), None):
             self._short_of_bytes = self._ssd.free_bytes
 
     def _place_by_first_use(self, job: Job) -> None:

@@ -311,14 +311,14 @@ class MountPlanner:
     def done(self, inos: Inos, results: npt.NDArray[np.uint8], now: float) -> None:
         """`done` frames (docs/WIRE.md)."""
         told = set(results.tolist())
-        if told & {Result.EVICTED, Result.NOT_EVICTED}:
-            is_eviction = (results == Result.EVICTED) | (results == Result.NOT_EVICTED)
-            self._exchange.done(inos[is_eviction], results[is_eviction])
-            inos, results = inos[~is_eviction], results[~is_eviction]
         if Result.STORED_FOR_OTHERS in told:
             is_for_others = results == Result.STORED_FOR_OTHERS
             self._ssd.stored_for_others(inos[is_for_others])
             inos, results = inos[~is_for_others], results[~is_for_others]
+        if told & {Result.EVICTED, Result.NOT_EVICTED}:
+            is_eviction = (results == Result.EVICTED) | (results == Result.NOT_EVICTED)
+            self._exchange.done(inos[is_eviction], results[is_eviction])
+            inos, results = inos[~is_eviction], results[~is_eviction]
         if told & {Result.STORED, Result.STAGED_AND_STORED}:
             is_stored = (results == Result.STORED) | (results == Result.STAGED_AND_STORED)
             self._exchange.store(self._ssd.missing(inos[is_stored]))

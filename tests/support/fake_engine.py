@@ -98,6 +98,13 @@ class FakeEngine:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
+        self.be_gone()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+    def be_gone(self) -> None:
+        """Who connects is refused, and who is connected hears the end."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -105,9 +112,6 @@ class FakeEngine:
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
 
     def wait_closed(self) -> None:
         assert self.closed.acquire(timeout=PATIENCE_S), "the client has not closed it"

@@ -468,7 +468,8 @@ static uint8_t server_of(const unsigned char *key, uint32_t size, const uint8_t 
 	index = of_slots[slot];
 	if (index != POOL_NO_SERVER && pool.servers[index].is_self)
 		index = POOL_NO_SERVER;
-	else if (index != POOL_NO_SERVER && is_passed_over(&pool.servers[index], size)) {
+	else if (index != POOL_NO_SERVER && !rests(&pool.servers[index], now_ns()) &&
+		 is_passed_over(&pool.servers[index], size)) {
 		index = POOL_NO_SERVER;
 		COUNT_POOL(skipped, 1);
 	}
@@ -516,7 +517,8 @@ static bool get(const struct wanted *wanted, unsigned char *into, uint32_t size,
 	    .wanted = wanted, .into = into, .size = size, .key = ticket->key, .until_ns = now_ns() + pool.patience_ns};
 	int result = ASK_FAILED;
 
-	for (unsigned i = 0; result < 0 && i < 2; i++) {
+	/* The heir only where the first has surely no lease for us, and while there is time for an answer. */
+	for (unsigned i = 0; result == ASK_FAILED && i < 2 && now_ns() + i * request_ns(size) < asked.until_ns; i++) {
 		const uint8_t server = server_of(ticket->key, size, i ? pool.heirs : pool.slots);
 
 		if (server == POOL_NO_SERVER)

@@ -235,50 +235,50 @@ def test_a_slot_without_a_server_is_nobodys(engine: FakeEngine, file: File) -> N
 # ---- heirs ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[FakeEngine, FakeEngine]]:
-    """The server of all slots, which hangs up, and its heir."""
-    with FakeEngine() as first, FakeEngine() as heir:
-        begin(first)
-        servers = (bytes([serve_at(engine.port)]) * SLOTS for engine in (first, heir))
-        _native.pool_slots(*servers)
-        first.otherwise = say_and_close(b"")
-        yield first, heir
-
-
-def test_an_heir_is_asked_instead_of_a_server_that_fails(
-    pair: tuple[FakeEngine, FakeEngine], file: File, counted: Counted
-) -> None:
-    first, heir = pair
+def test_an_heir_is_asked_when_a_server_is_gone_alone(file: File, counted: Counted) -> None:
     version = file.version()
     key = key_of(NAME, version, 0)
-    data, ticket = file.get(version)
-    assert data is None
-    heir.otherwise = say(b"+OK\r\n")
-    _native.pool_finish(ticket, content())
-    assert heir.commands[1:] == [[b"SET", name_of(key), pack_block(key, content())]]
-    heir.otherwise = say(bulk(pack_block(key, content())))
-    for _ in range(4):
-        assert file.get(version)[0] == content()
-    assert first.connections == 3, "then it is left alone"
-    assert [command[:2] for command in first.commands] == [[b"SET", name_of(key)]] * 3
-    assert len(heir.commands) == 6
-    assert (counted["failures"], counted["skipped"]) == (3, 2)
-    assert (counted["leases"], counted["written"]) == (1, 1)
+    with FakeEngine() as first, FakeEngine() as heir:
+        begin(first)
+        _native.pool_slots(*(bytes([serve_at(engine.port)]) * SLOTS for engine in (first, heir)))
+        for reply in (say(NOTHING), say_and_close(b"")):  # the second one may have given a lease
+            first.otherwise = reply
+            data, ticket = file.get(file.version())
+            assert data is None
+            first.otherwise = say(b"+OK\r\n")
+            _native.pool_finish(ticket, content())
+        assert counted["written"] == 2
+        note_origin(1_000_000)
+        first.otherwise = slowly
+        eventually(lambda: passes_over(file, first))
+        assert heir.connections == 0
+
+        first.be_gone()
+        eventually(lambda: bool(file.get(version) and state_of(first)["is_left_alone"]))
+        heir.commands.clear()
+        data, ticket = file.get(version)
+        assert data is None
+        heir.otherwise = say(b"+OK\r\n")
+        _native.pool_finish(ticket, content())
+        assert heir.commands[0][:2] == [b"SET", name_of(key)]
+        assert heir.commands[1:] == [[b"SET", name_of(key), pack_block(key, content())]]
+        heir.otherwise = say(bulk(pack_block(key, content())))
+        for _ in range(10):  # it was slow, and is asked no more, so it stays slow
+            assert file.get(version)[0] == content()
+        heir.be_gone()
+        assert file.get(version)[0] is None
 
 
-def test_an_heir_is_asked_where_the_server_fails_alone_and_is_the_last(
-    pair: tuple[FakeEngine, FakeEngine], file: File, counted: Counted
-) -> None:
-    first, heir = pair
-    first.otherwise = say(NOTHING)
-    assert file.get(file.version())[0] is None
-    assert (first.connections, heir.connections) == (1, 0)
-    assert counted.all() == {"misses": 1, "leases": 1}
-    first.otherwise = heir.otherwise = say_and_close(b"")
-    assert file.get(file.version())[0] is None
-    assert counted["failures"] == 2
-    assert (len(first.commands), len(heir.commands)) == (2, 1)
+def slowly(connection: socket.socket, _: Command) -> None:
+    time.sleep(0.05)
+    connection.sendall(NOTHING)
+
+
+def passes_over(file: File, engine: FakeEngine) -> bool:
+    """Whether it was not asked."""
+    before = len(engine.commands)
+    file.get(file.version())
+    return len(engine.commands) == before
 
 
 @pytest.mark.parametrize("user", [None, "me"])

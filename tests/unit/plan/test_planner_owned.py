@@ -72,30 +72,61 @@ def test_room_is_left_for_what_others_alone_read() -> None:
     assert having(scene, RESIDENT).tolist() == waiting.tolist()
     assert len(stored) == 120 - len(waiting)
     for part in np.array_split(waiting, 4):  # other hosts ask for them
-        scene.mount.ssd.update(part.tolist())
-        scene.mount.ssd_free_bytes -= len(part) * FILE_BYTES
-        results = np.full(len(part), Result.STORED_FOR_OTHERS, np.uint8)
-        scene.planner.done(part, results, scene.now)
-        scene.planner.set_budgets(scene.budget_bytes * 10 // 9, scene.mount.ssd_free_bytes)
+        store_for_others(scene, part)
         scene.settle()
+    assert scene.planner._ssd.room_bytes == scene.mount.ssd_free_bytes == 0
     assert len(having(scene, RESIDENT)) == 0
     assert set(having(scene, STORED).tolist()) == {*stored.tolist(), *waiting.tolist()}
     assert len(scene.mount.ssd) == 120
 
 
-def test_what_is_stored_for_others_is_not_fetched_once_more() -> None:
-    """Half of what is told was stored, or is asked for, already: each byte counts once."""
+def store_for_others(scene: Scene, inos: Inos) -> None:
+    """The mount stores these (once), and tells it."""
+    new = [int(ino) for ino in inos if int(ino) not in scene.mount.ssd]
+    scene.mount.ssd.update(new)
+    scene.mount.ssd_free_bytes -= len(new) * FILE_BYTES
+    results = np.full(len(inos), Result.STORED_FOR_OTHERS, np.uint8)
+    scene.planner.done(inos, results, scene.now)
+
+
+def test_what_is_stored_for_others_counts_once() -> None:
+    """Also where it was asked for, and is answered later; of unknown files nothing is noted."""
     scene = make_scene(80)
-    settle(scene, scene.shuffled()[:2])
-    room_bytes = scene.planner._ssd.room_bytes
-    fetched = sum(scene.mount.origin_reads.values())
-    told = np.r_[OWNED, OWNED].astype(np.uint32)
-    results = np.full(len(told), Result.STORED_FOR_OTHERS, np.uint8)
-    scene.planner.done(told, results, scene.now)
+    scene.open("job", scene.shuffled()[:2], samples=COUNT, epochs=2)
+    scene.turn(work=0)  # nothing is answered
+    ssd = scene.planner._ssd
+    room_bytes, storing_bytes = ssd.room_bytes, ssd.storing_bytes
+    assert room_bytes == 80 * FILE_BYTES
+    assert storing_bytes > 0
+    some = OWNED[:20]
+    for _ in range(2):
+        store_for_others(scene, some)
+        scene.planner.check_invariants()
+        assert (ssd.room_bytes, ssd.storing_bytes) == (room_bytes - 20 * FILE_BYTES, storing_bytes)
+    store_for_others(scene, np.array([COUNT + 1000], np.uint32))
+    scene.mount.ssd.discard(COUNT + 1000)
+    scene.mount.ssd_free_bytes += FILE_BYTES
+    assert ssd.room_bytes == room_bytes - 20 * FILE_BYTES
     scene.settle()
-    scene.planner.check_invariants()
-    assert sum(scene.mount.origin_reads.values()) == fetched
-    assert scene.planner._ssd.room_bytes == room_bytes == 0
+    assert not np.isin(list(scene.mount.origin_reads), some).any(), "they are on SSD"
+    assert set(having(scene, STORED).tolist()) == set(OWNED.tolist()) == scene.mount.ssd
+    assert (ssd.room_bytes, ssd.storing_bytes) == (scene.mount.ssd_free_bytes, 0) == (0, 0)
+
+
+def test_room_for_others_outlasts_a_loss_of_room() -> None:
+    """Where files make way for others, too, and no job here reads what is waited for."""
+    scene = make_scene(200)
+    scene.planner.set_pins(False, 0, others_may_go=True, evicts=True)
+    mine = np.arange(1, COUNT // 2 + 1, dtype=np.uint32)
+    for name in "ab":
+        of_job = [scene.rng.permutation(mine) for _ in range(2)]
+        scene.open(name, of_job, samples=len(mine), epochs=2)
+    scene.settle()
+    waiting = having(scene, RESIDENT)
+    assert len(waiting) >= 40
+    scene.mount.ssd_free_bytes = 30 * FILE_BYTES
+    scene.planner.set_budgets(scene.budget_bytes * 10 // 9, scene.mount.ssd_free_bytes)
+    assert len(having(scene, RESIDENT)) == 30
 
 
 def test_what_others_ask_for_makes_way_for_nothing() -> None:

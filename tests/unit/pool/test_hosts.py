@@ -162,7 +162,7 @@ def test_a_host_that_cannot_listen_asks_all_the_same(engine: FakeEngine) -> None
 
 
 def test_a_name_that_is_not_known_keeps_nobody_from_listening(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known, begun = socket.getaddrinfo, []
 
@@ -173,6 +173,28 @@ def test_a_name_that_is_not_known_keeps_nobody_from_listening(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(_native, "serve_begin", lambda *at: begun.append(at))
-    hosts = peers_of("nowhere:7411", port_of(engine), listen=("127.0.0.1", "7411"))
+    hosts = peers_of("nowhere:7411", listen=("127.0.0.1", "7411"))
     watch_until(hosts, lambda: hosts.status()["fault"] == "nowhere: Name or service not known")
     assert begun == [("127.0.0.1", "7411")]
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "peer"])
+def test_slots_of_independent_engines_have_heirs(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Cluster has none: see `_find_cluster`, which hands over no others."""
+    told: list[tuple[bytes, bytes | None]] = []
+    monkeypatch.setattr(_native, "pool_slots", lambda *slots: told.append(slots))
+    monkeypatch.setattr(_native, "pool_server", lambda host, port: 40 + int(port))
+    address = parse_address(f"{scheme}://a:1,b:2,c:3/d")
+    hosts = Hosts(address, Credentials(), "me", dict, 0.0, 1.0)
+    ((slots, heirs),) = told
+    assert set(slots) == {41, 42, 43}
+    if scheme == "peer":
+        assert heirs is None
+        return
+    assert heirs is not None
+    assert set(heirs) == {41, 42, 43}
+    assert all(heir != server for heir, server in zip(heirs, slots, strict=True))
+    hosts._share_out((("a", "1"),), bytes(SLOTS))  # as a Cluster says
+    assert told[1] == (bytes([41]) * SLOTS, None)
