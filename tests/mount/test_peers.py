@@ -217,8 +217,8 @@ def test_what_is_hinted_is_on_the_ssd_of_its_owner_first() -> None:
         cluster.mount("--ram", "16M", "--ssd", "20M", *cluster.pool_options())
         with Readers(cluster, made, Reading("all", hinted=2)) as readers:
             first, second = (sum(readers.read(epoch).origin_files) for epoch in (0, 1))
-    assert 400 <= first <= 1.05 * 400  # an owner that is slow is not waited for
-    assert second <= 0.05 * 400
+    assert 400 <= first <= 1.2 * 400  # an owner that is slow is not waited for
+    assert second <= 0.15 * 400
 
 
 def test_a_file_is_on_the_ssd_of_its_owner_alone(hosts: list[Host], origin: Origin) -> None:
