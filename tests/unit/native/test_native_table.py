@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -400,21 +400,31 @@ def test_tick_reports_progress_and_aborts(table: Table) -> None:
     table2.close()
 
 
-def test_the_later_of_two_overlapping_scans_has_the_word(table: Table) -> None:
+def scan_and_be_overtaken(
+    table: Table, overtake: Callable[[], None], is_forced: bool = False
+) -> tuple[int, int, int]:
+    """A second scan of 5,000 files, in the middle of which that is done, once; what it returns."""
     make_files(table, (str(number) for number in range(5000)))
     _native.scan(ROOT)
-    inside = False
+    to_do = [overtake]
 
     def tick() -> None:
-        nonlocal inside
-        if not inside:
-            inside = True
-            (table.source / "17").unlink()
-            (table.source / "fresh").touch()
-            _native.scan(ROOT)
-            assert _native.lookup(ROOT, b"17") == 0
+        if to_do:
+            to_do.pop()()
 
-    _native.scan(ROOT, tick)
+    found = _native.scan(ROOT, tick, is_forced)
+    assert not to_do
+    return found
+
+
+def test_the_later_of_two_overlapping_scans_has_the_word(table: Table) -> None:
+    def overtake() -> None:
+        (table.source / "17").unlink()
+        (table.source / "fresh").touch()
+        _native.scan(ROOT)
+        assert _native.lookup(ROOT, b"17") == 0
+
+    scan_and_be_overtaken(table, overtake)
     found = names(at_once=1000)
     assert b"17" not in found
     assert _native.lookup(ROOT, b"fresh") > 0
@@ -424,18 +434,12 @@ def test_the_later_of_two_overlapping_scans_has_the_word(table: Table) -> None:
 @pytest.mark.parametrize("is_forced", [True, False])
 def test_a_forced_scan_that_was_overtaken_looks_again(table: Table, is_forced: bool) -> None:
     """What overtook it may have seen what attribute caches had: here, what there was before."""
-    make_files(table, (str(number) for number in range(5000)))
-    _native.scan(ROOT)
-    inside = False
 
-    def tick() -> None:
-        nonlocal inside
-        if not inside:
-            inside = True
-            _native.scan(ROOT)
-            (table.source / "17").unlink()
+    def overtake() -> None:
+        _native.scan(ROOT)
+        (table.source / "17").unlink()
 
-    added, removed, _ = _native.scan(ROOT, tick, is_forced)
+    added, removed, _ = scan_and_be_overtaken(table, overtake, is_forced)
     assert (added, removed) == (0, int(is_forced))
     assert (b"17" in names(at_once=1000)) != is_forced
 
