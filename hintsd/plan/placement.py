@@ -140,7 +140,8 @@ class Placement:
             return
         if self.exchange.is_on:  # who is staged next may have it
             for job in jobs:
-                self._place_owned(job)
+                if job.live:
+                    self._place_owned(job)
             return
         self._short_of_bytes = None
         for job in jobs:
