@@ -107,11 +107,16 @@ class Hosts:
 
     def _begin(self) -> None:
         """Blocking: before the first read, so that this host does not ask itself."""
-        fault = self._resolve(self._address.servers)
-        others_fault = self._answer_others()  # whoever else is not known
-        if fault := fault or others_fault:
+        if fault := self._reach():
             self._fault = fault
             log.warning("pool: %s", fault)
+
+    def _reach(self) -> str:
+        """Where the servers are, and our own port, whichever of them fails. What was wrong; "":
+        nothing.
+        """
+        faults = [self._resolve(self._address.servers), self._answer_others()]
+        return next(filter(None, faults), "")
 
     def _answer_others(self) -> str:
         """Listen, as soon as the address is free, and find out which server we are. What is wrong;
@@ -161,11 +166,8 @@ class Hosts:
         """What was wrong; "": nothing."""
         from fusecache.pool.engine import Unreachable
 
-        fault = self._resolve(self._address.servers)
-        if self.has_peers:
-            others_fault = self._answer_others()
-            fault = fault or others_fault
-        else:
+        fault = self._reach()
+        if not self.has_peers:
             fault = self._find_cluster(engine) or fault
         try:
             if self._is_cluster:

@@ -12,7 +12,7 @@ struct key_head {
 	int64_t mtime_ns, ctime_ns;
 };
 
-char *key_path(uint32_t ino, size_t *length)
+static char *key_path(uint32_t ino, size_t *length)
 {
 	uint32_t name_node = 0;
 	char *path = NULL;
@@ -68,6 +68,18 @@ uint16_t key_slot(const char *prefix, const unsigned char *key)
 	return crc % POOL_SLOTS;
 }
 
+char *key_of(uint32_t ino, struct wanted *wanted, unsigned char key[POOL_KEY_BYTES])
+{
+	char *path = key_path(ino, &wanted->length);
+
+	wanted->path = path;
+	if (path && !key_make(wanted, key)) {
+		free(path);
+		path = NULL;
+	}
+	return path;
+}
+
 bool pool_owns_file(uint32_t ino)
 {
 	struct wanted wanted = {.block = 0};
@@ -76,10 +88,9 @@ bool pool_owns_file(uint32_t ino)
 	char *path;
 
 	if (!serve_is_on() || !table_version(ino, &wanted.of) || !wanted.of.size || wanted.of.size > BLOCK_BYTES ||
-	    !(path = key_path(ino, &wanted.length)))
+	    !(path = key_of(ino, &wanted, key)))
 		return false;
-	wanted.path = path;
-	owns = wanted.length <= POOL_PATH_MOST && key_make(&wanted, key) && pool_owns(key);
+	owns = wanted.length <= POOL_PATH_MOST && pool_owns(key);
 	free(path);
 	return owns;
 }

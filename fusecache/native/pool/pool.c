@@ -553,10 +553,9 @@ bool pool_get(uint32_t ino, const struct version *of, uint32_t block, unsigned c
 
 	*ticket = (struct pool_ticket){.server = POOL_NO_SERVER};
 	if (!atomic_load(&pool.count) || !size || clock_ns(CLOCK_REALTIME) - of->ctime_ns < pool.min_age_ns ||
-	    !(path = key_path(ino, &wanted.length)))
+	    !(path = key_of(ino, &wanted, ticket->key)))
 		return false;
-	wanted.path = path;
-	if (key_make(&wanted, ticket->key) && (!pool.has_peers || wanted.length <= POOL_PATH_MOST))
+	if (!pool.has_peers || wanted.length <= POOL_PATH_MOST)
 		found = get(&wanted, into, size, ticket);
 	free(path);
 	return found;

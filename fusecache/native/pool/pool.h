@@ -97,7 +97,8 @@ struct serve_counters {							     /* of this process */
 extern struct serve_counters serve_counters; /* connections: that are open now */
 
 /* ---- of this room alone --------------------------------------------------------------------- */
-char *key_path(uint32_t ino, size_t *length); /* malloc'ed; NULL: nobody is to be asked for it */
+/* wanted: of, block; its path is what is returned, malloc'ed. NULL: nobody is to be asked for it. */
+char *key_of(uint32_t ino, struct wanted *wanted, unsigned char key[POOL_KEY_BYTES]);
 void key_text(const char *prefix, const unsigned char *key, char text[POOL_KEY_TEXT]);
 uint16_t key_slot(const char *prefix, const unsigned char *key);
 /* What one that connects says of itself. True: it is this process. */
