@@ -52,6 +52,7 @@ class Stored:
 
     def are_stored(self, inos: list[int]) -> list[bool]:
         """Whether each is on SSD, or on its way there in the log. No: what is larger than that."""
+        self._segments.locate_shared(inos)
         return [self._is_stored(ino) for ino in inos]
 
     def _is_stored(self, ino: int) -> bool:
@@ -152,9 +153,10 @@ class Evictions:
 class Preloading:
     """Of one mount: the directories (`in`) of whose files the front knows what the index knew."""
 
-    def __init__(self, store: Store, dataset: bytes) -> None:
+    def __init__(self, store: Store, dataset: bytes, segments: SsdSource) -> None:
         self._store = store
         self._dataset = dataset
+        self._segments = segments
         self._done: set[int] = set()
         self._running: dict[int, trio.Event] = {}
 
@@ -177,10 +179,18 @@ class Preloading:
                     self._preload_some, directory, rows, limiter=limiter
                 ):
                     pass
+                await trio.to_thread.run_sync(self._preload_shared, directory, limiter=limiter)
                 self._done.add(directory)
             finally:
                 del self._running[directory]
                 event.set()
+
+    def _preload_shared(self, directory: int) -> None:
+        """What the host's cache service has of it."""
+        cookie = 0
+        while children := _native.children(directory, cookie, PRELOAD_BATCH):
+            cookie = children[-1][2]
+            self._segments.locate_shared([ino for _, ino, _ in children])
 
     def _preload_some(
         self, directory: int, rows: Iterator[tuple[bytes, Version, Location]]

@@ -61,6 +61,9 @@ POOL_FILES: Final = Counter("pool_files", "files", "From the pool, by Python's t
 BYTES_FROM_POOL: Final = Counter("bytes_from_pool", "bytes", "From the pool, by Python's threads")
 LINKED_FILES: Final = Counter("linked_files", "files", "Found on SSD by a manifest's digest")
 LINKED_BYTES: Final = Counter("linked_bytes", "bytes", "Of blocks that were found so")
+SERVICE_FILES: Final = Counter("service_files", "files", "Found in the host's cache service")
+SERVICE_PUTS: Final = Counter("service_puts", "files", "Put into it")
+SERVICE_PUT_BYTES: Final = Counter("service_put_bytes", "bytes", "Of blocks that were put into it")
 ORIGIN_ERRORS: Final = Counter("origin_errors", "errors", "Calls that the origin failed")
 CHANGES_SEEN: Final = Counter("changes_seen", "names", "Added, removed or changed at the origin")
 SWEEPS: Final = Counter("sweeps", "sweeps", "Passes over all listed directories")
@@ -283,6 +286,9 @@ FAMILIES: Final = (
     ),
     _declared(LINKED_FILES, "manifest.linked_files"),
     _declared(LINKED_BYTES, "manifest.linked_bytes"),
+    _declared(SERVICE_FILES, "service.found_files"),
+    _declared(SERVICE_PUTS, "service.put_files"),
+    _declared(SERVICE_PUT_BYTES, "service.put_bytes"),
     _gauge("hinted", "1: a hintsd plans for the mount", "prefetch.connected"),
     _declared(DEPTH, "prefetch.depth", "prefetch_depth"),
     _declared(IN_FLIGHT, "prefetch.in_flight", "prefetch_in_flight"),

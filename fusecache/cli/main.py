@@ -54,6 +54,7 @@ _COMMANDS: Final = {
     "umount": "mount_command:umount",
     "install-helpers": "main:install_helpers",
     "service": "service_command:service",
+    "cached": "service_command:cached",
 }
 
 HELPER_NAMES = ("mount.fusecache", "mount.fuse.fusecache")

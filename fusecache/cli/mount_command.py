@@ -68,6 +68,12 @@ def _settings_flags(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], C
         flag("--policy", "What may go when it is full.", "reuse", metavar="|".join(POLICIES)),
         flag("--digest", "blake3 where users share.", metavar="|".join(DIGESTS)),
         flag(
+            "--cache",
+            "The host's cache service, for what the manifest lists (`fusecache cached`).",
+            type=PATH,
+            metavar="SOCKET",
+        ),
+        flag(
             "--manifest",
             "What `fusecache digest` wrote; auto: SOURCE/.fusecache-manifest.",
             "auto",

@@ -1,10 +1,12 @@
-"""`fusecache service`: mounts as services of systemd. The work is done in fusecache/service/."""
+"""What systemd runs: `fusecache service` (mounts; the work is done in fusecache/service/), and
+`fusecache cached` (the cache service of a host; in fusecache/cached/).
+"""
 
 from __future__ import annotations
 
 import click
 
-from fusecache.base import command
+from fusecache.base import command, logs
 from fusecache.base.command import PATH, Commands
 from fusecache.service import installing
 
@@ -46,3 +48,49 @@ def uninstall(name: str) -> None:
     """End the mount NAME and remove its units. Its settings and its cache stay."""
     for line in installing.uninstall(name, installing.Places()):
         command.say(line)
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    default="/var/cache/fusecache-cached",
+    show_default=True,
+    type=PATH,
+    help="Its own.",
+)
+@click.option(
+    "--socket", "path", default="/run/fusecache-cached/socket", show_default=True, type=PATH
+)
+@click.option("--ssd", metavar="SIZE", help="Limit of all of it. [what is free]")
+@click.option("--quota", metavar="SIZE", help="What each user keeps. [a quarter of --ssd]")
+@click.option("--keep-free", default="5%", metavar="SIZE|%", help="Left to others. [5%]")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(logs.FORMATS), default="text", show_default=True)
+def cached(
+    directory: str,
+    path: str,
+    ssd: str | None,
+    quota: str | None,
+    keep_free: str,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Be the cache service of this host, in the foreground: one copy on SSD of what its users read.
+
+    \b
+    fusecache cached --ssd 2T
+    fusecache mount /nfs/imagenet ~/imagenet --cache /run/fusecache-cached/socket
+
+    For users who cannot have one mount for all (--allow-other): root may not read the origin, or
+    each has a copy of the dataset. What a dataset's manifest lists (fusecache digest --digest
+    blake3) is read at the origin once a host, and kept once. A user gets what that user's own
+    manifest lists, and sees nothing else (SECURITY.md).
+
+    It needs no rights: run it as a user of its own, fusecache-cached. SIGTERM ends it; mounts go on
+    with their own caches.
+    """
+    from fusecache.cached import process
+
+    logs.begin(log_level, log_format)
+    process.run(directory, path, ssd, quota, keep_free)

@@ -62,6 +62,8 @@ def status(path: str | None, as_json: bool) -> None:
               server that is left alone did not answer three times; it is tried again by itself
     manifest  what `fusecache digest` wrote, if one is used; and what was on SSD under another path,
               so that it was not read at the origin
+    service   the host's cache service, if one is used: files that were found there, and that this
+              mount has put there (docs/CACHED.md)
     prefetch  what hints want now (to stage: from SSD into RAM; to fetch: from the origin), and
               what they brought. Reads overtook it: they came for a file that was on its way into
               RAM, or that the kernel had let go of, since the server began. What `hintsd status`
@@ -234,6 +236,17 @@ def _manifest(part: dict[str, Any]) -> list[tuple[str, str]]:
     return [("manifest", f"{listed} listed; found on SSD by digest, not read there: {linked}")]
 
 
+def _service(part: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line, where the mount has one."""
+    if not part.get("socket"):
+        return []
+    if not part.get("used"):
+        return [("service", str(part.get("why_not")))]
+    put = f"{format_count(part['put_files'], 'file')}, {format_bytes(part['put_bytes'])}"
+    found = format_count(part["found_files"], "file")
+    return [("service", f"{part['socket']}: {found} found; {put}, put there")]
+
+
 def _full_disk(part: dict[str, Any]) -> str | None:
     """That others have taken the room on the disk, if they have."""
     free_bytes = part.get("full_disk_bytes")
@@ -285,6 +298,7 @@ def _status_table(answer: dict[str, Any], log: str) -> Table:
         ),
         *_pool(answer.get("pool")),
         *_manifest(answer.get("manifest") or {}),
+        *_service(answer.get("service") or {}),
         (
             "prefetch",
             _prefetch(

@@ -143,6 +143,10 @@ def _path_or_word(value: Any) -> str:
     return _path(value)
 
 
+def _socket(value: Any) -> str | None:
+    return None if value == "none" else _path(value)
+
+
 def _truth(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -211,6 +215,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "keep_free": _keep_free,
     "policy": _choice(*POLICIES),
     "digest": _choice(*DIGESTS),
+    "cache": _socket,
     "manifest": _path_or_word,
     "layout": _choice(*LAYOUTS),
     "allow_other": _truth,
@@ -310,7 +315,9 @@ def relative_paths(data: bytes) -> Iterator[tuple[str, str]]:
     for name, value in tomllib.loads(data.decode()).items():
         parser = _PARSERS.get(name.replace("-", "_"))
         for path in value if isinstance(value, list) else [value]:
-            is_path = parser in (_path, _paths) or (parser is _path_or_word and "/" in path)
+            is_path = parser in (_path, _paths, _socket) or (
+                parser is _path_or_word and "/" in path
+            )
             if is_path and not path.startswith(("/", "~")):
                 yield name, path
 

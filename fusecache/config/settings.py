@@ -45,6 +45,7 @@ class Config:
     further_cache_dirs: tuple[str, ...] = ()
     policy: str = "reuse"  # docs/POLICIES.md
     digest: str = "xxh3-128"
+    cache: str | None = None  # the socket of the host's cache service: docs/CACHED.md
     manifest: str = "auto"  # or "none", or its path: docs/FORMAT.md
     layout: str = "static"  # of hinted samples on SSD: docs/TUNING.md
     allow_other: bool = False

@@ -38,6 +38,11 @@ class Listed:
         self._order = np.argsort(halves, kind="stable")
         self._sorted = halves[self._order]
 
+    @property
+    def digests(self) -> bytes:
+        """Of all blocks, one behind the other."""
+        return self._digests
+
     def __len__(self) -> int:
         return len(self._inos)
 

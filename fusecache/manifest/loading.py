@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from fusecache.base import trust
@@ -55,8 +56,20 @@ def why(path: str, error: OSError | ManifestError) -> str:
 class Manifest:
     """That of one mount. Empty until it was read: then what is looked up goes to the origin."""
 
-    def __init__(self, setting: str, source: str, source_fd: int, digest: str) -> None:
-        """`setting`: `auto`, `none`, or the path of the file."""
+    def __init__(
+        self,
+        setting: str,
+        source: str,
+        source_fd: int,
+        digest: str,
+        is_of_cache: bool = True,
+        on_loaded: Callable[[bytes], object] = lambda _: None,
+    ) -> None:
+        """`setting`: `auto`, `none`, or the path of the file. `is_of_cache`: `digest` is that of
+        the mount's own cache, too. `on_loaded` is told the digests that it lists.
+        """
+        self.is_of_cache = is_of_cache
+        self._on_loaded = on_loaded
         self._setting = setting
         self._path = os.path.join(source, NAME) if setting == AUTO else setting
         self._source_fd = source_fd
@@ -102,6 +115,7 @@ class Manifest:
                 self._refuse(error)
         else:
             log.info("manifest %s: %s listed", self._path, format_count(self.files, "file"))
+            self._on_loaded(self._listed.digests)
         return True
 
     def _refuse(self, error: OSError | ManifestError) -> None:

@@ -31,6 +31,7 @@ from fusecache.base.metrics import (
     Metric,
     Metrics,
 )  # fmt: skip
+from fusecache.cached.shared import SharedBlocks
 from fusecache.read.kernel import Kernel
 from fusecache.read.origin import Origin, Tick
 from fusecache.read.publisher import Publication, Publisher
@@ -161,11 +162,12 @@ class Fetcher:
         sources: Sources,
         metrics: Metrics,
         pins: Pins,
+        shared: SharedBlocks | None = None,
     ) -> None:
         self._origin = origin
         self._sources = sources
         self._store = store
-        self._publisher = Publisher(store, packer, dataset, pins)
+        self._publisher = Publisher(store, packer, dataset, pins, shared)
         self._kernel = kernel
         self._metrics = metrics
         self._flights = _Flights()

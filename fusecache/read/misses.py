@@ -66,6 +66,7 @@ class Misses:
         self._answered = 0  # how often it got on
         self._given_up = 0  # that is what has hung
         self._absent: deque[int] = deque()  # what it did not find
+        self._awaited: deque[int] = deque()  # what another mount of this host reads
         self._is_watched = self._is_over = False
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[int, float]] = deque()  # inodes, since when
@@ -82,6 +83,7 @@ class Misses:
         self._token = trio.lowlevel.current_trio_token()
         self._is_over, self._given_up = False, 0
         self._absent.clear()
+        self._awaited.clear()
         _native.missed_enable(True, self._origin.tick_ns)
         self._thread = threading.Thread(target=self._ask_forever, name="misses", daemon=True)
         self._thread.start()
@@ -119,7 +121,7 @@ class Misses:
                     _native.missed_pass(ino)
                 self._answered += 1
             self._asking = []
-            if self._absent or not self._is_watched:
+            if self._absent or self._awaited or not self._is_watched:
                 self._call(self._take)
 
     def _call(self, function: Callable[[], object]) -> None:
@@ -129,8 +131,12 @@ class Misses:
     def _ask(self, ino: int, until_s: float) -> None:
         if time.monotonic() > until_s or self._is_there(ino):
             _native.missed_pass(ino)
-        elif self._given_up != self._asked and not self._begin_at_once(ino):
-            self._absent.append(ino)  # if given up, no READ waits for it any more
+        elif self._given_up == self._asked:
+            pass  # no READ waits for it any more
+        elif self._sources.is_awaited(ino, 0):
+            self._awaited.append(ino)
+        elif not self._begin_at_once(ino):
+            self._absent.append(ino)
 
     def _begin_at_once(self, ino: int) -> bool:
         """What need not wait for a place in line, and may not join anything. False: trio's side
@@ -160,7 +166,8 @@ class Misses:
         looked_at, since = (0, 0), 0.0
         while True:
             self._is_watched = False
-            if not (self._asking or self._waiting or self._fetches.flying or self._given_up):
+            is_busy = self._asking or self._waiting or self._awaited or self._fetches.flying
+            if not (is_busy or self._given_up):
                 await self._some.park()
             self._is_watched = True
             await trio.sleep(POLL_S)
@@ -178,7 +185,24 @@ class Misses:
                 self._waiting.clear()
                 _native.missed_pass(ALL)
             self._fetches.give_up_on_hung()
+            if self._awaited:
+                await trio.to_thread.run_sync(self._look_again, abandon_on_cancel=True)
             self._feed(now)
+
+    def _look_again(self) -> None:
+        """For what another mount was reading, until that has taken long enough."""
+        for _ in range(len(self._awaited)):
+            ino = self._awaited.popleft()
+            try:
+                if self._is_there(ino):
+                    _native.missed_pass(ino)
+                elif self._sources.is_awaited(ino, 0):
+                    self._awaited.append(ino)
+                else:
+                    self._absent.append(ino)
+            except Exception:
+                log.exception("a READ that missed")
+                _native.missed_pass(ino)
 
     def _feed_now(self) -> None:
         if self._waiting:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import trio
 
 from fusecache import _native
+from fusecache.cached.shared import Block, SharedBlocks
 from fusecache.reorder.packer import Packer
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
@@ -51,7 +52,15 @@ class Publication:
 class Publisher:
     """Of one mount."""
 
-    def __init__(self, store: Store, packer: Packer, dataset: bytes, pins: Pins) -> None:
+    def __init__(
+        self,
+        store: Store,
+        packer: Packer,
+        dataset: bytes,
+        pins: Pins,
+        shared: SharedBlocks | None = None,
+    ) -> None:
+        self._shared = shared
         self._store = store
         self._packer = packer
         self._dataset = dataset
@@ -136,8 +145,12 @@ class Publisher:
         return batch
 
     def _publish(self, batch: list[Publication]) -> None:
+        if self._shared is not None:
+            blocks = [(Block(item.ino, item.version, item.block), item.data) for item in batch]
+            for item, is_stored in zip(batch, self._shared.put(blocks), strict=True):
+                item.is_stored = is_stored
         rest = []
-        for item in batch:
+        for item in (item for item in batch if not item.is_stored):
             size_bytes, length = item.version.size, len(item.data)
             if size_bytes <= BLOCK_BYTES:
                 item.is_stored = self._packer.add(item.ino, item.version, item.data)

@@ -29,11 +29,12 @@ from fusecache.base.metrics import (
     Counter,
     Metrics,
 )
+from fusecache.cached.shared import Block, SharedBlocks
 from fusecache.manifest.loading import Manifest
 from fusecache.read.origin import Tick, read_range
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
-from fusecache.table.locations import open_segment, use
+from fusecache.table.locations import Segments, open_segment, use
 from fusecache.table.namespace import block_span
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ STORE_THREADS: Final = 8
 STORE_TIMEOUT_S: Final = 5.0
 STORE_OFF_S: Final = 30.0
 """How long a cache that hung is not asked again."""
+AWAITED_POLL_S: Final = 0.02
+"""What another mount reads is looked for so often."""
 POOL_THREADS: Final = 16
 POOL_WRITERS: Final = 2
 POOL_WRITES_MOST: Final = 8
@@ -72,8 +75,10 @@ class Source(Protocol):
         it lies.
         """
 
-    def has(self, ino: int, version: Version, block: int) -> bool:
-        """Whether it has the block; the front may be told where. Near ones alone are asked."""
+    def has(self, ino: int, version: Version, block: int, is_read: bool = False) -> bool:
+        """Whether it has the block; the front may be told where. Near ones alone are asked.
+        `is_read`: a reader waits for it, so it is read at the origin if none has it.
+        """
 
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick
@@ -88,7 +93,7 @@ class LogBuffers:
 
     counts = None
 
-    def has(self, ino: int, version: Version, block: int) -> bool:
+    def has(self, ino: int, version: Version, block: int, is_read: bool = False) -> bool:
         is_small = version.size <= BLOCK_BYTES
         return is_small and _native.log_read(ino, version, 0, 0) is not None
 
@@ -99,29 +104,53 @@ class LogBuffers:
 
 
 class SsdSource:
-    """Segment files on SSD, which the front reads by itself once it knows where blocks lie."""
+    """Segment files on SSD, which the front reads by itself once it knows where blocks lie: the
+    mount's own, and those of the host's cache service.
+    """
 
     counts = None
 
-    def __init__(self, store: Store, dataset: bytes, manifest: Manifest, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        dataset: bytes,
+        manifest: Manifest,
+        metrics: Metrics,
+        shared: SharedBlocks | None = None,
+    ) -> None:
+        self._shared = shared
         self._store = store
         self._dataset = dataset
         self._manifest = manifest
         self._metrics = metrics
 
-    def has(self, ino: int, version: Version, block: int) -> bool:
+    def has(self, ino: int, version: Version, block: int, is_read: bool = False) -> bool:
         """If so, the front knows from now on where the block lies."""
         known = _native.get_location(ino, block)
-        if known is not None and open_segment(self._store, known[0]):
+        if known is not None and open_segment(self._owner(known[0]), known[0]):
             return True
         at = self._store.lookup(self._dataset, _native.path(ino), version, block)
         if at is not None and use(self._store, ino, block, at, version):
             return True
-        return self.link(ino, version, block)
+        if self.link(ino, version, block):
+            return True
+        return self._shared is not None and self._shared.locate(Block(ino, version, block), is_read)
+
+    def _owner(self, segno: int) -> Segments:
+        if self._shared is not None and self._shared.has_segment(segno):
+            return self._shared
+        return self._store
+
+    def locate_shared(self, inos: list[int]) -> None:
+        """Files of one block that have no location: those that the cache service has get one. As
+        `has`, many at a time.
+        """
+        if self._shared is not None:
+            self._shared.locate_all([i for i in inos if _native.get_location(i, 0) is None])
 
     def link(self, ino: int, version: Version, block: int) -> bool:
         """The same of what came there under another path: the manifest knows its digest."""
-        if not self._manifest.files:  # the usual case: a path is not computed for nothing
+        if not (self._manifest.files and self._manifest.is_of_cache):
             return False
         path = _native.path(ino)
         name = self._manifest.find(path, version, block)
@@ -139,7 +168,7 @@ class SsdSource:
     def read(
         self, ino: int, version: Version, offset: int, length: int, tick: Tick
     ) -> bytes | memoryview | None:
-        if not self.has(ino, version, offset // BLOCK_BYTES):
+        if not self.has(ino, version, offset // BLOCK_BYTES, is_read=True):
             return None
         return _native.read_cached(ino, offset, length)
 
@@ -149,7 +178,7 @@ class OriginFiles:
 
     counts = Counts(ORIGIN_FILES, BYTES_FROM_ORIGIN)
 
-    def has(self, ino: int, version: Version, block: int) -> bool:
+    def has(self, ino: int, version: Version, block: int, is_read: bool = False) -> bool:
         return True
 
     def read(
@@ -178,8 +207,10 @@ class Sources:
         far: Sequence[Source],
         faults: FaultLog,
         pool: Pool | None = None,
+        shared: SharedBlocks | None = None,
     ) -> None:
         """`near`: on this host; `far`: the last one is the origin."""
+        self._shared = shared
         self._near, self._far, self.pool = near, far, pool
         self._faults = faults
         self._threads = trio.CapacityLimiter(STORE_THREADS)
@@ -194,14 +225,25 @@ class Sources:
 
     # ---- near ------------------------------------------------------------------------------------
     def is_near(self, ino: int, version: Version, block: int) -> bool:
-        """Whether a near one has the block. Blocking."""
-        return any(source.has(ino, version, block) for source in self._near)
+        """Whether a near one has the block that a reader waits for. Blocking."""
+        return any(source.has(ino, version, block, is_read=True) for source in self._near)
+
+    def is_awaited(self, ino: int, block: int) -> bool:
+        """Whether no near one has it, but another mount of this host reads it now: a near one will
+        have it soon.
+        """
+        return self._shared is not None and self._shared.is_awaited(ino, block)
 
     async def load_near(
         self, ino: int, version: Version, offset: int, length: int
     ) -> Loaded | None:
         """These bytes of one block; None: no near one has them, or said so in time."""
-        return await self.ask(self._load, self._near, ino, version, offset, length, _no_tick)
+        while True:
+            asked = self._load, self._near, ino, version, offset, length, _no_tick
+            loaded = await self.ask(*asked)
+            if loaded is not None or not self.is_awaited(ino, offset // BLOCK_BYTES):
+                return loaded
+            await trio.sleep(AWAITED_POLL_S)
 
     async def ask(self, function: Callable[..., T], *arguments: Any) -> T | None:
         """function(*arguments), which asks the store; None: it failed, or not in time."""

@@ -79,6 +79,15 @@ def reads(now: Mapping[Metric, int], *, is_ordinary: bool) -> dict[str, Any]:
     }
 
 
+def manifest(files: int, now: Mapping[Metric, int]) -> dict[str, int]:
+    """`files`: that it lists."""
+    return {
+        "files": files,
+        "linked_files": now[metrics.LINKED_FILES],
+        "linked_bytes": now[metrics.LINKED_BYTES],
+    }
+
+
 def metadata(now: Mapping[Metric, int]) -> dict[str, int]:
     return {
         "lookups": now[metrics.FRONT_LOOKUPS],

@@ -28,10 +28,12 @@ from fusecache.base import metrics, mounts, processes, wire
 from fusecache.base.disk.probe import Device
 from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metrics
+from fusecache.cached import shared
+from fusecache.cached.shared import SharedBlocks
+from fusecache.cached.talk import SEGMENTS_FROM
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
-from fusecache.manifest.loading import Manifest
 from fusecache.peers.read_through import ReadThrough
 from fusecache.read.directories import Revalidation
 from fusecache.read.fetch_threads import FetchThreads
@@ -127,16 +129,18 @@ class Server:
         self.evictions = evictions = Evictions(
             self.store, self.packer, self.dataset, self.metrics, self.user_pins
         )
-        self.manifest = Manifest(config.manifest, config.source, launch.source_fd, config.digest)
-        self.segments = segments = SsdSource(self.store, self.dataset, self.manifest, self.metrics)
+        self.manifest, self.shared = shared.join(config, launch.source_fd, self.metrics)
+        self.segments = segments = SsdSource(
+            self.store, self.dataset, self.manifest, self.metrics, self.shared
+        )
         self.hosts = pooling.join(config, self.metrics, launch, self.store)
         self.shared_sweep = pooling.share_sweep(config, self.hosts)
         pool = Pool(self.hosts.has_peers) if self.hosts else None
         # native/ahead/fetch.c (`fetch_one`) repeats the far ones: the fetch threads see no list.
-        sources = Sources([LogBuffers(), segments], [OriginFiles()], self.faults, pool)
+        sources = Sources([LogBuffers(), segments], [OriginFiles()], self.faults, pool, self.shared)
         self.fetcher = Fetcher(
             self.origin, self.store, self.packer, self.kernel, self.dataset, sources, self.metrics,
-            pins,
+            pins, self.shared,
         )  # fmt: skip
         self.stager = Stager(self.kernel, config.ram_bytes, self.metrics)
         self.reader = Reader(self.fetcher, sources, segments, self.stager, self.metrics)
@@ -148,7 +152,7 @@ class Server:
         )
         self.fetch_threads = FetchThreads(self.origin, self.hosts.patience_s if self.hosts else 0.0)
         self.misses = Misses(self.fetcher, self.origin, sources, self.fetch_threads)
-        self.preloading = Preloading(self.store, self.dataset)
+        self.preloading = Preloading(self.store, self.dataset, segments)
         self.prefetcher = Prefetcher(
             fetcher=self.fetcher,
             reader=self.reader,
@@ -309,7 +313,7 @@ class Server:
         if self.launch.resume:
             # What locations of this mount name must not be given out again, even if no directory
             # that is left knows of it.
-            self.store.saw(segno for segno, *_ in _native.log_survey())
+            self.store.saw(segno for segno, *_ in _native.log_survey() if segno < SEGMENTS_FROM)
             _native.resume_session()
             self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
         else:
@@ -334,6 +338,7 @@ class Server:
                 self.manifest.wait, MANIFEST_WAIT_S, abandon_on_cancel=True
             )
             self._said += [line] if line else []
+            self._said += await self.shared.lines() if self.shared else []
         if self.hosts is not None:
             await self.hosts.until_located()
         self._is_announced = True
@@ -371,7 +376,7 @@ class Server:
                     if event[0] == _native.EVENT_STREAM:
                         nursery.start_soon(self.stager.stream, *event[1:3], stream_block)
                     else:
-                        note_record(event, self.store.forget, self.quarantine)
+                        note_record(event, self.store.forget, self.quarantine, self.shared)
 
     def quarantine(self, fault: RecordFault, segno: int, offset: int, when: str) -> str:
         """Count, log and forget a record; returns the line of the log."""
@@ -452,11 +457,8 @@ class Server:
                     "read_s": figures.latency(_native.origin_reads()),
                 },
                 "pool": pooling.status(self.hosts, now),
-                "manifest": {
-                    "files": self.manifest.files,
-                    "linked_files": now[metrics.LINKED_FILES],
-                    "linked_bytes": now[metrics.LINKED_BYTES],
-                },
+                "manifest": figures.manifest(self.manifest.files, now),
+                "service": shared.status(self.shared, now),
                 "prefetch": {"connected": self.plan.is_connected, **figures.prefetch(now)},
                 "integrity": {
                     "mismatches": now[metrics.MISMATCHES],
@@ -478,10 +480,13 @@ def note_record(
     event: tuple[int, int, int, int],
     forget: Callable[[int, int], object],
     quarantine: Callable[[RecordFault, int, int, str], object],
+    service: SharedBlocks | None = None,
 ) -> None:
     """What the front says of a record in a segment. An event of an unknown kind changes nothing."""
     kind, segno, offset, ino = event
-    if kind == _native.EVENT_PUNCHED:
+    if service is not None and service.has_segment(segno):
+        service.doubt_soon(ino)
+    elif kind == _native.EVENT_PUNCHED:
         forget(segno, offset)
     elif kind in (_native.EVENT_FAULT, _native.EVENT_UNREAD):
         path = _native.path(ino).decode(errors="backslashreplace")

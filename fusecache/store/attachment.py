@@ -271,6 +271,11 @@ class Attachment:
         self.current.follow_limit(limit_bytes)
         return True
 
+    def limit_to(self, limit_bytes: int) -> None:
+        """Our own limit is another one from now on. With the lock."""
+        self._own_limit_bytes = limit_bytes
+        self.follow_limit()
+
     @property
     def segment_bytes(self) -> int:
         """Segments are as large as fits the limit."""

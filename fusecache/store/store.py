@@ -181,6 +181,26 @@ class Store:
         with self._attachment.lock, self._attachment.contained():
             self._segment.settle()
 
+    def limit_to(self, limit_bytes: int) -> None:
+        """Another limit; at once, whatever goes for it."""
+        with self._attachment.lock, self._attachment.contained():
+            if limit_bytes < self.settings.limit_bytes:
+                self._seal()
+            self._attachment.limit_to(limit_bytes)
+            self._segment.keep_limits()
+            self._segment.note_room()
+
+    def number_from(self, segno: int) -> int:
+        """Give no number up to this one to a segment: they are taken elsewhere. The highest that
+        was given, or is taken. OSError.
+        """
+        with self._attachment.lock:
+            directory = self._given.opened
+            if directory is None:
+                raise OSError(f"{self._given} cannot be used now")
+            directory.number_from(segno)
+            return directory.highest_segno()
+
     def _commit(self) -> bool:
         """False: there is no index."""
         index = self._attachment.current.index

@@ -99,8 +99,8 @@ class Directory:
         return found
 
     def least_limit(self, own_bytes: int) -> int:
-        """The least limit of the processes that use the cache now; `own_bytes` is ours, the same
-        at each call. Told by locks of single bytes, which end with who holds them.
+        """The least limit of the processes that use the cache now; `own_bytes` is ours. Told by
+        locks of single bytes, which end with who holds them.
         """
         return self.members[0].least_limit(own_bytes)
 
@@ -193,6 +193,15 @@ class Directory:
                 if name.endswith(".tmp"):
                     with contextlib.suppress(OSError):
                         discard(member.segments / name)
+
+    def highest_segno(self) -> int:
+        """That was given out here."""
+        return self.members[0].high() or 0
+
+    def number_from(self, segno: int) -> None:
+        """Numbers up to it are taken elsewhere."""
+        if self.highest_segno() < segno:
+            self.members[0].write_high(segno)
 
     def next_segno(self, known: int, count: int = 1) -> int:
         """The first of `count` consecutive numbers never used before; `known` is the highest that

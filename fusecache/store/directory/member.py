@@ -38,6 +38,7 @@ class Member:
         self.why_out = ""  # of service; empty: it is in service
         self.errors = 0  # of the disk, each soon after the one before
         self._error_at = 0.0
+        self._told_bytes: int | None = None  # our limit, as the others know it
         try:
             others = {entry.name for entry in os.scandir(path)} - {"lost+found", "probe"}
         except FileNotFoundError:
@@ -78,6 +79,10 @@ class Member:
         """Tell the others our limit, and hear the least of all: see `Directory.least_limit`."""
         fd, least_bytes = self._lock_fd, own_bytes
         with contextlib.suppress(OSError):  # a file system without such locks
+            if self._told_bytes not in (None, own_bytes):
+                told = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, self._told_bytes, 1, 0)
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, told)
+            self._told_bytes = own_bytes
             own = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, own_bytes, 1, 0)
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, own)
             while least_bytes > 0:

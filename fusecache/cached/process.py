@@ -1,0 +1,106 @@
+"""The process `fusecache cached`: its directory, its socket, its end. Raises UserError."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import signal
+import socket
+from pathlib import Path
+from typing import Final
+
+from fusecache.base import processes, trust
+from fusecache.base.digest import why_unusable
+from fusecache.base.errors import EXIT_BUSY, ConfigError, UserError
+from fusecache.base.units import format_bytes
+from fusecache.cached import groups
+from fusecache.cached.serving import Service
+from fusecache.config.building import share_of_disk
+from fusecache.config.options import parse_setting
+
+log = logging.getLogger(__name__)
+
+QUOTA_PART: Final = 4
+_BACKLOG: Final = 128
+
+
+def run(directory: str, path: str, ssd: str | None, quota: str | None, keep_free: str) -> None:
+    """Until SIGTERM or SIGINT. `path`: of the socket; sizes as they were written. UserError."""
+    if why := why_unusable("blake3"):
+        raise ConfigError(f"cached: {why}")
+    handed = processes.handed_over()
+    path, root = os.path.abspath(path), _own(os.path.abspath(directory))
+    keep: str = parse_setting("keep_free", keep_free, "--keep-free")[1]
+    limit_bytes, keep_bytes = share_of_disk(str(root), _size("--ssd", ssd), keep)
+    if limit_bytes < groups.LIMIT_BYTES_LEAST:
+        least = format_bytes(groups.LIMIT_BYTES_LEAST)
+        raise ConfigError(f"--ssd: {format_bytes(limit_bytes)} is too little: at least {least}")
+    quota_bytes = _size("--quota", quota) or limit_bytes // QUOTA_PART
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        listener = handed[0] if handed else _listen(path)
+        kept = groups.Groups(root, limit_bytes, quota_bytes, keep_bytes, _report)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cached: {error}") from None
+    service = Service(kept, listener)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    sizes = f"{format_bytes(limit_bytes)} of SSD, {format_bytes(quota_bytes)} for each user"
+    log.info("%s: %s", path, sizes)
+    processes.tell_systemd("READY=1")
+    service.run()
+    if not handed:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _size(name: str, text: str | None) -> int | None:
+    """ConfigError."""
+    return None if text is None else int(parse_setting("ssd", text, name)[1])
+
+
+def _own(path: str) -> Path:
+    """The directory, which is ours alone from now on. UserError."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = trust.open_directory(path, make=True)
+        try:
+            os.fchmod(fd, 0o700)
+        finally:
+            os.close(fd)
+        # Held as long as the process lives.
+        lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        line = f"--dir {path}: another fusecache cached uses it"
+        raise UserError(line, EXIT_BUSY) from None
+    except OSError as error:
+        raise UserError(f"--dir {path}: {error.strerror}") from None
+    return Path(path)
+
+
+def _listen(path: str) -> socket.socket:
+    """OSError."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            pass
+        except ConnectionRefusedError:  # of one that was killed
+            os.unlink(path)
+        else:
+            raise OSError(f"--socket {path}: another service answers there")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o666)  # who may have what is decided by digests
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _report(kind: str, message: str) -> None:
+    log.warning("%s: %s", kind, message)

@@ -1,0 +1,82 @@
+"""Who reads what at the origin, so that nobody else does at the same time. Any thread.
+
+INVARIANT: a promise ends after PROMISE_S, whatever its holder does; who breaks many gets none for a
+while. So nobody waits for others longer than that, time and again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable
+from typing import Final
+
+PROMISE_S: Final = 2.0
+BROKEN_MOST: Final = 64
+"""By a user within BROKEN_S: then that user's mounts are promised nothing for as long."""
+BROKEN_S: Final = 30.0
+PROMISES_MOST: Final = 512
+"""Of a user, at a time."""
+
+
+class Promises:
+    """By digest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[bytes, tuple[Hashable, int, float]] = {}  # holder, uid, until; by age
+        self._connections: Counter[Hashable] = Counter()
+        self._broken: dict[int, tuple[int, float]] = {}  # by uid: how many, since when
+
+    def ask(self, name: bytes, holder: Hashable, uid: int) -> bool:
+        """Whether another holder has it: else it is this holder's from now on, if that may be."""
+        now = time.monotonic()
+        with self._lock:
+            self._expire(now)
+            held = self._held.get(name)
+            if held is not None:
+                return held[0] != holder
+            if self._may_promise(uid, now):
+                self._held[name] = holder, uid, now + PROMISE_S
+            return False
+
+    def end(self, name: bytes, holder: Hashable | None = None) -> None:
+        """It was put; or this holder will not bring it."""
+        with self._lock:
+            held = self._held.get(name)
+            if held is not None and holder in (None, held[0]):
+                del self._held[name]
+
+    def came(self, holder: Hashable) -> None:
+        """A connection of this holder's; `went` when it has ended."""
+        with self._lock:
+            self._connections[holder] += 1
+
+    def went(self, holder: Hashable) -> None:
+        """With the last one go the promises."""
+        with self._lock:
+            self._connections[holder] -= 1
+            if self._connections[holder]:
+                return
+            del self._connections[holder]
+            for name in [name for name, held in self._held.items() if held[0] == holder]:
+                self._break(name, time.monotonic())
+
+    def _expire(self, now: float) -> None:
+        while self._held:
+            name, (_, _, until) = next(iter(self._held.items()))
+            if until > now:
+                break
+            self._break(name, now)
+
+    def _break(self, name: bytes, now: float) -> None:
+        _, uid, _ = self._held.pop(name)
+        count, since = self._broken.get(uid, (0, now))
+        self._broken[uid] = (count + 1, since) if now - since < BROKEN_S else (1, now)
+
+    def _may_promise(self, uid: int, now: float) -> bool:
+        count, since = self._broken.get(uid, (0, now))
+        if count >= BROKEN_MOST and now - since < BROKEN_S:
+            return False
+        return sum(held[1] == uid for held in self._held.values()) < PROMISES_MOST

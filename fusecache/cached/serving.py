@@ -1,0 +1,235 @@
+"""The process `fusecache cached`: a thread a connection; docs/CACHED.md, The socket.
+
+INVARIANT: whatever a connection says, it costs no other connection more than its share of the
+processors: what it sends is bounded, and it ends with the first request that is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from typing import Final
+
+from fusecache.base.digest import digest
+from fusecache.base.units import BLOCK_BYTES
+from fusecache.base.wire import Fields, Peer, WireError, peer_of
+from fusecache.cached.group import BLAKE3, Group, NotAGroup
+from fusecache.cached.groups import Groups, NoRoom
+from fusecache.cached.talk import NAME_BYTES, Channel, Found, names_of, pack_found
+
+log = logging.getLogger(__name__)
+
+REQUEST_S: Final = 10.0
+CONNECTIONS_MOST, CONNECTIONS_OF_USER = 1024, 64
+DIGESTS_MOST: Final = 1 << 28
+"""Of a group: 8 GB of them."""
+PIECE_BYTES: Final = 1 << 20
+HOUSEKEEPING_S: Final = 1.0
+
+
+class Service:
+    """One service on one socket."""
+
+    def __init__(self, groups: Groups, listener: socket.socket) -> None:
+        """`listener` listens."""
+        self._groups = groups
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._open: dict[Channel, int] = {}  # uid
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`."""
+        house = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
+        house.start()
+        while not self._is_over.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._is_over.is_set():
+                    break
+                time.sleep(0.1)  # no descriptor is left
+                continue
+            self._begin(connection)
+        house.join()
+        with self._lock:
+            channels = list(self._open)
+        for channel in channels:
+            channel.shut_down()
+        self._groups.close()
+
+    def stop(self) -> None:
+        """Any thread, a signal's handler too."""
+        self._is_over.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+
+    def _keep_house(self) -> None:
+        while not self._is_over.wait(HOUSEKEEPING_S):
+            try:
+                self._groups.keep_house()
+            except Exception:
+                log.exception("housekeeping")
+
+    # ---- connections -----------------------------------------------------------------------------
+
+    def _begin(self, connection: socket.socket) -> None:
+        channel = Channel(connection, REQUEST_S)
+        try:
+            peer = peer_of(connection)
+            with self._lock:
+                users = Counter(self._open.values())
+                if len(self._open) >= CONNECTIONS_MOST or users[peer.uid] >= CONNECTIONS_OF_USER:
+                    raise OSError("too many connections")
+                self._open[channel] = peer.uid
+            threading.Thread(target=self._serve, args=(channel, peer), daemon=True).start()
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread is to be had
+            log.warning("a connection is refused: %s", error)
+            with self._lock:
+                self._open.pop(channel, None)
+            channel.close()
+
+    def _serve(self, channel: Channel, peer: Peer) -> None:
+        conversation = Conversation(self._groups, channel, peer)
+        try:
+            conversation.run()
+        except WireError as error:
+            log.info("uid %d: %s", peer.uid, error)
+        except OSError as error:
+            log.debug("uid %d: %s", peer.uid, error)
+        except Exception:
+            log.exception("uid %d", peer.uid)
+        finally:
+            conversation.end()
+            with self._lock:
+                del self._open[channel]
+            channel.close()
+
+
+class Conversation:
+    """One connection; its thread's alone."""
+
+    def __init__(self, groups: Groups, channel: Channel, peer: Peer) -> None:
+        self._groups, self._channel, self._uid = groups, channel, peer.uid
+        # Of promises: a mount has several connections.
+        self._holder = (peer.pid, peer.uid)
+        self._group: Group | None = None
+        groups.promises.came(self._holder)
+
+    def run(self) -> None:
+        """WireError, OSError: it is over."""
+        requests = {
+            "group": self._use,
+            "make": self._make,
+            "find": self._find,
+            "segment": self._segment,
+            "put": self._put,
+            "bad": self._doubt,
+        }
+        while (received := self._channel.receive(waits=True)) is not None:
+            frame, descriptor = received
+            if descriptor >= 0:
+                os.close(descriptor)
+            if frame.type not in requests:
+                raise WireError(f"no request: {frame.type}")
+            requests[frame.type](frame.fields)
+
+    def end(self) -> None:
+        """Of the connection."""
+        self._leave()
+        self._groups.promises.went(self._holder)
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._groups.leave(self._group)
+            self._group = None
+
+    def _ours(self, frame: str) -> Group:
+        if self._group is None:
+            raise WireError(f"{frame}: no group was named")
+        return self._group
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _use(self, fields: Fields) -> None:
+        name = _name(fields, "name")
+        self._leave()
+        self._group = group = self._groups.use(name)
+        room = self._groups.room_bytes(group) if group is not None else 0
+        limit = self._groups.limit_bytes
+        self._channel.send("ok", known=group is not None, room=room, limit=limit)
+
+    def _make(self, fields: Fields) -> None:
+        name, count = _name(fields, "name"), fields.int("count", 1, DIGESTS_MOST)
+        try:
+            new = self._groups.begin(name, self._uid, count * NAME_BYTES)
+        except (NoRoom, OSError) as error:
+            self._channel.send("refused", why=str(error))
+            return
+        try:
+            self._channel.send("ok")
+            left = count * NAME_BYTES
+            while left:
+                piece = self._channel.bytes(min(left, PIECE_BYTES))
+                new.add(piece)
+                left -= len(piece)
+            self._groups.add(new)
+            self._channel.send("ok")
+        except (NotAGroup, NoRoom) as error:
+            self._channel.send("refused", why=str(error))
+        finally:
+            self._groups.end(new)
+
+    def _find(self, fields: Fields) -> None:
+        group, names = self._ours("find"), names_of(fields)
+        lengths = fields.array("lengths", "u4").tolist()
+        if len(lengths) != len(names):
+            raise WireError("find: not one length for each digest")
+        promise = fields.bool("promise")
+        found = self._groups.find(group, names, lengths, self._holder, self._uid, promise)
+        self._channel.send("found", at=pack_found(found))
+
+    def _segment(self, fields: Fields) -> None:
+        # Descriptors that nobody takes count for the service's user.
+        if self._channel.unread_bytes():
+            raise WireError("segment: the answers before it were not read")
+        fd = self._ours("segment").open_segment(fields.int("segno", 1, (1 << 32) - 1))
+        if fd is None:
+            self._channel.send("gone")
+            return
+        try:
+            self._channel.send("ok", descriptor=fd)
+        finally:
+            os.close(fd)
+
+    def _put(self, fields: Fields) -> None:
+        group, name = self._ours("put"), _name(fields, "digest")
+        data = self._channel.bytes(fields.int("length", 1, BLOCK_BYTES))
+        if name not in group:
+            why = "it is not of this group"
+        elif digest(BLAKE3, data) != name:
+            why = "it has another digest"
+        else:
+            at = self._groups.put(group, name, data)
+            if at is not None:
+                self._channel.send("ok", at=pack_found([Found(at)]))
+                return
+            why = "there is no room"
+        self._groups.promises.end(name, self._holder)
+        self._channel.send("refused", why=why)
+
+    def _doubt(self, fields: Fields) -> None:
+        self._ours("bad").doubt(_name(fields, "digest"), fields.int("length", 1, BLOCK_BYTES))
+        self._channel.send("ok")
+
+
+def _name(fields: Fields, field: str) -> bytes:
+    name = fields.bytes(field, NAME_BYTES)
+    if len(name) != NAME_BYTES:
+        raise WireError(f"{field}: not 32 bytes")
+    return name

@@ -1,0 +1,202 @@
+"""A mount's blocks in the cache service of its host (docs/CACHED.md): those whose digests its
+manifest knows. Blocking; for worker threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from fusecache import _native
+from fusecache.base.errors import UnknownInode
+from fusecache.base.metrics import (
+    SERVICE_FILES,
+    SERVICE_PUT_BYTES,
+    SERVICE_PUTS,
+    Metric,
+    Metrics,
+)
+from fusecache.cached.client import CacheService
+from fusecache.cached.group import set_of
+from fusecache.cached.talk import SEGMENTS_FROM, Found
+from fusecache.config.settings import Config
+from fusecache.manifest.loading import Manifest
+from fusecache.store.types import Location, Version
+from fusecache.table import namespace
+from fusecache.table.locations import use
+
+WAIT_S: Final = 2.0
+"""For what another mount reads, from when that was heard first."""
+TRIED_S: Final = 2.0
+WAITS_MOST: Final = 65_536
+
+
+class Block(NamedTuple):
+    """Of a file, in the table."""
+
+    ino: int
+    version: Version
+    number: int
+
+
+class SharedBlocks:
+    """Of one mount."""
+
+    def __init__(self, service: CacheService, manifest: Manifest, metrics: Metrics) -> None:
+        self.service = service
+        self._manifest = manifest
+        self._metrics = metrics
+        self._doubts = ThreadPoolExecutor(1, "doubts")
+        self._lock = threading.Lock()
+        self._awaited: dict[tuple[int, int], float] = {}  # inode, block: until when
+
+    @property
+    def is_used(self) -> bool:
+        return self.service.is_used
+
+    def _name(self, block: Block) -> bytes | None:
+        return self._manifest.find(_native.path(block.ino), block.version, block.number)
+
+    # ---- where they are --------------------------------------------------------------------------
+
+    def locate(self, block: Block, promise: bool = False) -> bool:
+        """Whether the service has it; then the front knows where. `promise`: a reader waits for
+        it: if nobody has promised it, it is read at the origin now, and put.
+        """
+        name = self._name(block) if self.is_used else None
+        if name is None:
+            return False
+        length = namespace.block_span(block.version.size, block.number)[1]
+        found = self.service.find([name], [length], promise)[0]
+        if promise:
+            self._note(block, found)
+        return found.at is not None and self._use(block, found.at)
+
+    def locate_all(self, inos: Sequence[int]) -> None:
+        """The same of files of one block, many at a time."""
+        blocks, names, lengths = [], [], []
+        for ino in inos if self.is_used else ():
+            with contextlib.suppress(UnknownInode):
+                block = Block(ino, namespace.version(ino), 0)
+                name = self._name(block)
+                if name is not None:
+                    blocks.append(block)
+                    names.append(name)
+                    lengths.append(block.version.size)
+        for block, found in zip(blocks, self.service.find(names, lengths), strict=True):
+            if found.at is not None:
+                self._use(block, found.at)
+
+    def _use(self, block: Block, at: Location) -> bool:
+        if not use(self, block.ino, block.number, at, block.version):
+            return False
+        self._metrics.add(SERVICE_FILES, int(block.number == 0))
+        return True
+
+    def open_segment(self, segno: int) -> int | None:
+        """A descriptor, the caller's; None: the service has it no more."""
+        return self.service.open_segment(segno)
+
+    @staticmethod
+    def has_segment(segno: int) -> bool:
+        """Whether the number is one of the service's."""
+        return segno > SEGMENTS_FROM
+
+    # ---- what another mount reads ----------------------------------------------------------------
+
+    def is_awaited(self, ino: int, block: int) -> bool:
+        """Whether another mount reads it now, as far as was heard, and not for too long."""
+        until_s = self._awaited.get((ino, block))
+        return until_s is not None and time.monotonic() < until_s
+
+    def _note(self, block: Block, found: Found) -> None:
+        key = block.ino, block.number
+        if not found.is_promised:
+            self._awaited.pop(key, None)
+            return
+        with self._lock:
+            if len(self._awaited) >= WAITS_MOST:
+                self._awaited.clear()
+            self._awaited.setdefault(key, time.monotonic() + WAIT_S)
+
+    # ---- what is put -----------------------------------------------------------------------------
+
+    def put(self, blocks: Sequence[tuple[Block, memoryview]]) -> list[bool]:
+        """Of each whether the service has it now."""
+        named = [(number, self._name(block)) for number, (block, _) in enumerate(blocks)]
+        wanted = [(number, name) for number, name in named if name is not None]
+        are_stored = [False] * len(blocks)
+        places = self.service.put([(name, blocks[number][1]) for number, name in wanted])
+        for (number, _), at in zip(wanted, places, strict=True):
+            block, data = blocks[number]
+            if at is not None:
+                are_stored[number] = use(self, block.ino, block.number, at, block.version)
+                self._metrics.add(SERVICE_PUTS, int(block.number == 0))
+                self._metrics.add(SERVICE_PUT_BYTES, len(data))
+        return are_stored
+
+    def doubt_soon(self, ino: int) -> None:
+        """A record of the file's was bad: the service is told, by a thread."""
+        self._doubts.submit(self._doubt, ino)
+
+    def _doubt(self, ino: int) -> None:
+        with contextlib.suppress(UnknownInode):
+            version = namespace.version(ino)
+            for number in range(namespace.block_count(version.size)):
+                name = self._name(Block(ino, version, number))
+                if name is not None:
+                    length = namespace.block_span(version.size, number)[1]
+                    self.service.doubt(name, length)
+
+    # ---- what is asked ---------------------------------------------------------------------------
+
+    async def lines(self) -> list[str]:
+        """Once it was tried, or that takes long: why it is not used, if so."""
+        await trio.to_thread.run_sync(self.service.wait, TRIED_S, abandon_on_cancel=True)
+        return [why] if (why := self.why_not()) else []
+
+    def why_not(self) -> str:
+        """It is not used: a line; "": it is."""
+        if self.is_used:
+            return ""
+        why = self.service.why_not or (
+            f"--cache {self.service.path}: not used: the dataset has no manifest "
+            "(fusecache digest --digest blake3)"
+        )
+        return f"{why}: the mount's own cache is used"
+
+
+def join(config: Config, source_fd: int, metrics: Metrics) -> tuple[Manifest, SharedBlocks | None]:
+    """A mount's manifest, and its part in the host's cache service, if it is to have one: that is
+    asked once the manifest was read.
+    """
+    where = config.manifest, config.source, source_fd
+    if config.cache is None:
+        return Manifest(*where, config.digest), None
+    service = CacheService(config.cache)
+
+    def use(digests: bytes) -> None:
+        if digests:
+            service.use(set_of(digests))
+
+    manifest = Manifest(*where, "blake3", config.digest == "blake3", use)
+    return manifest, SharedBlocks(service, manifest, metrics)
+
+
+def status(shared: SharedBlocks | None, now: Mapping[Metric, int]) -> dict[str, Any]:
+    """What `fusecache status` says of it."""
+    return {
+        "socket": shared.service.path if shared is not None else None,
+        "used": shared is not None and shared.is_used,
+        "why_not": shared.why_not() if shared is not None else "",
+        "room_bytes": shared.service.room_bytes if shared is not None else 0,
+        "found_files": now[SERVICE_FILES],
+        "put_files": now[SERVICE_PUTS],
+        "put_bytes": now[SERVICE_PUT_BYTES],
+    }
