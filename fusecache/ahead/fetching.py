@@ -19,7 +19,7 @@ from fusecache.ahead.marks import Answers, Inos, flags, flags_of, mark, refusal
 from fusecache.ahead.pages import Pages, Pushes
 from fusecache.ahead.prefetches import Prefetch, Prefetches
 from fusecache.ahead.queues import FetchQueue, StageQueue
-from fusecache.ahead.stored import Stored
+from fusecache.ahead.stored import Claim, Claims, Stored
 from fusecache.base.errors import AWAY_ERRNOS, OriginChanged, OriginError, OriginTimeout
 from fusecache.base.metrics import PREFETCHED_BYTES, PREFETCHED_FILES, Metrics
 from fusecache.base.wire import Result, Standing, Wish
@@ -27,6 +27,7 @@ from fusecache.read.fetch_threads import Fetched
 from fusecache.read.fetcher import Fetcher, Flight
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
+from fusecache.read.sources import SsdSource
 from fusecache.store.types import BLOCK_BYTES
 from fusecache.table import namespace
 
@@ -119,6 +120,7 @@ class Fetching:
         misses: Misses,
         fetches: LimitedFetches,
         stored: Stored,
+        segments: SsdSource,
         pages: Pages,
         to_stage: StageQueue,
         to_fetch: FetchQueue,
@@ -138,12 +140,14 @@ class Fetching:
         self._metrics = metrics
         self._pushes = Pushes(pages, answers, self._pushed)
         self.line = Line()
+        self.claims = Claims(segments, self._settled)
         self.prefetches = Prefetches(fetcher, answers, self._pushes.put)
         self._work = trio.lowlevel.ParkingLot()
 
     def clear(self) -> None:
         """The plan has ended. What is in flight is finished."""
         self.line.clear()
+        self.claims.clear()
         self.prefetches.clear()
         self._pushes.clear()
 
@@ -152,6 +156,7 @@ class Fetching:
             self._nursery = nursery
             nursery.start_soon(self._pushes.run_forever)
             nursery.start_soon(self._poll_forever)
+            nursery.start_soon(self.claims.run_forever)
 
     async def _poll_forever(self) -> None:
         while True:
@@ -173,6 +178,7 @@ class Fetching:
         while (
             self.line.has_some
             and not self._fetches.is_full
+            and self._fetches.in_flight + len(self.claims) < self._fetches.depth
             and self._fetches.flying_bytes + self._pushes.bytes < FLYING_BYTES_MOST
             and len(came) + len(stored) < CAME_MOST
             and self._fetches.may_take()
@@ -184,21 +190,38 @@ class Fetching:
             if not is_to_be_staged and ino in self._pages:
                 continue  # it comes back from there if it has to be fetched
             if self.line.had_come(ino) or not self._stored.has_come(ino):
-                self._begin(ino, store, marks)
+                if self.claims.are_needed:
+                    self.claims.put(Claim(ino, store, is_to_be_staged))
+                else:
+                    self._begin(ino, store, marks)
             elif is_to_be_staged:
                 came.append((ino, Wish.STORE if store else 0))
             else:
                 stored.append(ino)
+        self._have_come(came, stored)
+        if self._to_stage.has_some and self.line.count_to_stage < SORTED_MOST // 2:
+            self._to_stage.work.unpark_all()
+        if self._to_fetch.count and self.line.count_to_fetch < SORTED_MOST // 2:
+            self._to_fetch.work.unpark()
+
+    def _have_come(self, came: list[tuple[int, int]], stored: list[int]) -> None:
+        """They are on SSD, after all: `came` are to be staged, with how."""
         if came:
             inos, wishes = (np.array(column) for column in zip(*came, strict=True))
             self.line.has_come(inos.tolist())
             self._to_stage.put_first(inos.astype(np.uint32), wishes.astype(np.uint8))
         if stored:
             self.answer_stored(self.only_fetched(np.array(stored, np.uint32)))
-        if self._to_stage.has_some and self.line.count_to_stage < SORTED_MOST // 2:
-            self._to_stage.work.unpark_all()
-        if self._to_fetch.count and self.line.count_to_fetch < SORTED_MOST // 2:
-            self._to_fetch.work.unpark()
+
+    def _settled(self, ours: list[Claim], come: list[Claim]) -> None:
+        """They were in line, and had their turn."""
+        came = [(c.ino, Wish.STORE if c.store else 0) for c in come if c.is_to_be_staged]
+        self._have_come(came, [claim.ino for claim in come if not claim.is_to_be_staged])
+        for ino, store, _ in ours:
+            marks = flags(ino)
+            if marks & Standing.QUEUED:
+                self._begin(ino, store, marks)
+        self.feed_soon()
 
     def feed_soon(self) -> None:
         """Some are in line."""
@@ -250,6 +273,8 @@ class Fetching:
                 self.prefetches.store(ino)
             elif ino in self.line:
                 self.line.store(ino)
+            elif ino in self.claims:
+                self.claims.store(ino)
             elif ino not in self._pages:
                 left.append(ino)
         self._to_stage.put(wanted, np.full(len(wanted), Wish.STORE, np.uint8))

@@ -40,6 +40,7 @@ from fusecache.base.metrics import (
 )  # fmt: skip
 from fusecache.base.wire import CHUNKS_MOST, VERSION, Fields, Observed, Standing, WireError
 from fusecache.base.wire_trio import FrameStream
+from fusecache.cached.shared import SharedBlocks
 from fusecache.control.control import Message, Send
 from fusecache.read.fetcher import read_so_far
 from fusecache.read.operations import Operations
@@ -88,6 +89,7 @@ class Plan:
         mount: Message,
         device: Device,
         located: Callable[[], Awaitable[None]] | None = None,
+        shared: SharedBlocks | None = None,
     ) -> None:
         """`preload(directory)` returns when the front knows where the files of a listed directory
         lie; `located()` when this host knows which files others ask it for, or that takes long.
@@ -103,6 +105,7 @@ class Plan:
         self._mount = mount
         self.device = device
         self._located = located
+        self._shared = shared
         self._newest = 0
         self._lock = trio.Lock()
         self._scope: trio.CancelScope | None = None
@@ -171,6 +174,8 @@ class Plan:
         is_full = room_bytes == 0 and await self._is_disk_full()
         if not self.packer.is_open:  # hintsd may have been told of what was stored meanwhile
             room_bytes = max(0, room_bytes - (self._store.stored_bytes() - stored_bytes))
+        if self._shared is not None:
+            room_bytes += self._shared.room_bytes
         now = self.metrics.read()
         origin_files, origin_bytes = read_so_far(now)
         return {

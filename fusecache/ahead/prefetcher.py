@@ -92,8 +92,8 @@ class Prefetcher:
         )
         self._fetching = fetching = Fetching(
             fetcher=fetcher, origin=origin, misses=misses, fetches=self._fetches, stored=stored,
-            pages=pages, to_stage=self._to_stage, to_fetch=self._to_fetch, answers=answers,
-            metrics=metrics,
+            segments=segments, pages=pages, to_stage=self._to_stage, to_fetch=self._to_fetch,
+            answers=answers, metrics=metrics,
         )  # fmt: skip
         self._sorting = Sorting(self._to_fetch, stored, fetching, large, answers)
         self._staging = Staging(self._to_stage, pages, stored, fetching, large, packer, answers)

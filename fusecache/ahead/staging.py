@@ -129,7 +129,7 @@ class Staging:
             names = inos.tolist()
         unique = set(names)
         prefetches = self._fetching.prefetches
-        under_way = (self._pages, self._fetching.line, prefetches)
+        under_way = (self._pages, self._fetching.line, self._fetching.claims, prefetches)
         if len(unique) == len(names) and not any(some.has_any(unique) for some in under_way):
             return inos, wishes
         is_new = []
@@ -150,6 +150,7 @@ class Staging:
             self._packer.make_credit(MOVE_BATCH_BYTES)
         results = self._pages.stage(inos, moves).copy()
         missing = np.flatnonzero(results == _native.PUSH_NO_BYTES).tolist()
+        self._stored.look_in_service(inos[missing].tolist())
         found = []
         for index, ino in zip(missing, inos[missing].tolist(), strict=True):
             waiting = in_log(ino)

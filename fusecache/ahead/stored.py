@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import trio
@@ -14,7 +15,7 @@ import trio
 from fusecache import _native
 from fusecache.base.errors import UnknownInode
 from fusecache.base.metrics import EVICTED_BYTES, EVICTED_FILES, Metrics
-from fusecache.read.sources import SsdSource
+from fusecache.read.sources import AWAITED_POLL_S, SsdSource
 from fusecache.reorder.packer import Packer
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Location, Version
@@ -74,6 +75,10 @@ class Stored:
         except UnknownInode:
             return False
 
+    def look_in_service(self, inos: list[int]) -> None:
+        """Those that the host's cache service has are located from now on."""
+        self._segments.locate_shared(inos)
+
     def locate_all(self, inos: list[int]) -> None:
         """Have the front know where all of their blocks lie that are on SSD."""
         for ino in inos:
@@ -86,6 +91,77 @@ class Stored:
         """To SSD, or to the log, since it was looked for there: a reader was faster, say."""
         # In this order: what leaves the log is located before.
         return (self._packer.has_logs and in_log(ino, 0) is not None) or namespace.is_located(ino)
+
+
+class Claim(NamedTuple):
+    """A file that is to be fetched now: whether to `store` it, and whether it is to be staged."""
+
+    ino: int
+    store: bool
+    is_to_be_staged: bool
+
+
+class Claims:
+    """Files that are to be fetched now, unless another mount of this host does: its cache service
+    is asked, for many at a time (docs/CACHED.md, Single flight).
+    """
+
+    def __init__(
+        self, segments: SsdSource, settled: Callable[[list[Claim], list[Claim]], None]
+    ) -> None:
+        """`settled(ours, come)`: those that nobody else fetches, and those that are on SSD."""
+        self._segments = segments
+        self._settled = settled
+        self._waiting: dict[int, Claim] = {}
+        self._some = trio.lowlevel.ParkingLot()
+        self._threads = trio.CapacityLimiter(1)
+
+    @property
+    def are_needed(self) -> bool:
+        return self._segments.has_shared
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, ino: object) -> bool:
+        return ino in self._waiting
+
+    def has_any(self, inos: set[int]) -> bool:
+        return not self._waiting.keys().isdisjoint(inos)
+
+    def put(self, claim: Claim) -> None:
+        self._waiting[claim.ino] = claim
+        self._some.unpark()
+
+    def store(self, ino: int) -> None:
+        """One that waits is to be stored, too."""
+        self._waiting[ino] = self._waiting[ino]._replace(store=True)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    async def run_forever(self) -> None:
+        while True:
+            if not self._waiting:
+                await self._some.park()
+            inos = list(self._waiting)
+            await trio.to_thread.run_sync(
+                self._segments.locate_shared, inos, True,
+                limiter=self._threads, abandon_on_cancel=True,
+            )  # fmt: skip
+            asked = [self._waiting[ino] for ino in inos if ino in self._waiting]
+            come = [claim for claim in asked if namespace.is_located(claim.ino)]
+            ours = [
+                claim
+                for claim in asked
+                if not namespace.is_located(claim.ino) and not self._segments.is_awaited(claim.ino)
+            ]
+            for claim in (*come, *ours):
+                del self._waiting[claim.ino]
+            if come or ours:
+                self._settled(ours, come)
+            if self._waiting:
+                await trio.sleep(AWAITED_POLL_S)
 
 
 class Evictions:

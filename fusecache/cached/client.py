@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, Final
 
 from fusecache.base.digest import digest
+from fusecache.base.units import BLOCK_BYTES
 from fusecache.base.wire import Frame, WireError, peer_of
-from fusecache.cached.group import BLAKE3
-from fusecache.cached.talk import FINDS_MOST, NAME_BYTES, Channel, Found, unpack_found
+from fusecache.cached.group import BLAKE3, Data
+from fusecache.cached.talk import FINDS_MOST, NAME_BYTES, PUTS_MOST, Channel, Found, unpack_found
 from fusecache.store.types import Location
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 REQUEST_S: Final = 0.5
 MAKE_S: Final = 60.0
 AGAIN_S: Final = 10.0
+LOOK_S: Final = 2.0
+"""It is asked so often what room there is."""
 OFF_S: Final = 30.0
 """After an answer that did not come in time."""
 IDLE_MOST: Final = 4
@@ -48,7 +51,7 @@ class CacheService:
         self.path = path
         self.why_not = ""
         """Why it is not used; "": it is."""
-        self.room_bytes = self.limit_bytes = 0
+        self.room_bytes = 0
         self._set = b""
         self._name = b""
         self._idle: list[Channel] = []
@@ -77,7 +80,7 @@ class CacheService:
             with contextlib.suppress(OSError, WireError, Refused):
                 self._look()
             self._first.set()
-            time.sleep(AGAIN_S)
+            time.sleep(LOOK_S if self._is_used else AGAIN_S)
 
     def _look(self) -> None:
         """Join the group, or see how it is. Raises what is wrong, which is noted."""
@@ -88,7 +91,6 @@ class CacheService:
                     self._make(channel)
                     answer = _ask(channel, "group", name=self._name)
                 self.room_bytes = answer.fields.int("room", 0, 1 << 60)
-                self.limit_bytes = answer.fields.int("limit", 0, 1 << 60)
         except (OSError, WireError, Refused) as error:
             self._is_used = False
             why = f"--cache {self.path}: {getattr(error, 'strerror', None) or error}"
@@ -177,13 +179,12 @@ class CacheService:
         with self._contained():
             while self.is_used and len(found) < len(names):
                 some = slice(len(found), len(found) + FINDS_MOST)
-                packed = b"".join(length.to_bytes(4, "little") for length in lengths[some])
                 with self._channel() as channel:
                     answer = _ask(
                         channel,
                         "find",
                         digests=b"".join(names[some]),
-                        lengths=packed,
+                        lengths=_packed(lengths[some]),
                         promise=promise,
                     )
                     places = answer.fields.bytes("at", 1 << 20)
@@ -201,22 +202,24 @@ class CacheService:
                     raise WireError(f"segment: {frame.type}")
         return descriptor if descriptor >= 0 else None
 
-    def put(self, blocks: Sequence[tuple[bytes, bytes | memoryview]]) -> list[Location | None]:
+    def put(self, blocks: Sequence[tuple[bytes, Data]]) -> list[Location | None]:
         """(digest, bytes): where each lies now; None: the service would not have it."""
         found: list[Location | None] = []
         with self._contained():
-            if self.is_used and blocks:
+            while self.is_used and len(found) < len(blocks):
+                some = _first(blocks[len(found) :])
+                lengths = [len(data) for _, data in some]
                 with self._channel() as channel:
-                    for name, data in blocks:
-                        channel.send("put", memoryview(data), digest=name, length=len(data))
-                        frame, _ = _received(channel)
-                        at = None
-                        if frame.type == "ok":
-                            packed = frame.fields.bytes("at", 64)
-                            at = unpack_found(packed, [len(data)])[0].at
-                        elif frame.type != "refused":
-                            raise WireError(f"put: {frame.type}")
-                        found.append(at)
+                    answer = _ask(
+                        channel,
+                        "put",
+                        b"".join(data for _, data in some),
+                        digests=b"".join(name for name, _ in some),
+                        lengths=_packed(lengths),
+                    )
+                    places = unpack_found(answer.fields.bytes("at", 1 << 20), lengths)
+                found += [each.at for each in places]
+                self.room_bytes = max(0, self.room_bytes - sum(lengths))
         return found + [None] * (len(blocks) - len(found))
 
     def doubt(self, name: bytes, length: int) -> None:
@@ -226,9 +229,24 @@ class CacheService:
                 _ask(channel, "bad", digest=name, length=length)
 
 
-def _ask(channel: Channel, type_: str, **fields: Any) -> Frame:
+def _packed(lengths: Sequence[int]) -> bytes:
+    return b"".join(length.to_bytes(4, "little") for length in lengths)
+
+
+def _first(blocks: Sequence[tuple[bytes, Data]]) -> Sequence[tuple[bytes, Data]]:
+    """As many as go in one request, at least one."""
+    count = total = 0
+    for _, data in blocks[:PUTS_MOST]:
+        total += len(data)
+        if count and total > BLOCK_BYTES:
+            break
+        count += 1
+    return blocks[:count]
+
+
+def _ask(channel: Channel, type_: str, data: bytes = b"", **fields: Any) -> Frame:
     """OSError, WireError, Refused."""
-    channel.send(type_, **fields)
+    channel.send(type_, data, **fields)
     return _answer(channel)
 
 

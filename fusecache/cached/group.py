@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from fusecache.store.types import Location, StoreSettings, Version
 BLAKE3: Final = ALGORITHMS["blake3"]
 _DATASET_BYTES: Final = 16
 _SET, _OWNER, _STORE = "digests", "owner", "store"
+Data = bytes | bytearray | memoryview
 _NUMBERS_LEFT: Final = 16  # a put that fails takes one
 
 
@@ -175,18 +176,23 @@ class Group:
         finally:
             os.close(fd)
 
-    def put(self, name: bytes, data: bytes | bytearray) -> Location | None:
-        """It has this digest, which is of the set. None: there is no room, or the disk failed."""
-        item = (name.hex().encode(), Version(0, len(data), 0, 0), 0, data)
+    def put(self, blocks: Sequence[tuple[bytes, Data]]) -> list[Location | None]:
+        """They have these digests, which are of the set. None: there is no room, or the disk
+        failed.
+        """
+        items = [
+            (name.hex().encode(), Version(0, len(data), 0, 0), 0, data) for name, data in blocks
+        ]
         with self._lock:
-            at = self.store.put_many(
-                self.name[:_DATASET_BYTES], [item], evict=True, whatever_is_used=True
-            )[0]
-            if at is None or at.segno > self._newest:
-                self._newest = at.segno if at is not None else self._newest
+            found = self.store.put_many(
+                self.name[:_DATASET_BYTES], items, evict=True, whatever_is_used=True
+            )
+            newest = max((at.segno for at in found if at is not None), default=0)
+            if newest > self._newest or None in found:
+                self._newest = max(newest, self._newest)
                 self.is_short = True
                 self._number()
-        return at
+        return found
 
     def _number(self) -> None:
         """Have numbers for segments to come. OSError."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fusecache.base.errors import UserError
-from fusecache.cached.group import Group, NewSet, NotAGroup, remove
+from fusecache.cached.group import Data, Group, NewSet, NotAGroup, remove
 from fusecache.cached.numbers import Numbers
 from fusecache.cached.promises import Promises
 from fusecache.cached.talk import Found
@@ -174,17 +174,18 @@ class Groups:
         for other in others:
             data = other.read(name, length) if name in other else None
             if data is not None:
-                return self.put(group, name, data)
+                return self.put(group, [(name, data)])[0]
         return None
 
-    def put(self, group: Group, name: bytes, data: bytes | bytearray) -> Location | None:
-        """It has this digest, and is of the group. None: there is no room for it."""
+    def put(self, group: Group, blocks: Sequence[tuple[bytes, Data]]) -> list[Location | None]:
+        """They have these digests, and are of the group. None: there is no room for it."""
         try:
             if group.is_short:
                 self._grow(group)
-            return group.put(name, data)
+            return group.put(blocks)
         finally:
-            self.promises.end(name)
+            for name, _ in blocks:
+                self.promises.end(name)
 
     # ---- room, with the lock ---------------------------------------------------------------------
 

@@ -6,11 +6,14 @@ while. So nobody waits for others longer than that, time and again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Hashable
 from typing import Final
+
+log = logging.getLogger(__name__)
 
 PROMISE_S: Final = 2.0
 BROKEN_MOST: Final = 64
@@ -74,6 +77,8 @@ class Promises:
         _, uid, _ = self._held.pop(name)
         count, since = self._broken.get(uid, (0, now))
         self._broken[uid] = (count + 1, since) if now - since < BROKEN_S else (1, now)
+        if count + 1 == BROKEN_MOST:
+            log.info("uid %d has broken %d promises: it is promised nothing now", uid, count + 1)
 
     def _may_promise(self, uid: int, now: float) -> bool:
         count, since = self._broken.get(uid, (0, now))

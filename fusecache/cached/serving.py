@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from fusecache.base.digest import digest
@@ -20,7 +21,7 @@ from fusecache.base.units import BLOCK_BYTES
 from fusecache.base.wire import Fields, Peer, WireError, peer_of
 from fusecache.cached.group import BLAKE3, Group, NotAGroup
 from fusecache.cached.groups import Groups, NoRoom
-from fusecache.cached.talk import NAME_BYTES, Channel, Found, names_of, pack_found
+from fusecache.cached.talk import NAME_BYTES, PUTS_MOST, Channel, Found, names_of, pack_found
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +162,7 @@ class Conversation:
         self._leave()
         self._group = group = self._groups.use(name)
         room = self._groups.room_bytes(group) if group is not None else 0
-        limit = self._groups.limit_bytes
-        self._channel.send("ok", known=group is not None, room=room, limit=limit)
+        self._channel.send("ok", known=group is not None, room=room)
 
     def _make(self, fields: Fields) -> None:
         name, count = _name(fields, "name"), fields.int("count", 1, DIGESTS_MOST)
@@ -187,9 +187,7 @@ class Conversation:
 
     def _find(self, fields: Fields) -> None:
         group, names = self._ours("find"), names_of(fields)
-        lengths = fields.array("lengths", "u4").tolist()
-        if len(lengths) != len(names):
-            raise WireError("find: not one length for each digest")
+        lengths = _lengths(fields, names)
         promise = fields.bool("promise")
         found = self._groups.find(group, names, lengths, self._holder, self._uid, promise)
         self._channel.send("found", at=pack_found(found))
@@ -208,24 +206,33 @@ class Conversation:
             os.close(fd)
 
     def _put(self, fields: Fields) -> None:
-        group, name = self._ours("put"), _name(fields, "digest")
-        data = self._channel.bytes(fields.int("length", 1, BLOCK_BYTES))
-        if name not in group:
-            why = "it is not of this group"
-        elif digest(BLAKE3, data) != name:
-            why = "it has another digest"
-        else:
-            at = self._groups.put(group, name, data)
-            if at is not None:
-                self._channel.send("ok", at=pack_found([Found(at)]))
-                return
-            why = "there is no room"
-        self._groups.promises.end(name, self._holder)
-        self._channel.send("refused", why=why)
+        group, names = self._ours("put"), names_of(fields, PUTS_MOST)
+        lengths = _lengths(fields, names)
+        if not all(lengths) or sum(lengths) > BLOCK_BYTES:
+            raise WireError("put: nothing, or more than a block has")
+        data = memoryview(self._channel.bytes(sum(lengths)))
+        blocks = []
+        for name, length in zip(names, lengths, strict=True):
+            block, data = data[:length], data[length:]
+            if name in group and digest(BLAKE3, block) == name:
+                blocks.append((name, block))
+            else:
+                self._groups.promises.end(name, self._holder)
+        places = iter(self._groups.put(group, blocks) if blocks else [])
+        good = {name for name, _ in blocks}
+        found = [Found(next(places) if name in good else None) for name in names]
+        self._channel.send("found", at=pack_found(found))
 
     def _doubt(self, fields: Fields) -> None:
         self._ours("bad").doubt(_name(fields, "digest"), fields.int("length", 1, BLOCK_BYTES))
         self._channel.send("ok")
+
+
+def _lengths(fields: Fields, names: Sequence[bytes]) -> list[int]:
+    lengths: list[int] = fields.array("lengths", "u4").tolist()
+    if len(lengths) != len(names):
+        raise WireError("lengths: not one for each digest")
+    return lengths
 
 
 def _name(fields: Fields, field: str) -> bytes:

@@ -60,6 +60,11 @@ class SharedBlocks:
     def is_used(self) -> bool:
         return self.service.is_used
 
+    @property
+    def room_bytes(self) -> int:
+        """What the service would take now, as far as is known."""
+        return self.service.room_bytes if self.is_used else 0
+
     def _name(self, block: Block) -> bytes | None:
         return self._manifest.find(_native.path(block.ino), block.version, block.number)
 
@@ -78,7 +83,7 @@ class SharedBlocks:
             self._note(block, found)
         return found.at is not None and self._use(block, found.at)
 
-    def locate_all(self, inos: Sequence[int]) -> None:
+    def locate_all(self, inos: Sequence[int], promise: bool = False) -> None:
         """The same of files of one block, many at a time."""
         blocks, names, lengths = [], [], []
         for ino in inos if self.is_used else ():
@@ -89,7 +94,10 @@ class SharedBlocks:
                     blocks.append(block)
                     names.append(name)
                     lengths.append(block.version.size)
-        for block, found in zip(blocks, self.service.find(names, lengths), strict=True):
+        places = self.service.find(names, lengths, promise)
+        for block, found in zip(blocks, places, strict=True):
+            if promise:
+                self._note(block, found)
             if found.at is not None:
                 self._use(block, found.at)
 

@@ -13,12 +13,13 @@ from fusecache.service import installing
 
 @click.group(cls=Commands)
 def service() -> None:
-    """Mounts as services of systemd (as root).
+    """Mounts, and the host's cache service, as services of systemd (as root).
 
     \b
     fusecache service install imagenet --config imagenet.toml
     systemctl enable --now fusecache@imagenet
     fusecache service uninstall imagenet
+    fusecache service install-cached --ssd 2T
     """
 
 
@@ -47,6 +48,43 @@ def install(name: str, config_file: str | None) -> None:
 def uninstall(name: str) -> None:
     """End the mount NAME and remove its units. Its settings and its cache stay."""
     for line in installing.uninstall(name, installing.Places()):
+        command.say(line)
+
+
+@service.command("install-cached")
+@click.option(
+    "--dir",
+    "directory",
+    type=PATH,
+    metavar="DIR",
+    help="Made if it is not there. [/var/cache/fusecache-cached]",
+)
+@click.option("--ssd", metavar="SIZE", help="Limit of all of it. [what is free]")
+@click.option("--quota", metavar="SIZE", help="What each user keeps. [a quarter of --ssd]")
+@click.option("--keep-free", metavar="SIZE|%", help="Left to others. [5%]")
+def install_cached(
+    directory: str | None, ssd: str | None, quota: str | None, keep_free: str | None
+) -> None:
+    """Write the units of the host's cache service (`fusecache cached`), make its user
+    fusecache-cached, and say what was done.
+
+    As often as you like. Options take the place of all that were given before; without any, those
+    stay.
+    """
+    given = {"--ssd": ssd, "--quota": quota, "--keep-free": keep_free}
+    told = {option: text for option, text in given.items() if text is not None}
+    for line in installing.install_cached(directory, told, installing.Places()):
+        command.say(line)
+    command.say(
+        "installed; to start it, now and at boot: systemctl enable --now fusecache-cached "
+        "(if it runs: systemctl restart fusecache-cached)"
+    )
+
+
+@service.command("uninstall-cached")
+def uninstall_cached() -> None:
+    """End the host's cache service and remove its units. Its directory and its user stay."""
+    for line in installing.uninstall_cached(installing.Places()):
         command.say(line)
 
 

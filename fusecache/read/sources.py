@@ -141,12 +141,22 @@ class SsdSource:
             return self._shared
         return self._store
 
-    def locate_shared(self, inos: list[int]) -> None:
+    @property
+    def has_shared(self) -> bool:
+        """Whether the host's cache service is asked now."""
+        return self._shared is not None and self._shared.is_used
+
+    def locate_shared(self, inos: list[int], are_read: bool = False) -> None:
         """Files of one block that have no location: those that the cache service has get one. As
         `has`, many at a time.
         """
         if self._shared is not None:
-            self._shared.locate_all([i for i in inos if _native.get_location(i, 0) is None])
+            absent = [ino for ino in inos if _native.get_location(ino, 0) is None]
+            self._shared.locate_all(absent, are_read)
+
+    def is_awaited(self, ino: int) -> bool:
+        """As Sources.is_awaited, of a file of one block."""
+        return self._shared is not None and self._shared.is_awaited(ino, 0)
 
     def link(self, ino: int, version: Version, block: int) -> bool:
         """The same of what came there under another path: the manifest knows its digest."""

@@ -209,6 +209,7 @@ class Server:
                 store=self.store,
                 metrics=self.metrics,
                 passings=passings,
+                shared=self.shared,
                 located=self.hosts.until_located if self.hosts and self.hosts.has_peers else None,
                 mount={
                     "identity": f"{self.launch.keeper_pid}-{self.launch.mounted_at!r}",
@@ -225,10 +226,7 @@ class Server:
             control = ControlServer(
                 self.launch.control_fd,
                 _commands(self, operations),
-                {
-                    "plan": self.plan.serve,
-                    "trace": recording.serve,
-                },
+                {"plan": self.plan.serve, "trace": recording.serve},
             )
             public = None
             if self.config.allow_other and os.geteuid() == 0 and self.launch.device:

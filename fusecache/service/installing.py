@@ -1,4 +1,4 @@
-"""`fusecache service install` and `uninstall`: files for systemd, and what was done, in lines.
+"""`fusecache service`: files for systemd, and what was done, in lines.
 
 Whatever runs is what root alone may change: program and settings of others are refused.
 """
@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fusecache
 from fusecache.base import trust
+from fusecache.base.digest import why_unusable
 from fusecache.base.errors import ConfigError, UserError
 from fusecache.config.building import default_cache_dir
-from fusecache.config.options import read_file, relative_paths
+from fusecache.config.options import parse_setting, read_file, relative_paths
 from fusecache.service import units
 
+CACHED_USER = "fusecache-cached"
+"""Mounts use a service of this user's (fusecache/cached/client.py)."""
 _DROP_IN = "mounts.conf"
 
 
@@ -39,6 +43,9 @@ class Places:
 
     def drop_in(self, name: str) -> Path:
         return self.units / f"fusecache@{name}.service.d" / _DROP_IN
+
+    def cached_drop_in(self) -> Path:
+        return self.units / f"{units.CACHED[0]}.d" / "install.conf"
 
     def instances(self) -> set[str]:
         """Names of the mounts that are installed, or enabled."""
@@ -62,7 +69,7 @@ def install(name: str, config_file: str | None, places: Places) -> Iterator[str]
     if os.path.lexists(there) and _read(there)[0] != data:
         raise UserError(f"{there} is there, and differs from {given}: remove it, or edit it")
     yield from _write(there, data)
-    for unit, text in units.rendered(str(places.programs)).items():
+    for unit, text in units.rendered(str(places.programs), units.NAMES).items():
         yield from _write(places.units / unit, text.encode())
     yield from _write(places.drop_in(name), drop_in.encode())
     _systemctl("daemon-reload")
@@ -77,26 +84,132 @@ def uninstall(name: str, places: Places) -> Iterator[str]:
         others = ", ".join(sorted(places.instances())) or "none"
         raise UserError(f"there is no service fusecache@{name}; installed: {others}")
     _systemctl("disable", "--now", f"fusecache@{name}.service")
-    drop_in = places.drop_in(name)
-    if drop_in.exists():
-        drop_in.unlink()
-        yield f"removed {drop_in}"
-    with contextlib.suppress(OSError):  # somebody else's drop-ins keep it
-        drop_in.parent.rmdir()
+    yield from _remove_drop_in(places.drop_in(name))
     if not places.instances():
         present = [unit for unit in units.NAMES if (places.units / unit).exists()]
         hints = [unit for unit in present if "@" not in unit]
         if hints:
             _systemctl("disable", "--now", *hints)
-        for unit in present:
-            (places.units / unit).unlink()
-            yield f"removed {places.units / unit}"
+        yield from _remove_units(present, places)
     _systemctl("daemon-reload")
+
+
+def install_cached(
+    directory: str | None, sizes: Mapping[str, str], places: Places
+) -> Iterator[str]:
+    """User, directory and units of the host's cache service; a line for each. UserError.
+
+    `directory`: None: the unit's own. `sizes`: by the option of `fusecache cached`. Nothing given:
+    what was given before stays.
+    """
+    _check_host(places)
+    _check_programs(places)
+    if why := why_unusable("blake3"):
+        raise UserError(why)
+    for option, text in sizes.items():
+        parse_setting("keep_free" if option == "--keep-free" else "ssd", text, option)
+    yield from _make_user()
+    program = str(places.programs / "fusecache")
+    try:
+        _run_as_cached(program, "--version")
+    except UserError as error:
+        raise UserError(
+            f"the user {CACHED_USER} cannot run {program} ({error}): "
+            "install fusecache where all may read it"
+        ) from None
+    if directory is not None:
+        yield from _make_directory(directory := os.path.abspath(directory))
+    for unit, text in units.rendered(str(places.programs), units.CACHED).items():
+        yield from _write(places.units / unit, text.encode())
+    if directory is not None or sizes:
+        words = [f"{option}={''.join(text.split())}" for option, text in sizes.items()]
+        drop_in = units.cached_drop_in(directory, words)
+        yield from _write(places.cached_drop_in(), drop_in.encode())
+    _systemctl("daemon-reload")
+
+
+def uninstall_cached(places: Places) -> Iterator[str]:
+    """Ends the cache service, and removes what `install_cached` wrote. User and directory stay.
+    UserError.
+    """
+    _check_host(places)
+    present = [unit for unit in units.CACHED if (places.units / unit).exists()]
+    if not present:
+        raise UserError("the cache service is not installed")
+    _systemctl("disable", "--now", *present)
+    yield from _remove_drop_in(places.cached_drop_in())
+    yield from _remove_units(present, places)
+    _systemctl("daemon-reload")
+
+
+def _make_user() -> Iterator[str]:
+    """UserError."""
+    with contextlib.suppress(KeyError):
+        pwd.getpwnam(CACHED_USER)
+        return
+    _run(
+        *("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"),
+        *("--shell", "/usr/sbin/nologin", CACHED_USER),
+    )
+    yield f"made the user {CACHED_USER}"
+
+
+def _make_directory(path: str) -> Iterator[str]:
+    """It is the service's user's, and only root and that user can put another one there.
+
+    UserError.
+    """
+    user = pwd.getpwnam(CACHED_USER)
+    try:
+        real = trust.real_path(path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(real, 0o700)
+            os.chown(real, user.pw_uid, user.pw_gid)
+            yield f"made {path}"
+        owner = os.stat(real).st_uid
+    except OSError as error:
+        raise UserError(f"--dir {path}: {error.strerror}") from None
+    if owner != user.pw_uid or not os.path.isdir(real):
+        raise UserError(
+            f"--dir {path} is there, and is no directory of the user {CACHED_USER}: "
+            "name one that is not there yet"
+        )
+    try:
+        _run_as_cached("test", "-w", real)
+    except UserError:
+        raise UserError(
+            f"--dir {path}: the user {CACHED_USER} cannot get there: "
+            "a directory above it is closed to others"
+        ) from None
+
+
+def _run_as_cached(*words: str) -> None:
+    """UserError: what it said."""
+    user = (f"--reuid={CACHED_USER}", f"--regid={CACHED_USER}", "--clear-groups")
+    _run("setpriv", *user, *words)
+
+
+def _remove_drop_in(path: Path) -> Iterator[str]:
+    if path.exists():
+        path.unlink()
+        yield f"removed {path}"
+    with contextlib.suppress(OSError):  # somebody else's drop-ins keep it
+        path.parent.rmdir()
+
+
+def _remove_units(names: Iterable[str], places: Places) -> Iterator[str]:
+    for name in names:
+        (places.units / name).unlink()
+        yield f"removed {places.units / name}"
 
 
 def _check(name: str, places: Places) -> None:
     if not units.INSTANCE.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a service: letters, digits, and . _ - in it")
+    _check_host(places)
+
+
+def _check_host(places: Places) -> None:
     if os.geteuid() != 0:
         raise UserError("only root may install services of systemd")
     if not places.booted.is_dir():
@@ -175,10 +288,17 @@ def _write(path: Path, data: bytes) -> Iterator[str]:
 
 def _systemctl(*words: str) -> None:
     """UserError: what it said."""
-    program = shutil.which("systemctl")
+    _run("systemctl", *words)
+
+
+def _run(name: str, *words: str) -> None:
+    """UserError: what it said."""
+    program = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     if program is None:
-        raise UserError("systemctl is not installed")
-    done = subprocess.run([program, *words], capture_output=True, text=True, errors="replace")
+        raise UserError(f"{name} is not installed")
+    done = subprocess.run(
+        [program, *words], capture_output=True, text=True, errors="replace", cwd="/"
+    )
     if done.returncode:
         said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise UserError(f"systemctl {' '.join(words)}: {said}")
+        raise UserError(f"{name} {' '.join(words)}: {said}")

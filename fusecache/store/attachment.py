@@ -285,6 +285,17 @@ class Attachment:
         """These numbers have been given out."""
         self.highest_segno = max(self.highest_segno, *segnos, 0)
 
+    def number_from(self, segno: int) -> int:
+        """Give no number up to this one to a segment: they are taken elsewhere. The highest that
+        was given, or is taken. Takes the lock. OSError.
+        """
+        with self.lock:
+            directory = self.given.opened
+            if directory is None:
+                raise OSError(f"{self.given} cannot be used now")
+            directory.number_from(segno)
+            return directory.highest_segno()
+
     # ---- faults ----------------------------------------------------------------------------------
     @contextlib.contextmanager
     def contained(self) -> Iterator[None]:

@@ -329,6 +329,16 @@ class Housekeeping:
         self._reconciler = reconciler
         self._uses_at = 0.0
 
+    def limit_to(self, limit_bytes: int) -> None:
+        """Another limit from now on; at once, whatever goes for it. Any thread."""
+        attachment = self._attachment
+        with attachment.lock, attachment.contained():
+            if limit_bytes < attachment.settings.limit_bytes:
+                self._segment.seal()  # it can go, too
+            attachment.limit_to(limit_bytes)
+            self._segment.keep_limits()
+            self._segment.note_room()
+
     def run(self) -> None:
         """To be called about once a second, from any thread. May take seconds (rebuild)."""
         attachment, is_off = self._attachment, False

@@ -80,6 +80,8 @@ class Store:
         self.begin_log = self.logs.begin
         self.seal_in = self.logs.seal_in
         self.saw = self._attachment.saw
+        self.number_from = self._attachment.number_from
+        self.limit_to = housekeeping.limit_to
         self.adopt_orphans = self._reconciler.adopt_orphans
         self.housekeeping = housekeeping.run
         self.usage = accounts.usage
@@ -180,26 +182,6 @@ class Store:
         """Have the index take no more room than it must: what is left is what `room_bytes` says."""
         with self._attachment.lock, self._attachment.contained():
             self._segment.settle()
-
-    def limit_to(self, limit_bytes: int) -> None:
-        """Another limit; at once, whatever goes for it."""
-        with self._attachment.lock, self._attachment.contained():
-            if limit_bytes < self.settings.limit_bytes:
-                self._seal()
-            self._attachment.limit_to(limit_bytes)
-            self._segment.keep_limits()
-            self._segment.note_room()
-
-    def number_from(self, segno: int) -> int:
-        """Give no number up to this one to a segment: they are taken elsewhere. The highest that
-        was given, or is taken. OSError.
-        """
-        with self._attachment.lock:
-            directory = self._given.opened
-            if directory is None:
-                raise OSError(f"{self._given} cannot be used now")
-            directory.number_from(segno)
-            return directory.highest_segno()
 
     def _commit(self) -> bool:
         """False: there is no index."""

@@ -40,6 +40,8 @@ _STATUS = r"""
   "skipped": 79, "servers": [{"host": "pool-1", "port": "6379", "why": "", "has_address": true,
   "is_left_alone": false, "connections": 2, "hits": 71, "failures": 76}]},
  "manifest": {"files": 9, "linked_files": 8, "linked_bytes": 800},
+ "service": {"socket": "/run/fusecache-cached/socket", "used": true, "why_not": "",
+  "room_bytes": 9900, "found_files": 61, "put_files": 62, "put_bytes": 6200},
  "prefetch": {"connected": true, "depth": 16, "queued_stage": 21, "queued_fetch": 22,
   "in_flight": 12, "files": 13, "bytes": 1300, "overtaking_reads": 14, "looks": 17,
   "restored_files": 15, "reclaimed_files": 18},

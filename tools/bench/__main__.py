@@ -30,6 +30,7 @@ from tools.bench import (
     ranges,
     recording,
     rows,
+    service,
     shards,
     sharing,
     wide,
@@ -53,6 +54,7 @@ ROWS = (
     *importance.ROWS,
     *papers.ROWS,
     *sharing.ROWS,
+    *service.ROWS,
     *shards.ROWS,
     *ranges.ROWS,
     *pool.ROWS,
@@ -173,7 +175,14 @@ def main(
 
 def _columns(names: tuple[str, ...]) -> tuple[str, ...]:
     """Rows of their own readers have figures of fusecache whichever peers are chosen."""
-    own = (*rows.COLUMNS, *hints.COLUMNS, *budgets.COLUMNS, *recording.COLUMNS, *log.COLUMNS)
+    own = (
+        *rows.COLUMNS,
+        *hints.COLUMNS,
+        *budgets.COLUMNS,
+        *recording.COLUMNS,
+        *service.COLUMNS,
+        *log.COLUMNS,
+    )
     return tuple(dict.fromkeys((*names, "fusecache", *own)))
 
 
@@ -196,6 +205,7 @@ def _plan(chosen: tuple[str, ...], bench: rows.Bench) -> list[tuple[str, Callabl
         **importance.ROWS,
         **papers.ROWS,
         **sharing.ROWS,
+        **service.ROWS,
         **shards.ROWS,
         **ranges.ROWS,
         **pool.ROWS,

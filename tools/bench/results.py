@@ -59,6 +59,12 @@ TARGETS = (
     Target("cold", "4 readers", "juicefs", 1.5),
     Target("cold", "1 reader", "native", 0.6),
     Target("cold", "4 readers", "native", 0.6),
+    *(
+        Target("service", f"alone, {row}, {readers}", "fusecache", limit, peer="service")
+        for row, limit in (("hot", 0.95), ("cold", 0.85))
+        for readers in ("1 reader", "4 readers")
+    ),
+    Target("service", "two users, same order: from the origin", None, 1.1, True, peer="service"),
     Target("listing", "first", None, 150_000),
     Target("listing", "again", "native", 0.7),
     Target("listing", "stat of each", "native", 0.7),
@@ -155,6 +161,11 @@ class Results:
         series = self._series.setdefault(key, Series(row, work, peer, unit))
         assert series.unit == unit
         series.values.append(value)
+
+    @property
+    def series(self) -> list[Series]:
+        """All, in the order in which they came."""
+        return list(self._series.values())
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -103,13 +103,16 @@ def _readers(count: int) -> str:
     return f"{count} reader{'s' * (count > 1)}"
 
 
-def small_files(bench: Bench, hot: bool, cold: bool) -> None:
+Make = Callable[[str, Path, Path], peers.Peer]
+
+
+def small_files(bench: Bench, hot: bool, cold: bool, make: Make = peers.make) -> None:
     """Rows hot and cold: whole files of 110 KB, or those that were asked for."""
     for size_bytes, count in (bench.files or {FILE_BYTES: 2000 if bench.quick else 5000}).items():
-        _files_of(bench, size_bytes, count, hot, cold)
+        _files_of(bench, size_bytes, count, hot, cold, make)
 
 
-def _files_of(bench: Bench, size_bytes: int, count: int, hot: bool, cold: bool) -> None:
+def _files_of(bench: Bench, size_bytes: int, count: int, hot: bool, cold: bool, make: Make) -> None:
     results, size = bench.results, f"{size_bytes // 1000} KB, " if bench.files else ""
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(bench.folder("small"))
@@ -119,7 +122,7 @@ def _files_of(bench: Bench, size_bytes: int, count: int, hot: bool, cold: bool) 
         mounted: dict[str, peers.Peer] = {}
         for name in bench.names:
             bench.say(f"mounting {name} over {count} files of {size_bytes} bytes")
-            peer = stack.enter_context(peers.make(name, source, work))
+            peer = stack.enter_context(make(name, source, work))
             peer.warm()
             mounted[name] = peer
 

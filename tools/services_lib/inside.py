@@ -400,6 +400,53 @@ pool-min-age = 1
     )
 
 
+def cached() -> None:
+    """As docs/SHARING.md has it: the service, and two mounts with caches of their own."""
+    unit, manifest = "fusecache-cached.service", "/srv/real.manifest"
+    install = ("service", "install-cached", "--dir", "/srv/cached", "--ssd", "256M")
+    said = fusecache(*install, "--keep-free", "0")
+    assert said.count("wrote ") == 3, said
+    assert "wrote" not in fusecache("service", "install-cached")
+    run("id", "fusecache-cached")
+    assert run("systemd-analyze", "verify", unit) == ""
+    systemctl("enable", "--now", unit)
+    fusecache("digest", REAL, "--digest", "blake3", "-o", manifest)
+    options = ["--manifest", manifest, "--cache", "/run/fusecache-cached/socket"]
+    options += ["--ssd", "64M", "--ram", "64M", "--keep-free", "0", "--hintsd", "none"]
+
+    def figures(name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(fusecache("status", "--json", f"/srv/{name}"))
+        return answer
+
+    def read(name: str) -> None:
+        for number in range(20):
+            file = f"a/{number}.jpg"
+            assert Path("/srv", name, file).read_bytes() == (REAL / file).read_bytes()
+
+    for name in ("mine", "yours"):
+        Path("/srv", name).mkdir()
+        fusecache("mount", REAL, f"/srv/{name}", "--cache-dir", f"/srv/cache-{name}", *options)
+        eventually(lambda name=name: figures(name)["service"]["used"])  # type: ignore[misc]
+    read("mine")
+    eventually(lambda: figures("mine")["service"]["put_files"] == 20)
+    os.kill(int(shown("MainPID", unit)), signal.SIGKILL)
+    eventually(
+        lambda: shown("ActiveState", unit) == "active" and figures("yours")["service"]["used"]
+    )
+    read("yours")
+    found = figures("yours")
+    assert found["service"]["found_files"] >= 20, found
+    assert found["origin"]["files"] == 0, found
+    for name in ("mine", "yours"):
+        fusecache("umount", f"/srv/{name}")
+    said = run("systemd-analyze", "security", "--no-pager", unit)
+    level = re.search(r"exposure level for \S+: ([\d.]+)", said)
+    assert level, said
+    assert float(level[1]) <= 1.0, said
+    assert fusecache("service", "uninstall-cached").count("removed ") == 3
+    holds(f"cached: its unit (security {level[1]}), killed once; what one mount put, another found")
+
+
 def ends() -> None:
     systemctl("start", UNIT)
     pid, server = keeper(), status()["server_pid"]
@@ -441,6 +488,7 @@ TESTS = (
     over_itself,
     fstab,
     pooled,
+    cached,
     ends,
     hardened,
     uninstalled,

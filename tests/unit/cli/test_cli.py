@@ -959,6 +959,7 @@ def test_a_command_with_a_result_has_it_for_machines() -> None:
     assert {name for name, each in commands.items() if is_without(each)} == {
         "mount", "restart", "install-helpers", "service",  # what is so then, status and list say
         "metrics",  # has a format of its own
+        "cached",  # is a service
         "pool",  # a group
     }  # fmt: skip
 

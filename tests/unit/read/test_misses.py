@@ -39,6 +39,7 @@ class Scene:
         self.finished: list[int] = []
         self.failed: list[tuple[int, type[Exception]]] = []
         self.stored: set[int] = set()
+        self.awaited: set[int] = set()  # what another mount of the host reads
         self.flying: set[int] = set()
         self.by_threads: dict[int, trio.Event] = {}  # a plan's fetches, and whether they are done
         self.begun: set[int] = set()  # flights that nobody has ended
@@ -70,7 +71,9 @@ class Scene:
         for name in ("ROOM_WAIT_S", "INDEX_TIMEOUT_S"):
             monkeypatch.setattr(misses, name, 60.0)
         monkeypatch.setattr(namespace, "version", lambda ino: Version(1, 1, 1, 1))
-        sources: Any = SimpleNamespace(is_near=self._is_near)
+        sources: Any = SimpleNamespace(
+            is_near=self._is_near, is_awaited=lambda ino, block: ino in self.awaited
+        )
         self.origin = origin
         self.threads = FetchThreads(origin)
         self.misses = Misses(fetcher, origin, sources, self.threads)
@@ -325,6 +328,22 @@ def test_the_publisher_is_waited_for(scene: Scene) -> None:
 
     scene.play(act)
     assert scene.passed == [1], "at its end, what flies is passed on"
+
+
+def test_what_another_mount_reads_is_passed_on_when_it_has_come(scene: Scene) -> None:
+    scene.awaited = {1, 2}
+    scene.read(1, 2, 3)
+
+    async def act() -> None:
+        await becomes(lambda: [ino for _, ino in scene.submitted] == [3])
+        scene.stored.add(1)
+        await becomes(lambda: scene.passed == [1])
+        assert [ino for _, ino in scene.submitted] == [3], "2 is still awaited"
+        scene.awaited.discard(2)
+        await becomes(lambda: [ino for _, ino in scene.submitted] == [3, 2])
+
+    scene.play(act)
+    assert 2 not in scene.passed[:1]
 
 
 def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -26,7 +28,7 @@ class Fake:
     counts: Counts | None = None
     asked: list[int] = field(default_factory=list)
 
-    def has(self, ino: int, version: Version, block: int) -> bool:
+    def has(self, ino: int, version: Version, block: int, is_read: bool = False) -> bool:
         return ino in self.content
 
     def read(
@@ -83,6 +85,35 @@ def test_the_nearest_answers() -> None:
     assert (near.asked, peer.asked, origin.asked) == ([1, 2, 3], [2, 3], [3])
     assert [sources.is_near(ino, VERSION, 0) for ino in (1, 2, 3)] == [True, False, False]
     assert faults.counts() == {}
+
+
+class Awaited:
+    """What another mount of the host reads, until it was asked so often."""
+
+    def __init__(self, times: int, arrive: Callable[[], None]) -> None:
+        self.times, self._arrive = times, arrive
+
+    def is_awaited(self, ino: int, block: int) -> bool:
+        self.times -= 1
+        if self.times == 1:
+            self._arrive()
+        return self.times > 0
+
+
+def test_what_another_mount_reads_is_waited_for() -> None:
+    near, origin = Fake({}), Fake({1: b"abcdefghij"}, COUNTS)
+    shared: Any = Awaited(4, lambda: near.content.update({1: b"0123456789"}))
+    sources = Sources([near], [origin], FaultLog(), shared=shared)
+
+    assert load(sources, 1) == (b"2345", None)
+    assert (near.asked, origin.asked) == ([1] * 4, [])
+
+
+def test_what_another_mount_does_not_bring_is_read_at_the_origin() -> None:
+    near, origin = Fake({}), Fake({1: b"abcdefghij"}, COUNTS)
+    shared: Any = Awaited(3, lambda: None)
+    assert load(Sources([near], [origin], FaultLog(), shared=shared), 1) == (b"cdef", COUNTS)
+    assert near.asked == [1] * 3
 
 
 def test_who_has_less_than_was_asked_for_has_nothing() -> None:

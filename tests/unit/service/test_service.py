@@ -6,6 +6,7 @@ import configparser
 import dataclasses
 import errno
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -17,8 +18,17 @@ import pytest
 
 from fusecache.base import trust
 from fusecache.base.errors import EXIT_FAILED, EXIT_USAGE, UserError
+from fusecache.cached import client
+from fusecache.cli import service_command
 from fusecache.service import installing, units
-from fusecache.service.installing import Places, install, uninstall
+from fusecache.service.installing import (
+    CACHED_USER,
+    Places,
+    install,
+    install_cached,
+    uninstall,
+    uninstall_cached,
+)
 
 CONFIG = 'source = "/mnt/nfs/a b%"\nmountpoint = "/data/a"\ncache-dir = ["/ssd1/c", "/ssd2/c"]\n'
 # Each of them would give the service a mount namespace of its own, where nobody sees the mount.
@@ -42,7 +52,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """A machine with a systemd that does what it is told, and writes that to `calls`."""
     for name in ("bin", "units", "booted"):
         (tmp_path / name).mkdir()
-    for name in ("fusecache", "hintsd", "systemctl"):
+    for name in ("fusecache", "hintsd", "systemctl", "useradd", "setpriv"):
         program = tmp_path / "bin" / name
         program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n')
         program.chmod(0o755)
@@ -230,7 +240,8 @@ def test_a_path_is_one_word_of_a_unit(path: str) -> None:
 
 
 def test_the_mount_is_seen_by_all_and_mistakes_are_not_tried_again() -> None:
-    made = {name: Unit(text) for name, text in units.rendered("/opt/f").items()}
+    names = (*units.NAMES, *units.CACHED)
+    made = {name: Unit(text) for name, text in units.rendered("/opt/f", names).items()}
     mount, hints = made["fusecache@.service"], made["hintsd.service"]
     assert not [name for name in mount["Service"] if NAMESPACE.fullmatch(name)]
     for unit in (mount, hints):
@@ -248,6 +259,17 @@ def test_the_mount_is_seen_by_all_and_mistakes_are_not_tried_again() -> None:
     assert mount["Service"]["CapabilityBoundingSet"] == held
     assert "CAP_SYS_ADMIN" not in hints["Service"]["CapabilityBoundingSet"]
     assert made["hintsd.socket"]["Socket"]["SocketMode"] == "0600"
+    cached = made["fusecache-cached.service"]["Service"]
+    assert cached["User"] == cached["Group"] == CACHED_USER == client.SERVICE_USER
+    assert cached["ExecStart"] == "/opt/f/fusecache cached --dir ${DIR} $SIZES"
+    assert cached["RestartPreventExitStatus"] == str(EXIT_USAGE)
+    assert cached["CapabilityBoundingSet"] == ""
+    assert "PrivateUsers" not in cached  # it counts by the uids of others
+    listening = made["fusecache-cached.socket"]["Socket"]
+    assert listening["SocketMode"] == "0666"
+    told = {each.name: each.default for each in service_command.cached.params}
+    assert cached["Environment"] == f"DIR={told['directory']} SIZES="
+    assert listening["ListenStream"] == told["path"]
 
 
 @pytest.mark.skipif(
@@ -255,10 +277,15 @@ def test_the_mount_is_seen_by_all_and_mistakes_are_not_tried_again() -> None:
     reason="no systemd here; tools/services looks at it, too",
 )
 def test_systemd_has_nothing_to_say(tmp_path: Path) -> None:
-    for name, text in units.rendered(str(Path(sys.executable).parent)).items():
+    every = (*units.NAMES, *units.CACHED)
+    for name, text in units.rendered(str(Path(sys.executable).parent), every).items():
         (tmp_path / name).write_text(text)
+    folder = tmp_path / "fusecache-cached.service.d"
+    folder.mkdir()
+    sizes = ["--ssd=2T", "--keep-free=5%"]
+    (folder / "install.conf").write_text(units.cached_drop_in("/srv/a b%", sizes))
     shutil.copy(tmp_path / "fusecache@.service", tmp_path / "fusecache@a.service")
-    names = ["fusecache@a.service", "hintsd.service", "hintsd.socket"]
+    names = ["fusecache@a.service", "hintsd.service", "hintsd.socket", *units.CACHED]
 
     def analyze(*words: str) -> str:
         done = subprocess.run(
@@ -271,11 +298,125 @@ def test_systemd_has_nothing_to_say(tmp_path: Path) -> None:
         return done.stdout
 
     assert analyze("verify", *(f"./{name}" for name in names)) == ""
-    for name, most in (("hintsd.service", 3.0), ("fusecache@a.service", 4.2)):
+    most_of = {"hintsd.service": 3.0, "fusecache@a.service": 4.2, "fusecache-cached.service": 1.0}
+    for name, most in most_of.items():
         said = analyze("security", "--offline=true", "--no-pager", f"./{name}")
         found = re.search(r"exposure level for \S+: ([\d.]+)", said)
         assert found, said
         assert float(found[1]) <= most
+
+
+# ---- the cache service ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ours, as far as the password database says."""
+    ours = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: ours)
+
+
+def line_of_cached(places: Places, directory: str | None = None, **sizes: str) -> str:
+    told = {f"--{name.replace('_', '-')}": text for name, text in sizes.items()}
+    with pytest.raises(UserError) as refused:
+        list(install_cached(directory, told, places))
+    assert "\n" not in str(refused.value)
+    assert not list(places.units.iterdir())
+    return str(refused.value)
+
+
+@pytest.mark.usefixtures("made_user")
+def test_the_cache_service_is_installed_and_uninstalled(places: Places) -> None:
+    written = [f"wrote {places.units / name}" for name in units.CACHED]
+    assert list(install_cached(None, {}, places)) == written
+    as_user = f"--reuid={CACHED_USER} --regid={CACHED_USER} --clear-groups"
+    assert calls(places) == [f"{as_user} {places.programs}/fusecache --version", "daemon-reload"]
+    assert list(install_cached(None, {}, places)) == []
+
+    directory, drop_in = places.units.parent / "a b%", places.cached_drop_in()
+    told = {"--ssd": "2 T", "--quota": "500G", "--keep-free": "5%"}
+    made = [f"made {directory}", f"wrote {drop_in}"]
+    assert list(install_cached(str(directory), told, places)) == made
+    assert directory.stat().st_mode & 0o777 == 0o700
+    path = f"{places.units.parent}/a b%%"
+    assert drop_in.read_text().splitlines()[1:] == [
+        "[Unit]",
+        f'RequiresMountsFor="{path}"',
+        "[Service]",
+        f'Environment="SIZES=--ssd=2T --quota=500G --keep-free=5%%" "DIR={path}"',
+        f'ReadWritePaths="{path}"',
+    ]
+    assert list(install_cached(str(directory), told, places)) == []
+    assert list(install_cached(None, {}, places)) == []
+    assert list(install_cached(None, {"--ssd": "1T"}, places)) == [f"wrote {drop_in}"]
+    assert drop_in.read_text().splitlines()[1:] == ["[Service]", 'Environment="SIZES=--ssd=1T"']
+    assert places.instances() == set()
+    calls(places)
+
+    assert len(list(uninstall_cached(places))) == 3
+    names = " ".join(units.CACHED)
+    assert calls(places) == [f"disable --now {names}", "daemon-reload"]
+    assert list(places.units.iterdir()) == []
+    assert directory.is_dir()
+    with pytest.raises(UserError, match=r"^the cache service is not installed$"):
+        list(uninstall_cached(places))
+
+
+def test_the_user_of_the_cache_service_is_made_once(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    assert next(install_cached(None, {}, places)) == f"made the user {CACHED_USER}"
+    (made,) = calls(places)
+    assert made.startswith("--system ")
+    assert made.endswith(f" {CACHED_USER}")
+    (places.programs / "useradd").write_text("#!/bin/sh\necho 'no more uids' >&2\nexit 1\n")
+    assert re.match(r"useradd --system .*: no more uids$", line_of_cached(places))
+
+
+@pytest.mark.usefixtures("made_user")
+def test_what_the_cache_service_cannot_use_is_named(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = places.units.parent
+    assert "--ssd: '5X'" in line_of_cached(places, ssd="5X")
+    assert "--keep-free: " in line_of_cached(places, keep_free="200%")
+    missing = f"{above}/none/cached"
+    assert line_of_cached(places, missing) == f"--dir {missing}: No such file or directory"
+    (above / "file").touch()
+    assert f"--dir {above}/file is there, and is no directory" in line_of_cached(
+        places, f"{above}/file"
+    )
+    setpriv = places.programs / "setpriv"
+    setpriv.write_text('#!/bin/sh\ncase "$*" in *" test "*) exit 1;; esac\n')
+    line = line_of_cached(places, f"{above}/closed")
+    assert "a directory above it is closed to others" in line
+    setpriv.write_text("#!/bin/sh\necho 'Permission denied' >&2\nexit 1\n")
+    line = line_of_cached(places)
+    assert "cannot run" in line
+    assert "Permission denied" in line
+    assert line.endswith("install fusecache where all may read it")
+    monkeypatch.setattr(installing, "why_unusable", lambda _: "it needs blake3")
+    assert line_of_cached(places) == "it needs blake3"
+    places.booted.rmdir()
+    assert "no systemd runs here" in line_of_cached(places)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "only root may" in line_of_cached(places)
+
+
+@pytest.mark.claim("S11")
+@pytest.mark.usefixtures("made_user")
+def test_what_others_may_change_is_nothing_for_the_cache_service(places: Places) -> None:
+    (places.programs / "fusecache").chmod(0o777)
+    assert "is no program for root to run" in line_of_cached(places)
+    (places.programs / "fusecache").chmod(0o755)
+    shared = places.units.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert f"--dir {shared}/cached: others may write" in line_of_cached(places, f"{shared}/cached")
 
 
 def test_this_installation_is_what_is_installed() -> None:
