@@ -1,7 +1,8 @@
 """A mount's end of the cache service. Blocking; any thread.
 
 INVARIANT: the service costs a mount time, never an error: what fails is a block that is not there.
-A request takes REQUEST_S at most; one that has failed has the service left alone for a while.
+A request takes REQUEST_S at most, a put PUT_S; one that has failed has the service left alone for
+AGAIN_S.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from fusecache.store.types import Location
 
 log = logging.getLogger(__name__)
 
-REQUEST_S: Final = 0.5
+REQUEST_S: Final = 0.9
+PUT_S: Final = 5.0
 MAKE_S: Final = 60.0
 AGAIN_S: Final = 10.0
+"""One that failed a request is left alone so long."""
 LOOK_S: Final = 2.0
 """It is asked so often what room there is."""
-OFF_S: Final = 30.0
-"""After an answer that did not come in time."""
 IDLE_MOST: Final = 4
 SERVICE_USER: Final = "fusecache-cached"
 PIECE_BYTES: Final = 1 << 20
@@ -143,6 +144,8 @@ class CacheService:
             channel = self._idle.pop() if self._idle and new is None else None
         if channel is None:
             channel = (new or self._join)()
+        else:
+            channel.wait_at_most(REQUEST_S)
         try:
             yield channel
         except BaseException:
@@ -163,9 +166,8 @@ class CacheService:
                 idle, self._idle = self._idle, []
             for channel in idle:
                 channel.close()
-            pause_s = OFF_S if isinstance(error, TimeoutError) else AGAIN_S
-            self._off_until = time.monotonic() + pause_s
-            log.warning("cache service %s: %s; not asked for %g s", self.path, error, pause_s)
+            self._off_until = time.monotonic() + AGAIN_S
+            log.warning("cache service %s: %s; not asked for %g s", self.path, error, AGAIN_S)
 
     # ---- blocks ----------------------------------------------------------------------------------
 
@@ -210,6 +212,7 @@ class CacheService:
                 some = _first(blocks[len(found) :])
                 lengths = [len(data) for _, data in some]
                 with self._channel() as channel:
+                    channel.wait_at_most(PUT_S)
                     answer = _ask(
                         channel,
                         "put",

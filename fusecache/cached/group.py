@@ -7,8 +7,10 @@ Any thread, but for what says otherwise.
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
+import re
 import shutil
 import threading
 import time
@@ -25,11 +27,18 @@ from fusecache.cached.talk import NAME_BYTES
 from fusecache.store import Store
 from fusecache.store.types import Location, StoreSettings, Version
 
+log = logging.getLogger(__name__)
+
 BLAKE3: Final = ALGORITHMS["blake3"]
 _DATASET_BYTES: Final = 16
 _SET, _OWNER, _STORE = "digests", "owner", "store"
 Data = bytes | bytearray | memoryview
-_NUMBERS_LEFT: Final = 16  # a put that fails takes one
+_NUMBERS_LEFT: Final = 16  # a put takes a few at most, also one that fails
+
+
+def is_folder(name: str) -> bool:
+    """Whether a group's folder may have this name; also one that is not whole, or removed."""
+    return re.fullmatch(r"[0-9a-f]{64}|\.[0-9a-f]{64}-[-0-9]+", name) is not None
 
 
 class NotAGroup(Exception):
@@ -136,6 +145,7 @@ class Group:
             folder / _STORE, settings, on_fault=on_fault, on_segment_gone=lambda _: None
         )
         self._numbers_end = 0
+        self._is_numbering = True  # numbers may have been used
         self._newest = 0  # segment
         self._number()
 
@@ -157,7 +167,7 @@ class Group:
         assert isinstance(name, bytes)
         wanted = np.frombuffer(name, f"S{NAME_BYTES}")
         at = int(np.searchsorted(self._set, wanted)[0])
-        return at < len(self._set) and self._mapped[at * NAME_BYTES :][:NAME_BYTES] == name
+        return at < len(self._set) and self._set[at : at + 1].tobytes() == name
 
     def find(self, name: bytes, length: int) -> Location | None:
         return self.store.lookup_block(name, length) if name in self else None
@@ -184,23 +194,30 @@ class Group:
             (name.hex().encode(), Version(0, len(data), 0, 0), 0, data) for name, data in blocks
         ]
         with self._lock:
+            try:
+                self._number()
+            except OSError as error:  # the disk that has the numbers
+                log.warning("nothing can be put: %s", error)
+                return [None] * len(blocks)
             found = self.store.put_many(
                 self.name[:_DATASET_BYTES], items, evict=True, whatever_is_used=True
             )
             newest = max((at.segno for at in found if at is not None), default=0)
             if newest > self._newest or None in found:
                 self._newest = max(newest, self._newest)
-                self.is_short = True
-                self._number()
+                self.is_short = self._is_numbering = True
         return found
 
     def _number(self) -> None:
         """Have numbers for segments to come. OSError."""
+        if not self._is_numbering:
+            return
         highest = self.store.number_from(0)
         if highest >= self._numbers_end - _NUMBERS_LEFT:
             first = self._numbers.take()
             self.store.number_from(first - 1)
             self._numbers_end = first + AT_ONCE
+        self._is_numbering = False
 
     def open_segment(self, segno: int) -> int | None:
         """A descriptor that reads, and has an offset and flags of its own."""

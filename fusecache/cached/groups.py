@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fusecache.base.errors import UserError
-from fusecache.cached.group import Data, Group, NewSet, NotAGroup, remove
+from fusecache.cached.group import Data, Group, NewSet, NotAGroup, is_folder, remove
 from fusecache.cached.numbers import Numbers
 from fusecache.cached.promises import Promises
 from fusecache.cached.talk import Found
@@ -67,9 +67,11 @@ class Groups:
         self.promises = Promises()
         self._numbers = Numbers(root)
         for folder in sorted(root.iterdir()):
-            if folder.is_dir() and folder.name.startswith("."):
+            if not is_folder(folder.name):
+                continue
+            if folder.name.startswith("."):
                 remove(folder)
-            elif folder.is_dir():
+            else:
                 try:
                     self._open(folder)
                 except (NotAGroup, OSError) as error:

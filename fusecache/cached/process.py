@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from fusecache.base.digest import why_unusable
 from fusecache.base.errors import EXIT_BUSY, ConfigError, UserError
 from fusecache.base.units import format_bytes
 from fusecache.cached import groups
+from fusecache.cached.group import is_folder
 from fusecache.cached.serving import Service
 from fusecache.config.building import share_of_disk
 from fusecache.config.options import parse_setting
@@ -24,6 +26,7 @@ from fusecache.config.options import parse_setting
 log = logging.getLogger(__name__)
 
 QUOTA_PART: Final = 4
+_OWN: Final = ("lock", "numbers", "numbers.new", "lost+found")
 _BACKLOG: Final = 128
 
 
@@ -69,6 +72,11 @@ def _own(path: str) -> Path:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = trust.open_directory(path, make=True)
         try:
+            others = [name for name in os.listdir(fd) if not _is_ours(name)]
+            if others:
+                raise UserError(
+                    f"--dir {path}: it holds {others[0]}: name a directory for it alone"
+                )
             os.fchmod(fd, 0o700)
         finally:
             os.close(fd)
@@ -83,6 +91,10 @@ def _own(path: str) -> Path:
     return Path(path)
 
 
+def _is_ours(name: str) -> bool:
+    return name in _OWN or is_folder(name)
+
+
 def _listen(path: str) -> socket.socket:
     """OSError."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -92,6 +104,8 @@ def _listen(path: str) -> socket.socket:
         except FileNotFoundError:
             pass
         except ConnectionRefusedError:  # of one that was killed
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise OSError(f"--socket {path}: that is no socket") from None
             os.unlink(path)
         else:
             raise OSError(f"--socket {path}: another service answers there")

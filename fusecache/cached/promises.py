@@ -30,6 +30,7 @@ class Promises:
         self._lock = threading.Lock()
         self._held: dict[bytes, tuple[Hashable, int, float]] = {}  # holder, uid, until; by age
         self._connections: Counter[Hashable] = Counter()
+        self._counts: Counter[int] = Counter()  # by uid
         self._broken: dict[int, tuple[int, float]] = {}  # by uid: how many, since when
 
     def ask(self, name: bytes, holder: Hashable, uid: int) -> bool:
@@ -42,6 +43,7 @@ class Promises:
                 return held[0] != holder
             if self._may_promise(uid, now):
                 self._held[name] = holder, uid, now + PROMISE_S
+                self._counts[uid] += 1
             return False
 
     def end(self, name: bytes, holder: Hashable | None = None) -> None:
@@ -50,6 +52,7 @@ class Promises:
             held = self._held.get(name)
             if held is not None and holder in (None, held[0]):
                 del self._held[name]
+                self._counts[held[1]] -= 1
 
     def came(self, holder: Hashable) -> None:
         """A connection of this holder's; `went` when it has ended."""
@@ -75,6 +78,7 @@ class Promises:
 
     def _break(self, name: bytes, now: float) -> None:
         _, uid, _ = self._held.pop(name)
+        self._counts[uid] -= 1
         count, since = self._broken.get(uid, (0, now))
         self._broken[uid] = (count + 1, since) if now - since < BROKEN_S else (1, now)
         if count + 1 == BROKEN_MOST:
@@ -84,4 +88,4 @@ class Promises:
         count, since = self._broken.get(uid, (0, now))
         if count >= BROKEN_MOST and now - since < BROKEN_S:
             return False
-        return sum(held[1] == uid for held in self._held.values()) < PROMISES_MOST
+        return self._counts[uid] < PROMISES_MOST

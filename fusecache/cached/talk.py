@@ -71,6 +71,10 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on."""
+        self._timeout_s = seconds
+
     def shut_down(self) -> None:
         """Whoever uses it finds that it has ended. Any thread."""
         with contextlib.suppress(OSError):

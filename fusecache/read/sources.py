@@ -30,11 +30,12 @@ from fusecache.base.metrics import (
     Metrics,
 )
 from fusecache.cached.shared import Block, SharedBlocks
+from fusecache.cached.talk import SEGMENTS_FROM
 from fusecache.manifest.loading import Manifest
 from fusecache.read.origin import Tick, read_range
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
-from fusecache.table.locations import Segments, open_segment, use
+from fusecache.table.locations import open_segment, use
 from fusecache.table.namespace import block_span
 
 T = TypeVar("T")
@@ -127,7 +128,7 @@ class SsdSource:
     def has(self, ino: int, version: Version, block: int, is_read: bool = False) -> bool:
         """If so, the front knows from now on where the block lies."""
         known = _native.get_location(ino, block)
-        if known is not None and open_segment(self._owner(known[0]), known[0]):
+        if known is not None and self._open(known[0]):
             return True
         at = self._store.lookup(self._dataset, _native.path(ino), version, block)
         if at is not None and use(self._store, ino, block, at, version):
@@ -136,10 +137,11 @@ class SsdSource:
             return True
         return self._shared is not None and self._shared.locate(Block(ino, version, block), is_read)
 
-    def _owner(self, segno: int) -> Segments:
-        if self._shared is not None and self._shared.has_segment(segno):
-            return self._shared
-        return self._store
+    def _open(self, segno: int) -> bool:
+        """False: the segment is gone, or was the service's, which this mount uses no more."""
+        if segno > SEGMENTS_FROM:
+            return self._shared is not None and open_segment(self._shared, segno)
+        return open_segment(self._store, segno)
 
     @property
     def has_shared(self) -> bool:

@@ -11,6 +11,7 @@ import trio
 
 from fusecache import _native
 from fusecache.base.errors import OriginError
+from fusecache.cached.shared import SharedBlocks
 from fusecache.control.control import PROGRESS_INTERVAL_S, Message, RequestError, Send
 from fusecache.read.operations import Operations
 from fusecache.read.reader import Reader
@@ -126,6 +127,7 @@ class Maintenance:
         concurrency: int,
         note_bad: Callable[[RecordFault, int, int, str], str],
         pins: UserPins,
+        shared: SharedBlocks | None = None,
     ) -> None:
         """`note_bad(fault, segno, offset, when)` counts, logs, quarantines; the line."""
         self._operations = operations
@@ -134,6 +136,7 @@ class Maintenance:
         self._concurrency = concurrency
         self._note_bad = note_bad
         self._pins = pins
+        self._shared = shared
 
     async def warm(self, request: Message, send: Send) -> Message:
         """Fetch every file below the request's "prefix" that matches its "globs", relative to the
@@ -228,7 +231,8 @@ class Maintenance:
 
     def _room_bytes(self) -> int:
         self._store.settle()
-        return self._store.room_bytes()
+        shared_bytes = self._shared.room_bytes if self._shared is not None else 0
+        return self._store.room_bytes() + shared_bytes
 
     async def _warm_some(
         self,

@@ -514,6 +514,7 @@ def _commands(server: Server, operations: Operations) -> dict[str, Operation]:
         server.config.origin_threads,
         server.quarantine,
         server.user_pins,
+        server.shared,
     )
     evicting = Evicting(
         operations=operations,

@@ -44,8 +44,14 @@ class Store:
 
 
 @pytest.mark.parametrize(("is_open", "room_bytes"), [(False, 800), (True, 900)])
-def test_what_is_stored_while_someone_looks_is_no_room(is_open: bool, room_bytes: int) -> None:
-    """hintsd may have heard of it before. An open log's room is not the store's."""
+@pytest.mark.parametrize("shared_bytes", [None, 70])
+def test_what_is_stored_while_someone_looks_is_no_room(
+    is_open: bool, room_bytes: int, shared_bytes: int | None
+) -> None:
+    """hintsd may have heard of it before. An open log's room is not the store's. What the host's
+    cache service would take is room.
+    """
+    shared: Any = None if shared_bytes is None else SimpleNamespace(room_bytes=shared_bytes)
     store: Any = Store(is_open=is_open)
     other: Any = SimpleNamespace(pins=SimpleNamespace(number=0), recording=0)
     mount: Any = {"ram_bytes": 1}
@@ -62,5 +68,6 @@ def test_what_is_stored_while_someone_looks_is_no_room(is_open: bool, room_bytes
         passings=other,
         mount=mount,
         device=other,
+        shared=shared,
     )
-    assert trio.run(plan.state)["ssd_room_bytes"] == room_bytes
+    assert trio.run(plan.state)["ssd_room_bytes"] == room_bytes + (shared_bytes or 0)

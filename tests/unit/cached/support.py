@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,12 +21,15 @@ from fusecache.cached.groups import STEP_BYTES_LEAST, Groups
 from fusecache.cached.serving import Service
 from fusecache.cached.talk import Channel, unpack_found
 from fusecache.store.types import BLOCK_BYTES, Location
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, mounted
 
 MIB = 1 << 20
 STEP = STEP_BYTES_LEAST
 SLACK = MIB  # for the sets
 SMALL = 5000
+
+
+eventually = partial(mounted.eventually, every_s=0.002)
 
 
 class Block(NamedTuple):
@@ -94,7 +98,7 @@ class Reported:
 
     def fill(self, group: Group, blocks: list[Block]) -> None:
         for block in blocks:
-            assert self.groups.put(group, block.name, block.data) is not None
+            assert self.groups.put(group, [block]) != [None]
             self.check()
 
     def check(self) -> None:
@@ -166,6 +170,12 @@ def serving(folder: Path, steps: float = 4, quota_steps: float = 2) -> Iterator[
         made.stop()
 
 
+def packed(blocks: list[Block]) -> tuple[bytes, bytes]:
+    """The digests, and the lengths."""
+    lengths = b"".join(len(block).to_bytes(4, "little") for block in blocks)
+    return b"".join(block.name for block in blocks), lengths
+
+
 class Talker:
     """A client that says what it is told to. A context."""
 
@@ -208,20 +218,22 @@ class Talker:
             assert self.ask("group", name=name_of(digests)).fields.bool("known")
 
     def put(self, block: Block) -> Location | None:
-        frame = self.ask("put", block.data, digest=block.name, length=len(block))
-        if frame.type == "refused":
-            return None
-        return unpack_found(frame.fields.bytes("at", 64), [len(block)])[0].at
+        return self.put_many([block])[0]
+
+    def put_many(self, blocks: list[Block]) -> list[Location | None]:
+        names, lengths = packed(blocks)
+        data = b"".join(block.data for block in blocks)
+        frame = self.ask("put", data, digests=names, lengths=lengths)
+        assert frame.type == "found"
+        found = unpack_found(frame.fields.bytes("at", 1 << 20), [len(block) for block in blocks])
+        return [one.at for one in found]
 
     def find(self, blocks: list[Block], promise: bool = False) -> list[Location | bool]:
         """Of each where it is, or whether another one reads it now."""
-        lengths = b"".join(len(block).to_bytes(4, "little") for block in blocks)
-        names = b"".join(block.name for block in blocks)
+        names, lengths = packed(blocks)
         frame = self.ask("find", digests=names, lengths=lengths, promise=promise)
         assert frame.type == "found"
-        found = unpack_found(
-            frame.fields.bytes("at", 1 << 20), [len(block) for block in blocks]
-        )
+        found = unpack_found(frame.fields.bytes("at", 1 << 20), [len(block) for block in blocks])
         return [at or is_promised for at, is_promised in found]
 
     def segment(self, segno: int) -> int | None:

@@ -39,7 +39,7 @@ def group(made: Reported) -> Group:
 
 
 def put(group: Group, block: Block) -> Location:
-    at = group.put(block.name, block.data)
+    (at,) = group.put([block])
     assert at is not None
     return at
 

@@ -125,6 +125,43 @@ def test_the_smallest_limit_holds_for_all_as_long_as_it_is_there(tmp_path: Path)
         assert one.store.usage().limit_bytes == 1024 * MIB
 
 
+def test_a_limit_can_change_while_the_store_is_open(tmp_path: Path) -> None:
+    """Less: at once, whatever goes for it. More: there is room again at once."""
+    with opened(tmp_path / "cache", limit_bytes=96 * MIB) as store:
+        files = {b"f%03d" % n: content(n, MIB) for n in range(60)}
+        for path, payload in files.items():
+            assert store.put(path, payload) is not None
+        store.store.limit_to(40 * MIB)
+        assert disk_bytes(tmp_path / "cache") <= 40 * MIB
+        assert store.store.usage().limit_bytes == 40 * MIB
+        left = [path for path, payload in files.items() if store.get(path, version_of(payload))]
+        assert left
+        assert left == list(files)[-len(left) :], "the oldest went"
+        store.store.limit_to(96 * MIB)
+        for path, payload in files.items():
+            assert store.put(path, payload) is not None
+        assert all(store.get(path, version_of(payload)) for path, payload in files.items())
+        check_invariants(store)
+        with opened(tmp_path / "cache", limit_bytes=200 * MIB) as other:
+            assert other.store.usage().limit_bytes == 96 * MIB, "what was told before is forgotten"
+        assert store.faults == []
+
+
+def test_numbers_that_are_taken_elsewhere_are_given_to_no_segment(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", limit_bytes=40 * MIB) as store:
+        assert store.store.number_from(5_000_000_000 >> 1) == 2_500_000_000
+        first = store.put(b"one", content(1, MIB))
+        assert first is not None
+        assert first.segno == 2_500_000_001
+        assert store.store.number_from(0) == 2_500_000_001, "the highest that was given"
+        store.store.seal()
+        store.store.number_from(2_500_000_100)
+        second = store.put(b"two", content(2, MIB))
+        assert second is not None
+        assert second.segno == 2_500_000_101
+        assert store.read(first) == content(1, MIB)
+
+
 def test_use_is_what_is_written_not_what_is_reserved(tmp_path: Path) -> None:
     with opened(tmp_path / "cache") as one, opened(tmp_path / "cache") as two:
         for store, name in ((one, b"a"), (two, b"b")):
