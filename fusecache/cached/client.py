@@ -66,6 +66,7 @@ class CacheService:
     def use(self, digests: bytes) -> None:
         """From now on: the group with this set (sorted, each once), in a thread of its own."""
         self._set, self._name = digests, digest(BLAKE3, digests)
+        self.why_not = f"--cache {self.path}: it has not answered yet"
         threading.Thread(target=self._watch_forever, name="cache service", daemon=True).start()
 
     def wait(self, seconds: float) -> None:
@@ -101,7 +102,7 @@ class CacheService:
             raise
         if not self._is_used:
             log.info("cache service %s: it is used", self.path)
-        self._is_used, self.why_not = True, ""
+        self.why_not, self._is_used = "", True
 
     def _make(self, channel: Channel) -> None:
         _ask(channel, "make", name=self._name, count=len(self._set) // NAME_BYTES)
@@ -112,7 +113,7 @@ class CacheService:
 
     # ---- connections -----------------------------------------------------------------------------
 
-    def _connect(self, timeout_s: float = REQUEST_S) -> Channel:
+    def _connect(self, timeout_s: float) -> Channel:
         """OSError, also where somebody else serves."""
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -128,7 +129,7 @@ class CacheService:
 
     def _join(self) -> Channel:
         """A connection about our group."""
-        channel = self._connect()
+        channel = self._connect(REQUEST_S)
         try:
             if not _ask(channel, "group", name=self._name).fields.bool("known"):
                 raise Refused("the group is gone")
@@ -200,6 +201,9 @@ class CacheService:
             with self._contained(), self._channel() as channel:
                 channel.send("segment", segno=segno)
                 frame, descriptor = _received(channel)
+                if frame.type != "ok" and descriptor >= 0:
+                    os.close(descriptor)
+                    descriptor = -1
                 if frame.type not in ("ok", "gone"):
                     raise WireError(f"segment: {frame.type}")
         return descriptor if descriptor >= 0 else None

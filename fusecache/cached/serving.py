@@ -182,6 +182,8 @@ class Conversation:
             self._channel.send("ok")
         except (NotAGroup, NoRoom) as error:
             self._channel.send("refused", why=str(error))
+        except OSError as error:  # of the disk; the connection, if it was that, ends
+            self._channel.send("refused", why=f"it cannot be made: {error.strerror or error}")
         finally:
             self._groups.end(new)
 
@@ -211,16 +213,16 @@ class Conversation:
         if not all(lengths) or sum(lengths) > BLOCK_BYTES:
             raise WireError("put: nothing, or more than a block has")
         data = memoryview(self._channel.bytes(sum(lengths)))
-        blocks = []
-        for name, length in zip(names, lengths, strict=True):
+        good: dict[int, tuple[bytes, memoryview]] = {}  # by its number in the request
+        for number, (name, length) in enumerate(zip(names, lengths, strict=True)):
             block, data = data[:length], data[length:]
             if name in group and digest(BLAKE3, block) == name:
-                blocks.append((name, block))
+                good[number] = name, block
             else:
                 self._groups.promises.end(name, self._holder)
-        places = iter(self._groups.put(group, blocks) if blocks else [])
-        good = {name for name, _ in blocks}
-        found = [Found(next(places) if name in good else None) for name in names]
+        places = self._groups.put(group, list(good.values())) if good else []
+        at = dict(zip(good, places, strict=True))
+        found = [Found(at.get(number)) for number in range(len(names))]
         self._channel.send("found", at=pack_found(found))
 
     def _doubt(self, fields: Fields) -> None:

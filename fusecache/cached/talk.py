@@ -110,8 +110,14 @@ class Channel:
         connection has ended. `waits`: for its first byte as long as it takes.
         """
         self._socket.settimeout(None if waits else self._timeout_s)
-        head, descriptors, flags, _ = socket.recv_fds(self._socket, _LENGTH.size, 1)
-        descriptor = descriptors[0] if descriptors else -1
+        # recv_fds() of the library leaves its flags out.
+        head, ancillary, flags, _ = self._socket.recvmsg(
+            _LENGTH.size, socket.CMSG_LEN(_COUNT.size), socket.MSG_CMSG_CLOEXEC
+        )
+        descriptor = -1
+        for level, kind, packed in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                (descriptor,) = _COUNT.unpack(packed[: _COUNT.size])
         try:
             if flags & socket.MSG_CTRUNC:
                 raise WireError("more than one descriptor")

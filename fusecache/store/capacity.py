@@ -363,6 +363,7 @@ def create(
     free: dict[int, idx.SegmentRow] | None = None  # asked for once, if something has to go
     writer: SegmentWriter | None = None
     failed: OSError | None = None
+    number = _Number(place.directory)
     make_room(place, segment_bytes)
     try:
         with index.database.transaction():
@@ -374,7 +375,7 @@ def create(
                 if by_disk < least:
                     failed = OSError(errno.ENOSPC, "less than --keep-free of the disk is left")
                 if size >= wanted:
-                    writer, failed = _written(place, highest_segno, rows, size)
+                    writer, failed = _written(place, number, highest_segno, rows, size)
                     if failed is None or failed.errno not in _NO_SPACE:
                         break
                 if may_evict and free is None:
@@ -393,7 +394,7 @@ def create(
                     victims.append(victim.segno)
                     continue
                 if least <= size < wanted:
-                    writer, failed = _written(place, highest_segno, rows, size)
+                    writer, failed = _written(place, number, highest_segno, rows, size)
                 is_full = place.settings.policy != "keep" and (victim is not None or is_all_in_use)
                 if is_full and failed is not None and failed.errno in _NO_SPACE:
                     failed = None
@@ -411,8 +412,26 @@ def create(
     return writer, failed
 
 
+class _Number:
+    """Of a segment to come: one, however often it is tried to make the segment."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._segno: int | None = None
+
+    def take(self, known: int) -> int:
+        """`known`: the highest that the caller knows of. OSError."""
+        if self._segno is None:
+            self._segno = self._directory.next_segno(known)
+        return self._segno
+
+
 def _written(
-    place: Place, highest_segno: int, rows: Mapping[int, idx.SegmentRow], segment_bytes: int
+    place: Place,
+    number: _Number,
+    highest_segno: int,
+    rows: Mapping[int, idx.SegmentRow],
+    segment_bytes: int,
 ) -> tuple[SegmentWriter | None, OSError | None]:
     """The segment in a directory with room for it, the next if one is full after all or fails; or
     the error.
@@ -421,7 +440,7 @@ def _written(
     others = [m for m, room in _rooms(place, rows.values()) if room >= segment_bytes]
     failed: OSError | None = OSError(errno.ENOSPC, "no cache directory has room")
     try:
-        segno = directory.next_segno(max(highest_segno, *rows, 0))
+        segno = number.take(max(highest_segno, *rows, 0))
         while others:
             path = directory.place_segment(segno, others)
             member = directory.member_of(segno)

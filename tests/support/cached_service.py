@@ -220,10 +220,11 @@ class Client:
         assert answer.type == "found"
         return unpack_found(answer.fields.bytes("at", 1 << 20), lengths)
 
-    def put(self, block: bytes, under: bytes | None = None) -> str:
-        """Why it was refused; "": it was not."""
-        answer = self.ask("put", block, digest=under or name(block), length=len(block))
-        return answer.fields.str("why", 1000) if answer.type == "refused" else ""
+    def put(self, block: bytes, under: bytes | None = None) -> bool:
+        """Whether the service has taken it."""
+        names, lengths = under or name(block), len(block).to_bytes(4, "little")
+        answer = self.ask("put", block, digests=names, lengths=lengths)
+        return unpack_found(answer.fields.bytes("at", 64), [len(block)])[0].at is not None
 
     def segment(self, segno: int) -> int:
         """A descriptor, the caller's; -1: it is gone."""
@@ -240,9 +241,7 @@ class Client:
         assert descriptor >= 0
         try:
             return bytes(
-                _native.read_record(
-                    descriptor, at.offset, at.header_len, at.payload_len, at.segno
-                )
+                _native.read_record(descriptor, at.offset, at.header_len, at.payload_len, at.segno)
             )
         finally:
             os.close(descriptor)

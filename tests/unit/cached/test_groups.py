@@ -108,17 +108,18 @@ def test_what_was_used_within_a_week_is_not_forgotten(made: Reported) -> None:
 
 
 def test_what_a_mount_uses_is_not_forgotten_however_long(made: Reported) -> None:
-    group = made.make(1, one_block(1))
+    group, _ = grown(made, 1, 1, 2)
     used(made, group)
     age(group, 9 * 86400)
-    grown(made, 2, 2, 3)
-    made.make(3, one_block(3))
-    assert group in made.groups
+    made.groups.quota_bytes = STEP + SLACK
+    used(made, grown(made, 2, 2, 2)[0])
+    with pytest.raises(NoRoom):
+        made.make(2, one_block(4))
+    assert made.granted(1) > 2 * STEP
     made.groups.leave(group)
-    assert made.granted(2) < 3 * STEP
-    age(group, FORGOTTEN_S - 60)
-    made.make(3, one_block(4))
-    assert group in made.groups, "it was used until just now"
+    with pytest.raises(NoRoom):
+        made.make(2, one_block(4))
+    assert made.granted(1) > 2 * STEP, "it was used until just now"
 
 
 def test_who_is_most_above_the_quota_loses_something(root: Path) -> None:
@@ -188,6 +189,15 @@ def test_above_the_quota_the_own_idle_group_goes_that_was_used_longest_ago(root:
         assert first in made.groups
         assert busy in made.groups
         assert above.limit_bytes - above.set_bytes == 2 * STEP
+
+
+def test_above_the_quota_the_own_group_stays_as_it_is_while_a_mount_uses_it(root: Path) -> None:
+    with reported(root, steps=3, quota_steps=1) as made:
+        group, _ = grown(made, 1, 1, 3)
+        used(made, group)
+        with pytest.raises(NoRoom):
+            made.make(1, one_block(2))
+        assert group.limit_bytes - group.set_bytes == 3 * STEP
 
 
 def test_when_nobody_may_lose_anything_the_group_itself_does(root: Path) -> None:

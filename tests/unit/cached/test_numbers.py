@@ -154,7 +154,6 @@ def test_puts_that_fail_leave_no_number_to_others(made: Reported, segments: Segm
             assert put_sealed(two, block_of(5000 + turn))
 
 
-@pytest.mark.xfail(strict=True, reason="one put may take more numbers than _NUMBERS_LEFT")
 def test_a_put_that_finds_no_room_again_and_again_leaves_no_number_to_others(
     made: Reported, segments: Segments
 ) -> None:
