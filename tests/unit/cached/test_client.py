@@ -495,6 +495,7 @@ def test_a_descriptor_that_was_not_asked_for_is_closed(
 
 # ---- who serves ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("uid", [0, os.geteuid(), 4242, 4243])
+@pytest.mark.claim("D5")
 def test_a_service_of_another_user_is_refused(
     fake: FakeService, monkeypatch: pytest.MonkeyPatch, uid: int, rarely: None
 ) -> None:

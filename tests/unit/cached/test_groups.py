@@ -234,6 +234,7 @@ def test_no_group_is_made_where_others_have_all_the_room(root: Path) -> None:
         assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.claim("D4")
 def test_who_is_within_the_quota_loses_nothing_and_no_more_is_granted_than_there_is(
     root: Path,
 ) -> None:

@@ -125,6 +125,7 @@ def test_what_is_no_set_makes_no_group(served: Served, bad: Callable[[bytes], by
     assert not [path for path in served.reported.root.iterdir() if path.is_dir()]
 
 
+@pytest.mark.claim("D1")
 def test_a_set_under_another_name_makes_no_group(served: Served) -> None:
     """Or who knows a name would have what is under it."""
     with Talker(served.path) as owner, Talker(served.path) as thief:
@@ -186,6 +187,7 @@ def test_what_one_puts_another_finds(served: Served, talker: Talker) -> None:
         assert other.find([BLOCKS[2]] * FINDS_MOST) == [places[2]] * FINDS_MOST
 
 
+@pytest.mark.claim("D2")
 def test_a_put_of_what_is_not_as_it_says_is_refused(served: Served, talker: Talker) -> None:
     block, other = BLOCKS[0], OTHERS[0]
     for bad in (
@@ -299,6 +301,7 @@ def segment_of(talker: Talker) -> tuple[int, Location]:
     return fd, at
 
 
+@pytest.mark.claim("D3")
 def test_a_descriptor_of_a_segment_reads_it_and_no_more(served: Served, talker: Talker) -> None:
     fd, at = segment_of(talker)
     try:
