@@ -189,7 +189,9 @@ class Fetching:
                 continue
             if not is_to_be_staged and ino in self._pages:
                 continue  # it comes back from there if it has to be fetched
-            if self.line.had_come(ino) or not self._stored.has_come(ino):
+            if self.line.had_come(ino):
+                self._begin(ino, store, marks)
+            elif not self._stored.has_come(ino):
                 if self.claims.are_needed:
                     self.claims.put(Claim(ino, store, is_to_be_staged))
                 else:

@@ -1,8 +1,8 @@
 """A mount's end of the cache service. Blocking; any thread.
 
 INVARIANT: the service costs a mount time, never an error: what fails is a block that is not there.
-A request takes REQUEST_S at most, a put PUT_S; one that has failed has the service left alone for
-AGAIN_S.
+A request takes REQUEST_S at most, one for many blocks MANY_S, a put PUT_S. After one that has
+failed the service is left alone for AGAIN_S.
 """
 
 from __future__ import annotations
@@ -12,23 +12,33 @@ import logging
 import os
 import pwd
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+from fusecache import _native
 from fusecache.base.digest import digest
 from fusecache.base.units import BLOCK_BYTES
 from fusecache.base.wire import Frame, WireError, peer_of
 from fusecache.cached.group import BLAKE3, Data
-from fusecache.cached.talk import FINDS_MOST, NAME_BYTES, PUTS_MOST, Channel, Found, unpack_found
+from fusecache.cached.talk import (
+    FINDS_MOST,
+    NAME_BYTES,
+    PUTS_MOST,
+    SEGMENTS_FROM,
+    Channel,
+    Found,
+    unpack_found,
+)
 from fusecache.store.types import Location
 
 log = logging.getLogger(__name__)
 
 REQUEST_S: Final = 0.9
-PUT_S: Final = 5.0
+MANY_S = PUT_S = 5.0
 MAKE_S: Final = 60.0
 AGAIN_S: Final = 10.0
 """One that failed a request is left alone so long."""
@@ -81,6 +91,8 @@ class CacheService:
         while True:
             with contextlib.suppress(OSError, WireError, Refused):
                 self._look()
+                if self.is_used:
+                    self.forget_gone()
             self._first.set()
             time.sleep(LOOK_S if self._is_used else AGAIN_S)
 
@@ -118,6 +130,8 @@ class CacheService:
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(REQUEST_S)
+            if not stat.S_ISSOCK(os.stat(self.path).st_mode):
+                raise OSError("it is no socket")
             connection.connect(self.path)
             uid = peer_of(connection).uid
             if uid not in (0, os.geteuid()) and _user(uid) != SERVICE_USER:
@@ -139,14 +153,18 @@ class CacheService:
         return channel
 
     @contextlib.contextmanager
-    def _channel(self, new: Callable[[], Channel] | None = None) -> Iterator[Channel]:
-        """One that nobody else has, an idle one or a `new` one; closed if the block fails."""
+    def _channel(
+        self, new: Callable[[], Channel] | None = None, wait_s: float = REQUEST_S
+    ) -> Iterator[Channel]:
+        """One that nobody else has, an idle one or a `new` one; closed if the block fails. Answers
+        are waited for so long.
+        """
         with self._lock:
             channel = self._idle.pop() if self._idle and new is None else None
         if channel is None:
             channel = (new or self._join)()
-        else:
-            channel.wait_at_most(REQUEST_S)
+        if new is None:
+            channel.wait_at_most(wait_s)
         try:
             yield channel
         except BaseException:
@@ -182,7 +200,8 @@ class CacheService:
         with self._contained():
             while self.is_used and len(found) < len(names):
                 some = slice(len(found), len(found) + FINDS_MOST)
-                with self._channel() as channel:
+                # A reader waits for a single one.
+                with self._channel(wait_s=REQUEST_S if len(names) == 1 else MANY_S) as channel:
                     answer = _ask(
                         channel,
                         "find",
@@ -215,8 +234,7 @@ class CacheService:
             while self.is_used and len(found) < len(blocks):
                 some = _first(blocks[len(found) :])
                 lengths = [len(data) for _, data in some]
-                with self._channel() as channel:
-                    channel.wait_at_most(PUT_S)
+                with self._channel(wait_s=PUT_S) as channel:
                     answer = _ask(
                         channel,
                         "put",
@@ -229,11 +247,22 @@ class CacheService:
                 self.room_bytes = max(0, self.room_bytes - sum(lengths))
         return found + [None] * (len(blocks) - len(found))
 
-    def doubt(self, name: bytes, length: int) -> None:
-        """Its bytes were bad."""
+    def doubt(self, segno: int, offset: int) -> None:
+        """The record there was bad."""
         if self.is_used:
-            with self._contained(), self._channel() as channel:
-                _ask(channel, "bad", digest=name, length=length)
+            with self._contained(), self._channel(wait_s=PUT_S) as channel:
+                _ask(channel, "bad", segno=segno, offset=offset)
+
+    def forget_gone(self) -> None:
+        """Segments that the service has removed are open here no more."""
+        known = [segno for segno in _native.segment_reads() if segno > SEGMENTS_FROM]
+        for at in range(0, len(known), FINDS_MOST):
+            some = known[at : at + FINDS_MOST]
+            with self._channel() as channel:
+                answer = _ask(channel, "living", segnos=_packed(some))
+            living = set(answer.fields.array("segnos", "u4").tolist())
+            for segno in set(some) - living:
+                _native.segment_drop(segno)
 
 
 def _packed(lengths: Sequence[int]) -> bytes:

@@ -58,9 +58,9 @@ def set_of(digests: bytes) -> bytes:
 class NewSet:
     """The set of a group that is made: it comes in pieces. One thread."""
 
-    def __init__(self, root: Path, name: bytes, owner: int) -> None:
-        """OSError."""
-        self.name, self.owner = name, owner
+    def __init__(self, root: Path, name: bytes, owner: int, reserved_bytes: int) -> None:
+        """`reserved_bytes`: of SSD, for the group. OSError."""
+        self.name, self.owner, self.reserved_bytes = name, owner, reserved_bytes
         self._final = root / name.hex()
         self._folder = root / f".{name.hex()}-{os.getpid()}-{time.monotonic_ns()}"
         self._folder.mkdir(mode=0o700)
@@ -69,20 +69,25 @@ class NewSet:
             file.flush()
             os.fsync(file.fileno())
         self._file = (self._folder / _SET).open("x+b")
-        self.set_bytes = 0
 
     def add(self, data: bytes | bytearray) -> None:
         self._file.write(data)
-        self.set_bytes += len(data)
 
-    def finish(self) -> Path:
-        """The group's folder. NotAGroup: it is no set, or that of another name; OSError."""
+    def check(self) -> None:
+        """It is complete, and on the disk. NotAGroup: it is no set, or that of another name;
+        OSError.
+        """
         self._file.flush()
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as digests:
             if not is_set(digests) or name_of(digests) != self.name:
                 raise NotAGroup("these digests are not the set of that name")
         os.fsync(self._file.fileno())
         _sync(self._folder)
+
+    def finish(self) -> Path:
+        """The group's folder. After `check`. OSError."""
+        if self._final.exists():  # one that could not be opened
+            remove(self._final)
         os.rename(self._folder, self._final)
         _sync(self._final.parent)
         return self._final
@@ -127,6 +132,7 @@ class Group:
         self.limit_bytes = limit_bytes
         self.used_s = time.monotonic()
         self.connections = 0
+        self.is_closed = False
         self.is_short = True  # of room, perhaps: a segment was begun
         try:
             self.name = bytes.fromhex(folder.name)
@@ -146,6 +152,7 @@ class Group:
         )
         self._numbers_end = 0
         self._is_numbering = True  # numbers may have been used
+        self._why_not = ""  # nothing can be put
         self._newest = 0  # segment
         self._number()
 
@@ -169,12 +176,15 @@ class Group:
         at = int(np.searchsorted(self._set, wanted)[0])
         return at < len(self._set) and self._set[at : at + 1].tobytes() == name
 
-    def find(self, name: bytes, length: int) -> Location | None:
-        return self.store.lookup_block(name, length) if name in self else None
+    def find(self, blocks: Sequence[tuple[bytes, int]]) -> list[Location | None]:
+        """Where these (digest, length) lie; None: not here."""
+        ours = [block for block in blocks if block[0] in self]
+        at = dict(zip(ours, self.store.lookup_blocks(ours), strict=True))
+        return [at.get(block) for block in blocks]
 
     def read(self, name: bytes, length: int) -> bytes | None:
         """The block, verified; None: it is not here."""
-        at = self.find(name, length)
+        (at,) = self.find([(name, length)])
         fd = self.store.open_segment(at.segno) if at is not None else None
         if at is None or fd is None:
             return None
@@ -197,8 +207,11 @@ class Group:
             try:
                 self._number()
             except OSError as error:  # the disk that has the numbers
-                log.warning("nothing can be put: %s", error)
+                if self._why_not != str(error):
+                    log.warning("nothing can be put: %s", error)
+                self._why_not = str(error)
                 return [None] * len(blocks)
+            self._why_not = ""
             found = self.store.put_many(
                 self.name[:_DATASET_BYTES], items, evict=True, whatever_is_used=True
             )
@@ -231,12 +244,17 @@ class Group:
         os.close(fd)
         return direct
 
-    def doubt(self, name: bytes, length: int) -> None:
-        """A mount says that this block is bad: it is read, and forgotten if that is so."""
-        at = self.find(name, length)
-        for bad, fault in self.store.check([at] if at is not None else []):
+    def doubt(self, segno: int, offset: int) -> None:
+        """A mount says that the record there is bad: it is read, and forgotten if that is so."""
+        self.store.flush()  # of what has no row yet nothing would be known
+        doubted = [at for at in self.store.records_of(segno) if at.offset == offset]
+        for at, fault in self.store.check(doubted):
             if fault:
-                self.store.quarantine(bad.segno, bad.offset)
+                self.store.quarantine(at.segno, at.offset)
+
+    def living(self, segnos: frozenset[int]) -> frozenset[int]:
+        """Those of these segments that are its own, and are there."""
+        return self.store.living(segnos)
 
     def limit_to(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -246,6 +264,8 @@ class Group:
         return self.set_bytes + self.store.usage().reserved_bytes
 
     def close(self) -> None:
+        """It has nothing any more."""
+        self.is_closed = True
         self.store.close()
 
     def remove(self) -> None:

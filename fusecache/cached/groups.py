@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -76,9 +76,9 @@ class Groups:
                     self._open(folder)
                 except (NotAGroup, OSError) as error:
                     log.warning("%s: it is not used", error)
-        for group in sorted(self._groups.values(), key=lambda group: group.used_s):
-            if self._granted() > limit_bytes:  # it is less than before
-                self._take(group, self._granted() - limit_bytes)
+        while self._granted() > limit_bytes:  # it is less than before
+            victim = max(self._groups.values(), key=lambda group: group.limit_bytes)
+            self._take(victim)
 
     def close(self) -> None:
         with self._lock:
@@ -107,26 +107,30 @@ class Groups:
                 raise NoRoom("another group is being made")
             if set_bytes > self.limit_bytes // SETS_PART:
                 raise NoRoom("the set is too large for this cache")
-            new = NewSet(self._root, name, owner)
+            own = [group for group in self._groups.values() if group.owner == owner]
+            if len(own) >= GROUPS_MOST and not self._remove_idle(own):
+                raise NoRoom("too many groups of this user")
+            reserved = 0 if name in self._groups else self._step + set_bytes
+            if reserved and not self._make_room(owner, None, reserved):
+                raise NoRoom("others have all of the room")
+            new = NewSet(self._root, name, owner, reserved)
             self._new.append(new)
             return new
 
     def end(self, new: NewSet) -> None:
+        """What was reserved for it is the group's, or free."""
         with self._lock:
-            self._new.remove(new)
+            if new in self._new:
+                self._new.remove(new)
         new.close()
 
     def add(self, new: NewSet) -> None:
-        """Its set is complete. NotAGroup: that is none; NoRoom, OSError."""
+        """Its set has come. NotAGroup: that is none; OSError."""
+        new.check()
         with self._lock:
-            if new.name in self._groups:
-                return
-            own = [group for group in self._groups.values() if group.owner == new.owner]
-            if len(own) >= GROUPS_MOST and (victim := _idlest(own)):
-                self._remove(victim)
-            if not self._make_room(new.owner, None, self._step + new.set_bytes):
-                raise NoRoom("others have all of the room")
-            self._open(new.finish())
+            if new.name not in self._groups:
+                self._new.remove(new)
+                self._open(new.finish())
 
     def _open(self, folder: Path) -> None:
         """NotAGroup, OSError."""
@@ -135,13 +139,10 @@ class Groups:
         except NotAGroup:
             remove(folder)
             raise
-        except UserError as error:
+        except UserError as error:  # of a newer version, say: it stays
             raise OSError(str(error)) from None
         group.limit_to(max(self._step + group.set_bytes, group.held_bytes()))
         self._groups[group.name] = group
-
-    def __contains__(self, group: object) -> bool:
-        return isinstance(group, Group) and self._groups.get(group.name) is group
 
     # ---- blocks ----------------------------------------------------------------------------------
 
@@ -157,17 +158,20 @@ class Groups:
         """Of each digest where it lies. With `promise` what is nowhere is the holder's to bring, or
         promised to another one; and what another group has comes from there.
         """
-        found, copies = [], 0
-        for name, length in zip(names, lengths, strict=True):
-            at = group.find(name, length)
-            if at is None and promise and name in group:
-                if copies < COPIES_MOST:
-                    at = self._copied(group, name, length)
-                    copies += at is not None
-                if at is None:
-                    found.append(Found(None, self.promises.ask(name, holder, uid)))
-                    continue
-            found.append(Found(at))
+        copies, found = 0, list[Found]()
+        places = group.find(list(zip(names, lengths, strict=True)))
+        for name, length, at in zip(names, lengths, places, strict=True):
+            if at is not None or not promise or name not in group:
+                found.append(Found(at))
+                continue
+            copied = self._copied(group, name, length) if copies < COPIES_MOST else None
+            copies += copied is not None
+            is_promised = copied is None and self.promises.ask(name, holder, uid)
+            if copied is None and not is_promised:  # it may just have been put
+                (copied,) = group.find([(name, length)])
+                if copied is not None:
+                    self.promises.end(name, holder)
+            found.append(Found(copied, is_promised))
         return found
 
     def _copied(self, group: Group, name: bytes, length: int) -> Location | None:
@@ -192,8 +196,9 @@ class Groups:
     # ---- room, with the lock ---------------------------------------------------------------------
 
     def _granted(self, owner: int | None = None) -> int:
-        groups = self._groups.values()
-        return sum(one.limit_bytes for one in groups if owner in (None, one.owner))
+        groups, new = self._groups.values(), self._new
+        granted = sum(one.limit_bytes for one in groups if owner in (None, one.owner))
+        return granted + sum(one.reserved_bytes for one in new if owner in (None, one.owner))
 
     def room_bytes(self, group: Group) -> int:
         """What may be put in it without a loss of others."""
@@ -215,7 +220,7 @@ class Groups:
             victim = self._victim(owner, group, bytes_)
             if victim is None:
                 return False
-            self._take(victim, self._step)
+            self._take(victim)
         return True
 
     def _disk_bytes(self) -> int:
@@ -225,35 +230,51 @@ class Groups:
 
     def _victim(self, owner: int, group: Group | None, bytes_: int) -> Group | None:
         """Who loses something; None: nobody who may."""
-        gives = [one for one in self._groups.values() if one is not group and self._can_give(one)]
-        forgotten = [one for one in gives if self._is_forgotten(one)]
+        others = [one for one in self._groups.values() if one is not group]
+        forgotten = [one for one in others if self._is_forgotten(one)]
         if forgotten:
             return _idlest(forgotten)
         if self._granted(owner) + bytes_ <= self.quota_bytes:
-            above = {one.owner for one in gives if self._granted(one.owner) > self.quota_bytes}
-            if above - {owner}:
-                most = max(above - {owner}, key=self._granted)
-                return _idlest([one for one in gives if one.owner == most])
-        return _idlest([one for one in gives if one.owner == owner and not one.connections])
+            victim = self._of_who_has_most(one for one in others if one.owner != owner)
+            if victim is not None:
+                return victim
+        return _idlest([one for one in others if one.owner == owner and not one.connections])
+
+    def _of_who_has_most(self, groups: Iterable[Group]) -> Group | None:
+        """Of an owner who keeps the quota without what it loses; None: there is none."""
+        above = [
+            one for one in groups if self._granted(one.owner) - self._loss(one) >= self.quota_bytes
+        ]
+        most = max((self._granted(one.owner) for one in above), default=0)
+        return _idlest([one for one in above if self._granted(one.owner) == most])
 
     @staticmethod
     def _is_forgotten(group: Group) -> bool:
         return not group.connections and time.monotonic() - group.used_s > FORGOTTEN_S
 
-    def _can_give(self, group: Group) -> bool:
-        return not group.connections or group.limit_bytes - group.set_bytes >= 2 * self._step
+    def _loss(self, group: Group) -> int:
+        """What it gives when something is taken: a step, or all of it, if little would be left."""
+        left = group.limit_bytes - self._step
+        return self._step if left >= self._step + group.set_bytes else group.limit_bytes
 
-    def _take(self, group: Group, bytes_: int) -> None:
-        """So much of its room; all of it where little would be left, and no mount uses it."""
-        left, least = group.limit_bytes - bytes_, self._step + group.set_bytes
-        if left >= least or group.connections:
-            group.limit_to(max(left, least))
+    def _take(self, group: Group) -> None:
+        """Some of its room."""
+        loss = self._loss(group)
+        if loss < group.limit_bytes:
+            group.limit_to(group.limit_bytes - loss)
         else:
             self._remove(group)
 
     def _remove(self, group: Group) -> None:
         del self._groups[group.name]
         group.remove()
+
+    def _remove_idle(self, groups: Sequence[Group]) -> bool:
+        """The one of these that no mount uses, used longest ago. False: there is none."""
+        idle = _idlest([group for group in groups if not group.connections])
+        if idle is not None:
+            self._remove(idle)
+        return idle is not None
 
     # ---- by itself -------------------------------------------------------------------------------
 
@@ -265,8 +286,11 @@ class Groups:
             group.store.flush()
             group.store.housekeeping()
         with self._lock:
-            if self._disk_bytes() < 0 and (victim := _idlest([g for g in groups if g in self])):
-                self._take(victim, self._step)
+            if self._disk_bytes() < 0:  # others have taken it
+                groups = list(self._groups.values())
+                victim = self._of_who_has_most(groups) or _idlest(groups)
+                if victim is not None:
+                    self._take(victim)
 
     def figures(self) -> dict[int, tuple[int, int, int]]:
         """By owner: groups, bytes held, bytes granted."""

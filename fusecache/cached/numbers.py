@@ -44,5 +44,10 @@ class Numbers:
                 file.flush()
                 os.fsync(file.fileno())
             new.rename(self._file)
+            folder = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
             self._next = first + AT_ONCE
             return first

@@ -15,9 +15,10 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-PROMISE_S: Final = 2.0
+PROMISE_S: Final = 5.0
 BROKEN_MOST: Final = 64
 """By a user within BROKEN_S: then that user's mounts are promised nothing for as long."""
+LATE_MOST: Final = 4096
 BROKEN_S: Final = 30.0
 PROMISES_MOST: Final = 512
 """Of a user, at a time."""
@@ -31,6 +32,7 @@ class Promises:
         self._held: dict[bytes, tuple[Hashable, int, float]] = {}  # holder, uid, until; by age
         self._connections: Counter[Hashable] = Counter()
         self._counts: Counter[int] = Counter()  # by uid
+        self._late: dict[bytes, int] = {}  # uid; by age: what may still be put
         self._broken: dict[int, tuple[int, float]] = {}  # by uid: how many, since when
 
     def ask(self, name: bytes, holder: Hashable, uid: int) -> bool:
@@ -50,6 +52,10 @@ class Promises:
         """It was put; or this holder will not bring it."""
         with self._lock:
             held = self._held.get(name)
+            if holder is None and name in self._late:
+                uid = self._late.pop(name)
+                count, since = self._broken.get(uid, (1, 0.0))
+                self._broken[uid] = max(0, count - 1), since
             if held is not None and holder in (None, held[0]):
                 del self._held[name]
                 self._counts[held[1]] -= 1
@@ -71,9 +77,12 @@ class Promises:
 
     def _expire(self, now: float) -> None:
         while self._held:
-            name, (_, _, until) = next(iter(self._held.items()))
+            name, (_, uid, until) = next(iter(self._held.items()))
             if until > now:
                 break
+            self._late[name] = uid
+            if len(self._late) > LATE_MOST:
+                del self._late[next(iter(self._late))]
             self._break(name, now)
 
     def _break(self, name: bytes, now: float) -> None:

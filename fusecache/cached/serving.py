@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -16,12 +17,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from fusecache.base.digest import digest
 from fusecache.base.units import BLOCK_BYTES
 from fusecache.base.wire import Fields, Peer, WireError, peer_of
 from fusecache.cached.group import BLAKE3, Group, NotAGroup
 from fusecache.cached.groups import Groups, NoRoom
-from fusecache.cached.talk import NAME_BYTES, PUTS_MOST, Channel, Found, names_of, pack_found
+from fusecache.cached.talk import (
+    FINDS_MOST,
+    NAME_BYTES,
+    PUTS_MOST,
+    Channel,
+    Found,
+    names_of,
+    pack_found,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +42,7 @@ DIGESTS_MOST: Final = 1 << 28
 """Of a group: 8 GB of them."""
 PIECE_BYTES: Final = 1 << 20
 HOUSEKEEPING_S: Final = 1.0
+_FINDING: Final = threading.BoundedSemaphore(4)  # more threads at it are slower, all of them
 
 
 class Service:
@@ -40,6 +52,8 @@ class Service:
         """`listener` listens."""
         self._groups = groups
         self._listener = listener
+        listener.setblocking(False)
+        self._told, self._tell = socket.socketpair()
         self._lock = threading.Lock()
         self._open: dict[Channel, int] = {}  # uid
         self._is_over = threading.Event()
@@ -49,15 +63,18 @@ class Service:
         house = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         house.start()
         while not self._is_over.is_set():
+            select.select([self._listener, self._told], [], [])
             try:
                 connection, _ = self._listener.accept()
+            except BlockingIOError:
+                continue
             except OSError:
-                if self._is_over.is_set():
-                    break
                 time.sleep(0.1)  # no descriptor is left
                 continue
             self._begin(connection)
         house.join()
+        self._told.close()
+        self._tell.close()
         with self._lock:
             channels = list(self._open)
         for channel in channels:
@@ -65,21 +82,28 @@ class Service:
         self._groups.close()
 
     def stop(self) -> None:
-        """Any thread, a signal's handler too."""
+        """Any thread, a signal's handler too. The socket goes on to listen: it may be systemd's."""
         self._is_over.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it has ended
+            self._tell.send(b".")
 
     def _keep_house(self) -> None:
+        fault = ""
         while not self._is_over.wait(HOUSEKEEPING_S):
             try:
                 self._groups.keep_house()
+                fault = ""
+            except OSError as error:
+                if fault != str(error):
+                    log.error("housekeeping: %s", error)
+                fault = str(error)
             except Exception:
                 log.exception("housekeeping")
 
     # ---- connections -----------------------------------------------------------------------------
 
     def _begin(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
         channel = Channel(connection, REQUEST_S)
         try:
             peer = peer_of(connection)
@@ -131,6 +155,7 @@ class Conversation:
             "segment": self._segment,
             "put": self._put,
             "bad": self._doubt,
+            "living": self._living,
         }
         while (received := self._channel.receive(waits=True)) is not None:
             frame, descriptor = received
@@ -153,6 +178,8 @@ class Conversation:
     def _ours(self, frame: str) -> Group:
         if self._group is None:
             raise WireError(f"{frame}: no group was named")
+        if self._group.is_closed:  # the mount is to make it anew
+            raise WireError(f"{frame}: the group is gone")
         return self._group
 
     # ---- requests --------------------------------------------------------------------------------
@@ -180,7 +207,7 @@ class Conversation:
                 left -= len(piece)
             self._groups.add(new)
             self._channel.send("ok")
-        except (NotAGroup, NoRoom) as error:
+        except NotAGroup as error:
             self._channel.send("refused", why=str(error))
         except OSError as error:  # of the disk; the connection, if it was that, ends
             self._channel.send("refused", why=f"it cannot be made: {error.strerror or error}")
@@ -191,7 +218,8 @@ class Conversation:
         group, names = self._ours("find"), names_of(fields)
         lengths = _lengths(fields, names)
         promise = fields.bool("promise")
-        found = self._groups.find(group, names, lengths, self._holder, self._uid, promise)
+        with _FINDING:
+            found = self._groups.find(group, names, lengths, self._holder, self._uid, promise)
         self._channel.send("found", at=pack_found(found))
 
     def _segment(self, fields: Fields) -> None:
@@ -226,8 +254,16 @@ class Conversation:
         self._channel.send("found", at=pack_found(found))
 
     def _doubt(self, fields: Fields) -> None:
-        self._ours("bad").doubt(_name(fields, "digest"), fields.int("length", 1, BLOCK_BYTES))
+        group, segno = self._ours("bad"), fields.int("segno", 1, (1 << 32) - 1)
+        group.doubt(segno, fields.int("offset", 0, (1 << 63) - 1))
         self._channel.send("ok")
+
+    def _living(self, fields: Fields) -> None:
+        segnos = fields.array("segnos", "u4")
+        if len(segnos) > FINDS_MOST:
+            raise WireError("living: too many")
+        living = self._ours("living").living(frozenset(segnos.tolist()))
+        self._channel.send("ok", segnos=np.array(sorted(living), "u4"))
 
 
 def _lengths(fields: Fields, names: Sequence[bytes]) -> list[int]:

@@ -27,13 +27,14 @@ from fusecache.cached.group import set_of
 from fusecache.cached.talk import SEGMENTS_FROM, Found
 from fusecache.config.settings import Config
 from fusecache.manifest.loading import Manifest
-from fusecache.store.types import Location, Version
+from fusecache.store.types import BLOCK_BYTES, Location, Version
 from fusecache.table import namespace
 from fusecache.table.locations import use
 
 WAIT_S: Final = 2.0
 """For what another mount reads, from when that was heard first."""
 TRIED_S: Final = 2.0
+DOUBTS_MOST: Final = 64
 WAITS_MOST: Final = 65_536
 
 
@@ -53,6 +54,7 @@ class SharedBlocks:
         self._manifest = manifest
         self._metrics = metrics
         self._doubts = ThreadPoolExecutor(1, "doubts")
+        self._doubted: set[tuple[int, int]] = set()  # on their way
         self._lock = threading.Lock()
         self._awaited: dict[tuple[int, int], float] = {}  # inode, block: until when
 
@@ -84,12 +86,12 @@ class SharedBlocks:
         return found.at is not None and self._use(block, found.at)
 
     def locate_all(self, inos: Sequence[int], promise: bool = False) -> None:
-        """The same of files of one block, many at a time."""
+        """The same of files of one block, many at a time; larger ones are left out."""
         blocks, names, lengths = [], [], []
         for ino in inos if self.is_used else ():
             with contextlib.suppress(UnknownInode):
                 block = Block(ino, namespace.version(ino), 0)
-                name = self._name(block)
+                name = self._name(block) if block.version.size <= BLOCK_BYTES else None
                 if name is not None:
                     blocks.append(block)
                     names.append(name)
@@ -102,9 +104,10 @@ class SharedBlocks:
                 self._use(block, found.at)
 
     def _use(self, block: Block, at: Location) -> bool:
+        was_located = namespace.is_located(block.ino, block.number)
         if not use(self, block.ino, block.number, at, block.version):
             return False
-        self._metrics.add(SERVICE_FILES, int(block.number == 0))
+        self._metrics.add(SERVICE_FILES, int(block.number == 0 and not was_located))
         return True
 
     def open_segment(self, segno: int) -> int | None:
@@ -149,18 +152,20 @@ class SharedBlocks:
                 self._metrics.add(SERVICE_PUT_BYTES, len(data))
         return are_stored
 
-    def doubt_soon(self, ino: int) -> None:
-        """A record of the file's was bad: the service is told, by a thread."""
-        self._doubts.submit(self._doubt, ino)
+    def quarantine(self, segno: int, offset: int) -> None:
+        """The record there was bad: the service is told, by a thread."""
+        with self._lock:
+            if (segno, offset) in self._doubted or len(self._doubted) >= DOUBTS_MOST:
+                return
+            self._doubted.add((segno, offset))
+        self._doubts.submit(self._doubt, segno, offset)
 
-    def _doubt(self, ino: int) -> None:
-        with contextlib.suppress(UnknownInode):
-            version = namespace.version(ino)
-            for number in range(namespace.block_count(version.size)):
-                name = self._name(Block(ino, version, number))
-                if name is not None:
-                    length = namespace.block_span(version.size, number)[1]
-                    self.service.doubt(name, length)
+    def _doubt(self, segno: int, offset: int) -> None:
+        try:
+            self.service.doubt(segno, offset)
+        finally:
+            with self._lock:
+                self._doubted.discard((segno, offset))
 
     # ---- what is asked ---------------------------------------------------------------------------
 
@@ -173,9 +178,9 @@ class SharedBlocks:
         """It is not used: a line; "": it is."""
         if self.is_used:
             return ""
+        no_manifest = self._manifest.why_not or "the dataset has no manifest"
         why = self.service.why_not or (
-            f"--cache {self.service.path}: not used: the dataset has no manifest "
-            "(fusecache digest --digest blake3)"
+            f"--cache {self.service.path}: {no_manifest} (fusecache digest --digest blake3)"
         )
         return f"{why}: the mount's own cache is used"
 

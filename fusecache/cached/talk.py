@@ -20,7 +20,7 @@ from fusecache.store.types import Location
 NAME_BYTES: Final = 32
 """Of a digest, and of a group's name."""
 FRAME_BYTES_MOST: Final = 1 << 20
-FINDS_MOST: Final = 1024
+FINDS_MOST: Final = 128
 PUTS_MOST: Final = 128
 SEGMENTS_FROM: Final = 1 << 31
 """Numbers of the service's segments are above it; those of a mount's own cache below."""

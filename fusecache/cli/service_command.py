@@ -59,7 +59,7 @@ def uninstall(name: str) -> None:
     metavar="DIR",
     help="Made if it is not there. [/var/cache/fusecache-cached]",
 )
-@click.option("--ssd", metavar="SIZE", help="Limit of all of it. [what is free]")
+@click.option("--ssd", metavar="SIZE", help="Limit of all of it, from 64M on. [what is free]")
 @click.option("--quota", metavar="SIZE", help="What each user keeps. [a quarter of --ssd]")
 @click.option("--keep-free", metavar="SIZE|%", help="Left to others. [5%]")
 def install_cached(

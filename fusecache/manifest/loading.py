@@ -123,6 +123,11 @@ class Manifest:
         log.warning("%s", self._why_not)
 
     @property
+    def why_not(self) -> str:
+        """It is not used, although there is one: a line; "": it is, or there is none."""
+        return self._why_not
+
+    @property
     def files(self) -> int:
         """How many it lists."""
         return len(self._listed)

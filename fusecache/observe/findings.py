@@ -99,6 +99,8 @@ def of_mount(one: Answer, host: Host) -> Iterator[Finding]:
     yield _hints(one, host)
     if status.get("pool"):
         yield pool(status["pool"], place)
+    if figure(status, "service.socket"):
+        yield service(status["service"], place)
     if one.target.mount.uid == os.getuid():
         for part in figure(status, "ssd.directories") or []:
             if not part.get("why_out"):
@@ -301,6 +303,13 @@ def pool(found: Any, place: str) -> Finding:
     else:
         return Finding("ok", "pool", says, mount=place)
     return Finding("warning", "pool", says, f"fusecache pool status {quote(place)}", place)
+
+
+def service(found: Any, place: str) -> Finding:
+    """`found`: what a mount's status says of the host's cache service, which it is to use."""
+    if figure(found, "used"):
+        return Finding("ok", "cache service", f"{figure(found, 'socket')} is used", mount=place)
+    return Finding("warning", "cache service", str(figure(found, "why_not")), mount=place)
 
 
 def disk(path: str, ssd: dict[str, Any], place: str) -> Finding:

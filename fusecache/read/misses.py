@@ -74,7 +74,7 @@ class Misses:
         self._fetches = Fetches(threads, *calls)
         self._placing = threading.Lock()  # from a look for a place in line until it is taken
         self._joined: set[int] = set()  # whose READs another user's fetches are to answer
-        self._some = trio.lowlevel.ParkingLot()
+        self._some, self._some_awaited = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
 
     async def run_forever(self) -> None:
         """It may be run again after it has failed."""
@@ -88,7 +88,9 @@ class Misses:
         self._thread = threading.Thread(target=self._ask_forever, name="misses", daemon=True)
         self._thread.start()
         try:
-            await self._watch_forever()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._look_again_forever)
+                await self._watch_forever()
         finally:
             self._is_over = True
             _native.missed_enable(False, 0)
@@ -157,6 +159,7 @@ class Misses:
     # ---- trio's side: what is to be read ---------------------------------------------------------
 
     def _take(self) -> None:
+        self._some_awaited.unpark()
         self._feed(trio.current_time())
         if not self._is_watched:
             self._some.unpark()
@@ -166,8 +169,7 @@ class Misses:
         looked_at, since = (0, 0), 0.0
         while True:
             self._is_watched = False
-            is_busy = self._asking or self._waiting or self._awaited or self._fetches.flying
-            if not (is_busy or self._given_up):
+            if not (self._asking or self._waiting or self._fetches.flying or self._given_up):
                 await self._some.park()
             self._is_watched = True
             await trio.sleep(POLL_S)
@@ -183,11 +185,18 @@ class Misses:
                 self._given_up = asked
                 _native.missed_enable(False, 0)
                 self._waiting.clear()
+                self._awaited.clear()
                 _native.missed_pass(ALL)
             self._fetches.give_up_on_hung()
-            if self._awaited:
-                await trio.to_thread.run_sync(self._look_again, abandon_on_cancel=True)
             self._feed(now)
+
+    async def _look_again_forever(self) -> None:
+        while True:
+            if not self._awaited:
+                await self._some_awaited.park()
+            await trio.to_thread.run_sync(self._look_again, abandon_on_cancel=True)
+            self._take()
+            await trio.sleep(POLL_S)
 
     def _look_again(self) -> None:
         """For what another mount was reading, until that has taken long enough."""

@@ -36,7 +36,7 @@ from fusecache.read.origin import Tick, read_range
 from fusecache.store import Store
 from fusecache.store.types import BLOCK_BYTES, Version
 from fusecache.table.locations import open_segment, use
-from fusecache.table.namespace import block_span
+from fusecache.table.namespace import block_span, is_located
 
 T = TypeVar("T")
 
@@ -149,12 +149,11 @@ class SsdSource:
         return self._shared is not None and self._shared.is_used
 
     def locate_shared(self, inos: list[int], are_read: bool = False) -> None:
-        """Files of one block that have no location: those that the cache service has get one. As
-        `has`, many at a time.
+        """Of files of one block those that the cache service has, and are not known to be on SSD,
+        are located now. As `has`, many at a time.
         """
         if self._shared is not None:
-            absent = [ino for ino in inos if _native.get_location(ino, 0) is None]
-            self._shared.locate_all(absent, are_read)
+            self._shared.locate_all([i for i in inos if not is_located(i)], are_read)
 
     def is_awaited(self, ino: int) -> bool:
         """As Sources.is_awaited, of a file of one block."""

@@ -29,7 +29,6 @@ from fusecache.base.disk.probe import Device
 from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metrics
 from fusecache.cached import shared
-from fusecache.cached.shared import SharedBlocks
 from fusecache.cached.talk import SEGMENTS_FROM
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Operation, Send
@@ -374,7 +373,7 @@ class Server:
                     if event[0] == _native.EVENT_STREAM:
                         nursery.start_soon(self.stager.stream, *event[1:3], stream_block)
                     else:
-                        note_record(event, self.store.forget, self.quarantine, self.shared)
+                        note_record(event, self.store.forget, self.quarantine)
 
     def quarantine(self, fault: RecordFault, segno: int, offset: int, when: str) -> str:
         """Count, log and forget a record; returns the line of the log."""
@@ -385,7 +384,8 @@ class Server:
             self.metrics.add(metrics.MISMATCHES)
             line += f"is bad ({when})"
         self.faults.report(fault, line)
-        self.store.quarantine(segno, offset)
+        owner = self.shared if self.shared and self.shared.has_segment(segno) else self.store
+        owner.quarantine(segno, offset)
         return line
 
     # ---- what the command line asks --------------------------------------------------------------
@@ -478,13 +478,10 @@ def note_record(
     event: tuple[int, int, int, int],
     forget: Callable[[int, int], object],
     quarantine: Callable[[RecordFault, int, int, str], object],
-    service: SharedBlocks | None = None,
 ) -> None:
     """What the front says of a record in a segment. An event of an unknown kind changes nothing."""
     kind, segno, offset, ino = event
-    if service is not None and service.has_segment(segno):
-        service.doubt_soon(ino)
-    elif kind == _native.EVENT_PUNCHED:
+    if kind == _native.EVENT_PUNCHED:
         forget(segno, offset)
     elif kind in (_native.EVENT_FAULT, _native.EVENT_UNREAD):
         path = _native.path(ino).decode(errors="backslashreplace")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fusecache.base import digest
 from fusecache.base.errors import CacheFault
@@ -81,25 +81,46 @@ class Reads:
         """Where the block with this digest lies, of so many bytes, as its header says, too; None:
         it is not cached.
         """
+        return self.lookup_blocks([(name, length)])[0]
+
+    def lookup_blocks(self, blocks: Sequence[tuple[bytes, int]]) -> list[Location | None]:
+        """The same of several."""
         place = self._attachment.place()
+        nothing: list[Location | None] = [None] * len(blocks)
         if place is None:
-            return None
+            return nothing
         try:
-            found = place.index.lookup_blocks([name]).get(name)
+            rows = place.index.lookup_blocks([name for name, _ in blocks])
         except idx.ERRORS as error:
             self._attachment.current.error(place.index, error)
-            return None
-        location = self._quarantine.unless_bad(found)
-        if location is None or location.payload_len != length:
-            return None
-        fd = self.open_segment(location.segno)
-        if fd is None:
-            return None
+            return nothing
+        found: list[Location | None] = []
+        opened: dict[int, int | None] = {}
         try:
-            is_there = is_block(fd, location, name, place.directory.uuid)
-            return location if is_there and not is_punched(fd, location) else None
+            for name, length in blocks:
+                at = self._quarantine.unless_bad(rows.get(name))
+                if at is not None and at.payload_len == length:
+                    if at.segno not in opened:
+                        opened[at.segno] = self.open_segment(at.segno)
+                    if not _holds(opened[at.segno], at, name, place.directory.uuid):
+                        at = None
+                else:
+                    at = None
+                found.append(at)
         finally:
-            os.close(fd)
+            for fd in opened.values():
+                if fd is not None:
+                    os.close(fd)
+        return found
+
+    def records_of(self, segno: int) -> list[Location]:
+        """Those of the segment that the index knows."""
+        index = self._attachment.current.index
+        try:
+            return [] if index is None else index.records_of(segno)
+        except idx.ERRORS as error:
+            self._attachment.current.error(index, error)
+            return []
 
     def lookup_directory(
         self, dataset: bytes, directory: bytes
@@ -196,6 +217,10 @@ class Reads:
             return -1
         try_direct(fd)  # what the disk has, not what the page cache remembers
         return fd
+
+
+def _holds(fd: int | None, at: Location, name: bytes, uuid: bytes) -> bool:
+    return fd is not None and is_block(fd, at, name, uuid) and not is_punched(fd, at)
 
 
 def is_block(fd: int, location: Location, name: bytes, uuid: bytes) -> bool:

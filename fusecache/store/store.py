@@ -61,6 +61,8 @@ class Store:
         # What a part does alone: its docstring is there.
         self.lookup = self._reads.lookup
         self.lookup_block = self._reads.lookup_block
+        self.lookup_blocks = self._reads.lookup_blocks
+        self.records_of = self._reads.records_of
         self.lookup_directory = self._reads.lookup_directory
         self.open_segment = self._reads.open_segment
         self.log_segments = self._reads.log_segments

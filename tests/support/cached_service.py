@@ -23,7 +23,7 @@ from fusecache import _native
 from fusecache.base.digest import digest
 from fusecache.base.wire import Frame, WireError, peer_of
 from fusecache.cached.group import BLAKE3, name_of, set_of
-from fusecache.cached.talk import Channel, Found, unpack_found
+from fusecache.cached.talk import FINDS_MOST, Channel, Found, unpack_found
 from fusecache.store.types import BLOCK_BYTES, Location
 from tests.support import PATIENCE_S
 from tests.support.mounted import COMMAND, ROOT, environment, eventually
@@ -142,7 +142,7 @@ class CachedService:
                 assert self._process.wait(PATIENCE_S) == 0, self.log()
             lines = filter(_BAD_LINE.search, self.log().splitlines())
             bad = [one for one in lines if not any(re.search(a, one) for a in self.allow_log)]
-            assert not bad, bad
+            assert not bad, f"{bad}\n{self.log()[-3000:]}"
         finally:
             self._destroy()
 
@@ -215,10 +215,16 @@ class Client:
     def find(
         self, names: Sequence[bytes], lengths: Sequence[int], promise: bool = False
     ) -> list[Found]:
-        packed = b"".join(length.to_bytes(4, "little") for length in lengths)
-        answer = self.ask("find", digests=b"".join(names), lengths=packed, promise=promise)
-        assert answer.type == "found"
-        return unpack_found(answer.fields.bytes("at", 1 << 20), lengths)
+        found: list[Found] = []
+        while len(found) < len(names):
+            some = slice(len(found), len(found) + FINDS_MOST)
+            packed = b"".join(length.to_bytes(4, "little") for length in lengths[some])
+            answer = self.ask(
+                "find", digests=b"".join(names[some]), lengths=packed, promise=promise
+            )
+            assert answer.type == "found"
+            found += unpack_found(answer.fields.bytes("at", 1 << 20), lengths[some])
+        return found
 
     def put(self, block: bytes, under: bytes | None = None) -> bool:
         """Whether the service has taken it."""

@@ -23,6 +23,7 @@ from fusecache.read.fetch_threads import FetchThreads
 from fusecache.read.fetcher import Fetcher
 from fusecache.read.misses import Misses
 from fusecache.read.origin import Origin
+from fusecache.read.sources import SsdSource
 from fusecache.read.stager import Stager
 from fusecache.store.types import Version
 from fusecache.table import namespace
@@ -115,7 +116,7 @@ def bare_prefetcher() -> Prefetcher:
         origin=cast(Origin, SimpleNamespace(threads=1)),
         misses=stub,
         fetch_threads=FetchThreads(stub),
-        segments=stub,
+        segments=cast(SsdSource, SimpleNamespace(has_shared=False)),
         packer=stub,
         preloaded=(),
         evictions=stub,

@@ -107,6 +107,10 @@ class Reported:
         assert sum(granted for _, _, granted in figures) <= self.groups.limit_bytes
         assert all(held <= granted for _, held, granted in figures)
 
+    def has(self, group: Group) -> bool:
+        """This one, and no other of its name."""
+        return self.groups._groups.get(group.name) is group
+
     def granted(self, owner: int) -> int:
         return self.groups.figures().get(owner, (0, 0, 0))[2]
 
@@ -124,6 +128,12 @@ def reported(
         made.groups.close()
 
 
+def place(group: Group, block: Block) -> Location | None:
+    """Where it is."""
+    (at,) = group.find([(block.name, len(block))])
+    return at
+
+
 def held(group: Group, blocks: list[Block]) -> int:
     """How many of the blocks it has; each with the right bytes."""
     count = 0
@@ -138,14 +148,22 @@ def held(group: Group, blocks: list[Block]) -> int:
 class Served:
     """A service, in a thread."""
 
-    def __init__(self, folder: Path, steps: float = 4, quota_steps: float = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        steps: float = 4,
+        quota_steps: float = 2,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """`listener`: one that is there; it listens at `path`."""
         self.reported = Reported(folder / "cache", steps, quota_steps)
         self.groups = self.reported.groups
         self.path = str(folder / "socket")
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.path)
-        listener.listen(64)
-        self._listener = listener
+        if listener is None:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(self.path)
+            listener.listen(64)
+        self.listener = listener
         self.service = Service(self.groups, listener)
         self._thread = threading.Thread(target=self.service.run)
         self._thread.start()
@@ -153,11 +171,15 @@ class Served:
     def connections(self) -> int:
         return len(self.service._open)
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """The socket stays."""
         self.service.stop()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
-        self._listener.close()
+
+    def stop(self) -> None:
+        self.end()
+        self.listener.close()
         Path(self.path).unlink(missing_ok=True)
 
 
@@ -235,6 +257,15 @@ class Talker:
         assert frame.type == "found"
         found = unpack_found(frame.fields.bytes("at", 1 << 20), [len(block) for block in blocks])
         return [at or is_promised for at, is_promised in found]
+
+    def doubt(self, segno: int, offset: int) -> None:
+        assert self.ask("bad", segno=segno, offset=offset).type == "ok"
+
+    def living(self, segnos: list[int]) -> list[int]:
+        frame = self.ask("living", segnos=b"".join(one.to_bytes(4, "little") for one in segnos))
+        assert frame.type == "ok"
+        living: list[int] = frame.fields.array("segnos", "u4").tolist()
+        return living
 
     def segment(self, segno: int) -> int | None:
         self.channel.send("segment", segno=segno)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from fusecache import _native
 from fusecache.base.wire import Peer, WireError, encode
 from fusecache.cached import client as module
 from fusecache.cached import serving as serving_module
-from fusecache.cached.client import CacheService
+from fusecache.cached.client import CacheService, Refused
 from fusecache.cached.talk import FINDS_MOST, NAME_BYTES, SEGMENTS_FROM, Channel, Found, pack_found
 from fusecache.store.types import Location
 from tests.support import PATIENCE_S
@@ -75,7 +76,7 @@ def gives_nothing(service: CacheService) -> bool:
     assert service.find(*names(BLOCKS), promise=True) == [NOTHING] * len(BLOCKS)
     assert service.put(BLOCKS) == [None] * len(BLOCKS)
     assert service.open_segment(SEGMENTS_FROM + 7) is None
-    service.doubt(BLOCKS[0].name, len(BLOCKS[0]))
+    service.doubt(SEGMENTS_FROM + 7, 4096)
     return True
 
 
@@ -170,8 +171,53 @@ def test_a_doubt_reaches_the_service(served: Served) -> None:
         file.seek(at.offset + at.header_len)
         file.write(bytes([BLOCKS[0].data[0] ^ 1]))
     assert service.find(*names(BLOCKS[:1])) == [Found(at)]
-    service.doubt(BLOCKS[0].name, len(BLOCKS[0]))
+    service.doubt(at.segno, at.offset)
     assert service.find(*names(BLOCKS[:1])) == [NOTHING]
+
+
+class Opened:
+    """The segments that the front has open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.segnos: set[int] = set()
+        self.dropped: list[int] = []
+        monkeypatch.setattr(_native, "segment_reads", lambda: dict.fromkeys(self.segnos, 1))
+        monkeypatch.setattr(_native, "segment_drop", self.drop)
+
+    def drop(self, segno: int) -> None:
+        self.segnos.discard(segno)
+        self.dropped.append(segno)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    return Opened(monkeypatch)
+
+
+def test_segments_that_are_gone_are_forgotten_and_no_others(served: Served, opened: Opened) -> None:
+    service = joined(served.path)
+    (at,) = service.put(BLOCKS[:1])
+    assert at is not None
+    own = {1, 7, SEGMENTS_FROM}  # of the mount's cache
+    gone = {at.segno + number for number in range(1, 2 * FINDS_MOST + 3)}
+    opened.segnos |= own | gone | {at.segno}
+    eventually(lambda: opened.segnos == own | {at.segno})  # by itself
+    assert set(opened.dropped) == gone
+    assert service.is_used
+
+
+def test_a_service_that_goes_has_no_segment_forgotten(tmp_path: Path, opened: Opened) -> None:
+    """What is open is read on."""
+    with serving(tmp_path) as served:
+        service = joined(served.path)
+        (at,) = service.put(BLOCKS[:1])
+        assert at is not None
+        opened.segnos.add(at.segno)
+    eventually(lambda: service.why_not != "")
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"Broken pipe|reset|No such file"):
+            service.forget_gone()
+    assert not opened.dropped
 
 
 def test_threads_have_connections_of_their_own_and_few_are_kept(served: Served) -> None:
@@ -250,6 +296,18 @@ def test_a_service_that_is_another_one_has_the_group_made_there(tmp_path: Path) 
         eventually(lambda: service.put(BLOCKS[:1]) != [None])
 
 
+def test_a_group_that_is_removed_while_it_is_used_is_made_again(served: Served) -> None:
+    """Connections that were about it end."""
+    service = joined(served.path)
+    assert service.put(BLOCKS[:1]) != [None]
+    group = served.reported.find(BLOCKS)
+    assert group is not None
+    with served.groups._lock:
+        served.groups._remove(group)
+    eventually(lambda: service.put(BLOCKS[:1]) != [None])
+    assert served.reported.find(BLOCKS) is not group
+
+
 def test_after_a_fault_the_service_is_left_alone_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +338,10 @@ class FakeService:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(self.path)
         self._listening.listen(16)
-        self.replies: dict[str, Reply] = {"group": say("ok", known=True, room=5, limit=9)}
+        self.replies: dict[str, Reply] = {
+            "group": say("ok", known=True, room=5, limit=9),
+            "living": say("ok", segnos=b""),
+        }
         self.asked: list[str] = []
         self.is_over = threading.Event()
         self._open: list[socket.socket] = []
@@ -376,7 +437,7 @@ def test_an_answer_that_is_none_gives_nothing(
         "find": lambda: service.find(*names(BLOCKS)) == [NOTHING] * 4,
         "put": lambda: service.put(BLOCKS) == [None] * 4,
         "segment": lambda: service.open_segment(SEGMENTS_FROM + 1) is None,
-        "bad": lambda: service.doubt(NAME, 5) is None,  # type: ignore[func-returns-value]
+        "bad": lambda: service.doubt(SEGMENTS_FROM + 1, 5) is None,  # type: ignore[func-returns-value]
     }
     assert ask[request_]()
     assert request_ in fake.asked
@@ -418,7 +479,17 @@ def test_a_group_that_is_not_made_is_not_used(fake: FakeService, what: str, rare
         assert service.why_not.endswith(": others have all of the room")
 
 
-NAME = BLOCKS[0].name
+@pytest.mark.parametrize("what", GARBAGE)
+def test_an_answer_that_is_none_has_no_segment_forgotten(
+    fake: FakeService, opened: Opened, what: str, rarely: None
+) -> None:
+    service = joined(fake.path)
+    opened.segnos.add(SEGMENTS_FROM + 1)
+    fake.replies["living"] = GARBAGE[what]
+    with pytest.raises((OSError, WireError, Refused)):
+        service.forget_gone()
+    assert "living" in fake.asked
+    assert not opened.dropped
 
 
 def placed(*places: Found) -> bytes:
@@ -478,7 +549,7 @@ def test_a_descriptor_that_was_not_asked_for_is_closed(
     fake.replies[request_] = lambda channel, _: channel.send(type_, descriptor=writing, why="no")
     eventually(lambda: service.is_used)
     service.find(*names(BLOCKS)) if request_ == "find" else None
-    service.doubt(NAME, 5) if request_ == "bad" else None
+    service.doubt(SEGMENTS_FROM + 1, 5) if request_ == "bad" else None
     service.put(BLOCKS[:1]) if request_ == "put" else None
     got = service.open_segment(SEGMENTS_FROM + 1) if request_ == "segment" else None
     os.close(writing)
@@ -528,13 +599,18 @@ def test_one_who_takes_the_service_s_place_later_is_refused(
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for."""
-    monkeypatch.setattr(module, "REQUEST_S", 0.1)
-    monkeypatch.setattr(module, "PUT_S", 0.1)
-    connect = CacheService._connect
+    for name in ("REQUEST_S", "MANY_S", "PUT_S"):
+        monkeypatch.setattr(module, name, 0.1)
+    connect, channel = CacheService._connect, CacheService._channel
     monkeypatch.setattr(
         CacheService,
         "_connect",
         lambda service, timeout_s=0.1: connect(service, timeout_s),
+    )
+    monkeypatch.setattr(
+        CacheService,
+        "_channel",
+        lambda service, new=None, wait_s=0.1: channel(service, new, wait_s),
     )
 
 
@@ -548,7 +624,7 @@ def test_one_that_hangs_is_left_alone(
         "find": lambda: service.find(*names(BLOCKS)),
         "put": lambda: service.put(BLOCKS),
         "segment": lambda: service.open_segment(SEGMENTS_FROM + 1),
-        "bad": lambda: service.doubt(NAME, 5),
+        "bad": lambda: service.doubt(SEGMENTS_FROM + 1, 5),
         "group": lambda: service.find(*names(BLOCKS)),
     }
     asks[request_]()
@@ -557,6 +633,34 @@ def test_one_that_hangs_is_left_alone(
     count = len(fake.asked)
     assert gives_nothing(service)
     assert len(fake.asked) == count
+
+
+@pytest.mark.parametrize("request_", ["one", "find", "put", "bad"])
+def test_what_nobody_waits_for_has_more_time(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch, request_: str, rarely: None
+) -> None:
+    service = joined(fake.path)
+    monkeypatch.setattr(module, "REQUEST_S", 0.1)
+    for name in ("MANY_S", "PUT_S"):
+        monkeypatch.setattr(module, name, PATIENCE_S)
+    count = 1 if request_ in ("one", "put") else 2
+
+    def late(channel: Channel, type_: str) -> None:
+        fake.is_over.wait(0.25)
+        channel.send("ok" if type_ == "bad" else "found", at=placed(*[GOOD] * count))
+
+    fake.replies |= dict.fromkeys(("find", "put", "bad"), late)
+    if request_ == "one":  # a reader waits
+        assert service.find(*names(BLOCKS[:1])) == [NOTHING]
+        assert not service.is_used
+        return
+    if request_ == "find":
+        assert service.find(*names(BLOCKS[:2])) == [GOOD, GOOD]
+    elif request_ == "put":
+        assert service.put(BLOCKS[:1]) == [GOOD.at]
+    else:
+        service.doubt(SEGMENTS_FROM + 1, 5)
+    assert service.is_used
 
 
 def test_one_that_answers_byte_by_byte_is_not_waited_for(

@@ -19,6 +19,7 @@ from tests.unit.cached.support import (
     block_of,
     blocks_of,
     held,
+    place,
     read_at,
     reported,
     set_with,
@@ -92,19 +93,36 @@ def test_it_has_blocks_of_its_set_and_no_others(group: Group) -> None:
 def test_a_block_that_is_not_of_the_set_is_not_found_whatever_is_stored(group: Group) -> None:
     other = block_of(77)
     put(group, other)  # who serves a put has looked whether it is of the set
-    assert group.find(other.name, len(other)) is None
+    assert place(group, other) is None
     assert group.read(other.name, len(other)) is None
 
 
 # ---- blocks --------------------------------------------------------------------------------------
 def test_what_was_put_is_found_and_read(group: Group) -> None:
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0])) is None
+    assert place(group, BLOCKS[0]) is None
     at = put(group, BLOCKS[0])
     assert at.segno > SEGMENTS_FROM
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0])) == at
+    assert place(group, BLOCKS[0]) == at
     assert group.read(BLOCKS[0].name, len(BLOCKS[0])) == BLOCKS[0].data
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0]) + 1) is None, "of another length"
-    assert group.find(BLOCKS[1].name, len(BLOCKS[1])) is None
+    assert group.find([(BLOCKS[0].name, len(BLOCKS[0]) + 1)]) == [None], "of another length"
+    assert place(group, BLOCKS[1]) is None
+
+
+def test_of_many_each_is_found_at_its_place(group: Group) -> None:
+    first, last = put(group, BLOCKS[0]), put(group, BLOCKS[2])
+    other = block_of(77)
+    put(group, other)  # not of the set
+    asked = [
+        (BLOCKS[2].name, len(BLOCKS[2])),
+        (other.name, len(other)),
+        (BLOCKS[0].name, len(BLOCKS[0])),
+        (BLOCKS[0].name, len(BLOCKS[0]) - 1),
+        (BLOCKS[1].name, len(BLOCKS[1])),
+        (BLOCKS[2].name, len(BLOCKS[2])),
+        (BLOCKS[0].name, 1 << 31),
+    ]
+    assert group.find(asked) == [last, None, first, None, None, last, None]
+    assert group.find([]) == []
 
 
 def test_a_block_that_is_put_twice_is_stored_once(group: Group) -> None:
@@ -131,21 +149,29 @@ def test_no_path_of_a_user_is_in_a_record(group: Group) -> None:
 
 def test_a_doubt_about_a_good_record_changes_nothing(group: Group) -> None:
     at = put(group, BLOCKS[0])
-    group.doubt(BLOCKS[0].name, len(BLOCKS[0]))
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0])) == at
-    group.doubt(BLOCKS[1].name, len(BLOCKS[1]))  # that is nowhere
-    group.doubt(bytes(32), 5)  # that is not of the set
+    group.doubt(at.segno, at.offset)
+    assert place(group, BLOCKS[0]) == at
+    for segno, offset in (
+        (at.segno, at.offset + 512),  # no record begins there
+        (at.segno, 0),
+        (at.segno, (1 << 63) - 1),
+        (at.segno + 1, at.offset),
+        (1, at.offset),
+        ((1 << 32) - 1, at.offset),
+    ):
+        group.doubt(segno, offset)
+    assert place(group, BLOCKS[0]) == at
 
 
 def test_a_doubt_about_a_bad_record_has_it_forgotten_and_stored_anew(group: Group) -> None:
     at, good = put(group, BLOCKS[0]), put(group, BLOCKS[1])
     flip(group, at)
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0])) == at, "a header does not show it"
-    group.doubt(BLOCKS[1].name, len(BLOCKS[1]))
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0])) == at, "another one was doubted"
-    group.doubt(BLOCKS[0].name, len(BLOCKS[0]))
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0])) is None
-    assert group.find(BLOCKS[1].name, len(BLOCKS[1])) == good
+    assert place(group, BLOCKS[0]) == at, "a header does not show it"
+    group.doubt(good.segno, good.offset)
+    assert place(group, BLOCKS[0]) == at, "another one was doubted"
+    group.doubt(at.segno, at.offset)
+    assert place(group, BLOCKS[0]) is None
+    assert place(group, BLOCKS[1]) == good
     assert put(group, BLOCKS[0]) != at
     assert group.read(BLOCKS[0].name, len(BLOCKS[0])) == BLOCKS[0].data
 
@@ -153,7 +179,25 @@ def test_a_doubt_about_a_bad_record_has_it_forgotten_and_stored_anew(group: Grou
 def test_a_bad_record_is_not_read_and_forgotten(group: Group) -> None:
     flip(group, put(group, BLOCKS[0]))
     assert group.read(BLOCKS[0].name, len(BLOCKS[0])) is None
-    assert group.find(BLOCKS[0].name, len(BLOCKS[0])) is None
+    assert place(group, BLOCKS[0]) is None
+
+
+# ---- its segments --------------------------------------------------------------------------------
+def test_its_own_segments_live_until_they_go(made: Reported) -> None:
+    blocks = blocks_of(5, 20, MIB)
+    group, other = made.make(1, blocks), made.make(2, BLOCKS)
+    theirs = put(other, BLOCKS[0]).segno
+    segnos = {put(group, block).segno for block in blocks}
+    assert len(segnos) > 1
+    asked = frozenset(segnos | {theirs, max(segnos) + 1, 1})
+    assert group.living(asked) == segnos
+    assert other.living(asked) == {theirs}
+    assert group.living(frozenset({max(segnos)})) == {max(segnos)}, "those that were asked about"
+    assert group.living(frozenset()) == frozenset()
+    group.limit_to(group.set_bytes + 16 * MIB)
+    living = group.living(asked)
+    assert living < segnos
+    assert living == {at.segno for block in blocks if (at := place(group, block))}
 
 
 # ---- its limit -----------------------------------------------------------------------------------
@@ -181,7 +225,7 @@ def test_a_removed_group_leaves_nothing_even_to_who_has_a_descriptor(
         group.remove()
         assert os.fstat(fd).st_size == 0
         assert not [path for path in made.root.iterdir() if path.is_dir()]
-        assert group.find(BLOCKS[0].name, len(BLOCKS[0])) is None
+        assert place(group, BLOCKS[0]) is None
     finally:
         os.close(fd)
 

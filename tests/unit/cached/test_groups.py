@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fusecache.cached import groups as module
 from fusecache.cached.group import Group, NotAGroup, name_of
 from fusecache.cached.groups import FORGOTTEN_S, NoRoom
+from fusecache.store import Store
 from fusecache.store.segment import format as fmt
 from tests.unit.cached.support import (
     SLACK,
@@ -23,6 +26,7 @@ from tests.unit.cached.support import (
     blocks_of,
     held,
     large_blocks,
+    place,
     reported,
     set_with,
 )
@@ -95,10 +99,11 @@ def test_what_is_forgotten_goes_first_whoever_it_belongs_to(made: Reported) -> N
     made.make(3, one_block(4))
     assert made.find(forgotten) is None
     assert above.limit_bytes >= 2 * STEP
-    assert above in made.groups
+    assert made.has(above)
 
 
 def test_what_was_used_within_a_week_is_not_forgotten(made: Reported) -> None:
+    made.groups.quota_bytes = 2 * STEP
     kept = one_block(1)
     age(made.make(1, kept), FORGOTTEN_S - 60)
     grown(made, 2, 2, 3)
@@ -146,17 +151,18 @@ def test_of_who_is_above_the_group_goes_that_no_mount_uses_for_longest(root: Pat
         used(made, busy)
         age(busy, 100)
         made.make(2, one_block(5))
-        assert [one in made.groups for one in (busy, first, between, last)] == [
+        assert [made.has(one) for one in (busy, first, between, last)] == [
             True, False, True, True
         ]  # fmt: skip
 
 
 def test_a_used_group_gives_room_and_stays(root: Path) -> None:
     with reported(root, steps=3, quota_steps=1) as made:
+        made.groups.quota_bytes = STEP + 64  # the sets of those that come have no more
         above, blocks = filled(made, 1, 1, 3)
         used(made, above)
         made.make(2, one_block(2))
-        assert above in made.groups
+        assert made.has(above)
         assert above.limit_bytes - above.set_bytes == 2 * STEP
         made.make(3, one_block(3))
         assert above.limit_bytes - above.set_bytes == STEP
@@ -185,9 +191,9 @@ def test_above_the_quota_the_own_idle_group_goes_that_was_used_longest_ago(root:
         used(made, busy)
         age(busy, 20)
         made.make(2, one_block(5))
-        assert second not in made.groups
-        assert first in made.groups
-        assert busy in made.groups
+        assert not made.has(second)
+        assert made.has(first)
+        assert made.has(busy)
         assert above.limit_bytes - above.set_bytes == 2 * STEP
 
 
@@ -220,7 +226,7 @@ def test_who_has_other_idle_groups_loses_them_before_the_group_itself(root: Path
         group = made.make(1, blocks)
         used(made, group)
         made.fill(group, blocks)
-        assert idle not in made.groups
+        assert not made.has(idle)
         assert held(group, blocks) == len(blocks)
 
 
@@ -247,9 +253,10 @@ def test_who_is_within_the_quota_loses_nothing_and_no_more_is_granted_than_there
         for number in range(1, 1 + count)
     }
     with reported(root, steps=6, quota_steps=2) as made:
+        made.groups.quota_bytes = 2 * STEP + 256  # two steps, with the sets
         using: list[Group] = []
         losses = 0
-        for _ in range(120):
+        for _ in range(90):
             (owner, _), blocks = source.choice(list(sets.items()))
             before = made.groups.figures()
             has = {
@@ -281,6 +288,7 @@ def test_who_is_within_the_quota_loses_nothing_and_no_more_is_granted_than_there
             for other, (_, _, granted) in before.items():
                 if other != owner and granted > made.groups.quota_bytes:
                     losses += after.get(other, (0, 0, 0))[2] < granted
+                    assert after[other][2] >= made.groups.quota_bytes
                 elif other != owner:
                     assert after[other][::2] == before[other][::2]
             for other, found_before in has.items():
@@ -325,17 +333,102 @@ def test_a_set_of_another_name_makes_no_group(made: Reported, root: Path) -> Non
     assert not [path for path in root.iterdir() if path.is_dir()]
 
 
-def test_a_user_makes_one_group_at_a_time_and_all_a_few(made: Reported) -> None:
-    begun = [made.groups.begin(bytes([1]) * 32, 1, 32)]
-    with pytest.raises(NoRoom):
-        made.groups.begin(bytes([2]) * 32, 1, 32)
-    for owner in range(2, 1 + module.NEW_MOST):
-        begun.append(made.groups.begin(bytes([owner]) * 32, owner, 32))
-    with pytest.raises(NoRoom):
-        made.groups.begin(bytes([99]) * 32, 99, 32)
-    for new in begun:
+def test_a_user_makes_one_group_at_a_time_and_all_a_few(root: Path) -> None:
+    with reported(root, steps=module.NEW_MOST + 2) as made:
+        begun = [made.groups.begin(bytes([1]) * 32, 1, 32)]
+        with pytest.raises(NoRoom, match="another group is being made"):
+            made.groups.begin(bytes([2]) * 32, 1, 32)
+        for owner in range(2, 1 + module.NEW_MOST):
+            begun.append(made.groups.begin(bytes([owner]) * 32, owner, 32))
+        with pytest.raises(NoRoom, match="another group is being made"):
+            made.groups.begin(bytes([99]) * 32, 99, 32)
+        for new in begun:
+            made.groups.end(new)
+        made.groups.end(made.groups.begin(bytes([99]) * 32, 99, 32))
+
+
+def test_a_set_that_is_being_made_counts_as_granted(root: Path) -> None:
+    """Or it would come, all of it, and there would be no room."""
+    with reported(root, steps=2, quota_steps=1) as made:
+        blocks = large_blocks(2, 8)  # more than a step
+        group = made.make(2, blocks)
+        free = made.groups.room_bytes(group)
+        coming = blocks_of(1, 4)
+        digests = set_with(coming)
+        new = made.groups.begin(name_of(digests), 1, len(digests))
+        assert free - made.groups.room_bytes(group) == STEP + len(digests)
+        assert made.groups._granted(1) == STEP + len(digests)
+        with pytest.raises(NoRoom, match="others have all of the room"):
+            made.groups.begin(bytes([3]) * 32, 3, 32)
+        used(made, group)
+        made.fill(group, blocks)
+        assert group.limit_bytes == STEP + group.set_bytes
+        new.add(digests)
+        made.groups.add(new)
+        assert made.groups._granted() == made.granted(1) + made.granted(2), "it counts once"
         made.groups.end(new)
-    made.groups.end(made.groups.begin(bytes([99]) * 32, 99, 32))
+        assert made.groups._granted() == made.granted(1) + made.granted(2)
+        assert made.granted(1) == STEP + len(digests)
+
+
+@pytest.mark.parametrize("why", ["it did not come", "it is none", "it was there"])
+def test_what_was_reserved_for_a_group_that_is_not_made_is_free_again(
+    made: Reported, why: str
+) -> None:
+    there = blocks_of(1, 4)
+    digests = set_with(there)
+    made.make(2, there)
+    before = made.groups._granted()
+    is_there = why == "it was there"
+    new = made.groups.begin(name_of(digests) if is_there else bytes(32), 1, 128)
+    assert made.groups._granted() == before + (0 if is_there else STEP + 128)
+    new.add(digests)
+    if why == "it is none":
+        with pytest.raises(NotAGroup):
+            made.groups.add(new)
+    elif why == "it was there":
+        made.groups.add(new)
+    made.groups.end(new)
+    assert made.groups._granted() == before
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next store cannot be opened."""
+    open_, failed = Store.open, list[object]()
+
+    def open_later(folder: Path, *args: Any, **kwargs: Any) -> Store:
+        if not failed:
+            failed.append(folder)
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_(folder, *args, **kwargs)
+
+    monkeypatch.setattr(Store, "open", open_later)
+
+
+@pytest.mark.parametrize("when", ["made", "restart"])
+def test_a_group_that_could_not_be_opened_can_be_made_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    blocks = blocks_of(1, 3)
+    if when == "restart":
+        with reported(root) as made:
+            made.fill(made.make(1, blocks), blocks)
+        fail_once(monkeypatch)
+    with reported(root) as made:
+        if when == "made":
+            fail_once(monkeypatch)
+            with pytest.raises(OSError, match="too many open files"):
+                made.make(1, blocks)
+        assert made.find(blocks) is None
+        assert made.groups._granted() == 0
+        group = made.make(1, blocks)
+        made.fill(group, blocks)
+        folders = [path.name for path in root.iterdir() if path.is_dir()]
+        assert folders == [group.folder.name]
+    with reported(root) as made:
+        again = made.find(blocks)
+        assert again is not None
+        assert held(again, blocks) == 3
 
 
 def test_a_set_that_is_too_large_is_refused_before_it_is_sent(made: Reported) -> None:
@@ -353,9 +446,26 @@ def test_one_group_too_many_of_an_owner_removes_the_one_used_longest_ago(
     age(made.make(2, one_block(3)), 1000)
     age(second, 10)
     made.make(1, one_block(4))
-    assert second not in made.groups
-    assert first in made.groups
+    assert not made.has(second)
+    assert made.has(first)
     assert {owner: count for owner, (count, _, _) in made.groups.figures().items()} == {1: 2, 2: 1}
+
+
+def test_of_an_owner_s_groups_none_that_a_mount_uses_goes_for_one_too_many(
+    made: Reported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GROUPS_MOST", 2)
+    first, second = (made.make(1, one_block(seed)) for seed in (1, 2))
+    for group in (first, second):
+        used(made, group)
+    with pytest.raises(NoRoom, match="too many groups of this user"):
+        made.make(1, one_block(3))
+    assert made.has(first)
+    assert made.has(second)
+    made.make(2, one_block(4))
+    made.groups.leave(first)
+    made.make(1, one_block(3))
+    assert [made.has(group) for group in (first, second)] == [False, True]
 
 
 # ---- blocks of several groups --------------------------------------------------------------------
@@ -430,7 +540,7 @@ def test_a_put_ends_the_promise_and_one_that_failed_does_too(
 def places(made: Reported, blocks: list[Block]) -> list[object]:
     group = made.find(blocks)
     assert group is not None
-    return [group.find(block.name, len(block)) for block in blocks]
+    return [place(group, block) for block in blocks]
 
 
 def test_a_restart_finds_everything(root: Path) -> None:
@@ -593,7 +703,28 @@ def test_a_disk_that_others_fill_is_given_room(
     made.groups.keep_house()
     assert made.granted(1) // STEP == 2
     assert held(group, blocks) > 0
-    assert kept in made.groups
+    assert made.has(kept)
+
+
+def test_a_short_disk_takes_first_from_who_is_above_the_quota(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reported(root, steps=6, quota_steps=1) as made:
+        within, within_blocks = grown(made, 1, 1, 1)
+        above, above_blocks = grown(made, 2, 2, 4)
+        age(within, 86400)  # used longest ago; that says nothing here
+        used(made, above)
+        before = within.limit_bytes
+        monkeypatch.setattr(made.groups, "_disk_bytes", lambda: -1)
+        for left in (3, 2):
+            made.groups.keep_house()
+            assert made.granted(2) // STEP == left
+            assert within.limit_bytes == before
+        assert held(within, within_blocks) == len(within_blocks)
+        assert held(above, above_blocks) > 0
+        made.groups.keep_house()
+        assert made.has(above), "nobody would keep the quota: an idle group goes"
+        assert not made.has(within)
 
 
 def test_what_is_to_be_kept_free_is(root: Path) -> None:

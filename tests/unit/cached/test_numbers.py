@@ -55,6 +55,23 @@ def test_a_number_that_could_not_be_noted_is_not_given(
     assert Numbers(tmp_path).take() > before
 
 
+def test_a_number_is_noted_for_good_before_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename that was not synced may be undone by a crash."""
+    synced: list[tuple[Path, str]] = []
+
+    def sync(fd: int) -> None:
+        noted = tmp_path / "numbers"
+        synced.append(
+            (Path(f"/proc/self/fd/{fd}").readlink(), noted.read_text() if noted.exists() else "")
+        )
+
+    monkeypatch.setattr("os.fsync", sync)
+    first = Numbers(tmp_path).take()
+    assert synced == [(tmp_path / "numbers.new", ""), (tmp_path, f"{first + AT_ONCE}\n")]
+
+
 def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "numbers").write_text("many\n")
     with pytest.raises(ValueError, match="many"):

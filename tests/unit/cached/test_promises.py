@@ -136,6 +136,56 @@ def test_kept_promises_are_not_counted(clock: Clock) -> None:
         promises.end(name(number), *(("a",) if number % 2 else ()))
 
 
+def expire(clock: Clock, promises: Promises) -> None:
+    clock.now_s += PROMISE_S + 0.01
+    promises.ask(name(9999), "x", 9)
+
+
+def test_a_promise_that_is_kept_late_is_not_counted(clock: Clock) -> None:
+    promises = Promises()
+    for number in range(2 * BROKEN_MOST):
+        promises.ask(name(number), "a", 1)
+    expire(clock, promises)
+    promises.ask(name(5000), "a", 1)
+    assert not is_promised(promises, name(5000)), "none was kept yet"
+    for number in range(2 * BROKEN_MOST):
+        promises.end(name(number))
+    promises.ask(name(5000), "a", 1)
+    assert is_promised(promises, name(5000))
+
+
+@pytest.mark.parametrize("how", ["refused", "one again and again", "of another user"])
+def test_a_promise_that_is_not_kept_stays_counted(clock: Clock, how: str) -> None:
+    promises = Promises()
+    for number in range(BROKEN_MOST + 1):
+        promises.ask(name(number), "a", 1)
+        promises.ask(name(1000 + number), "b", 2)
+    expire(clock, promises)
+    for number in range(BROKEN_MOST + 1):
+        if how == "refused":
+            promises.end(name(number), "a")
+        else:
+            promises.end(name(0 if how == "one again and again" else 1000 + number))
+    promises.ask(name(5000), "a", 1)
+    assert not is_promised(promises, name(5000))
+
+
+def test_of_what_may_come_late_not_too_much_is_remembered(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATE_MOST", 10)
+    promises = Promises()
+    for number in range(BROKEN_MOST + 20):
+        promises.ask(name(number), "a", 1)
+    expire(clock, promises)
+    assert len(promises._late) == 10
+    for number in range(BROKEN_MOST + 20):
+        promises.end(name(number))
+    assert not promises._late
+    promises.ask(name(5000), "a", 1)
+    assert not is_promised(promises, name(5000)), "ten were forgiven"
+
+
 def test_a_user_has_so_many_promises_at_a_time_and_no_more(clock: Clock) -> None:
     promises = Promises()
     for number in range(PROMISES_MOST):

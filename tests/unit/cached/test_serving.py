@@ -24,6 +24,7 @@ from fusecache.cached.group import name_of
 from fusecache.cached.talk import FINDS_MOST, FRAME_BYTES_MOST, PUTS_MOST, SEGMENTS_FROM
 from fusecache.store.types import Location
 from tests.unit.cached.support import (
+    MIB,
     STEP,
     Block,
     Served,
@@ -287,8 +288,14 @@ def test_what_is_bad_is_forgotten_when_it_is_told(served: Served, talker: Talker
     with group.store.segment_path(bad.segno).open("r+b") as file:
         file.seek(bad.offset + bad.header_len)
         file.write(bytes([BLOCKS[1].data[0] ^ 1]))
-    for block in BLOCKS[:3]:
-        assert talker.ask("bad", digest=block.name, length=len(block)).type == "ok"
+    with Talker(served.path) as other:  # it cannot know
+        other.join(OTHERS)
+        other.doubt(bad.segno, bad.offset)
+    talker.doubt(bad.segno, bad.offset + 512)  # that is no record
+    talker.doubt(bad.segno + 1, bad.offset)
+    talker.doubt(good.segno, good.offset)
+    assert talker.find(BLOCKS[:3]) == [good, bad, False]
+    talker.doubt(bad.segno, bad.offset)
     assert talker.find(BLOCKS[:3]) == [good, False, False]
 
 
@@ -351,6 +358,22 @@ def test_a_segment_of_another_group_is_not_to_be_had(served: Served, talker: Tal
         assert talker.segment(theirs.segno) is None
         for segno in (1, SEGMENTS_FROM, (1 << 32) - 1):
             assert talker.segment(segno) is None
+
+
+def test_a_connection_is_told_which_segments_of_its_group_live(
+    served: Served, talker: Talker
+) -> None:
+    at = talker.put(BLOCKS[0])
+    assert at is not None
+    with Talker(served.path) as other:
+        other.join(OTHERS)
+        theirs = other.put(OTHERS[0])
+        assert theirs is not None
+        asked = [1, SEGMENTS_FROM, at.segno, theirs.segno, (1 << 32) - 1]
+        assert talker.living(asked) == [at.segno]
+        assert other.living(asked) == [theirs.segno]
+        assert talker.living([theirs.segno]) == talker.living([]) == []
+        assert talker.living([at.segno] * FINDS_MOST) == [at.segno]
 
 
 def test_descriptors_that_are_not_received_end_the_connection(
@@ -439,10 +462,18 @@ MALFORMED: dict[str, bytes] = {
     + bytes(PUTS_MOST + 1),
     "put: short": said("put", digests=NAME[1:], lengths=long(1)) + b"x",
     "put: none": said("put", digests=b"", lengths=b""),
-    "bad: no length": said("bad", digest=NAME),
-    "bad: length 0": said("bad", digest=NAME, length=0),
-    "bad: too long": said("bad", digest=NAME, length=BLOCK_BYTES + 1),
-    "bad: short": said("bad", digest=NAME[1:], length=1),
+    "bad: a digest": said("bad", digest=NAME, length=1),
+    "bad: no offset": said("bad", segno=1),
+    "bad: no segment": said("bad", offset=1),
+    "bad: segment 0": said("bad", segno=0, offset=1),
+    "bad: large segment": said("bad", segno=1 << 32, offset=1),
+    "bad: offset below": said("bad", segno=1, offset=-1),
+    "bad: large offset": said("bad", segno=1, offset=1 << 63),
+    "bad: text": said("bad", segno=1, offset="1"),
+    "living: none": said("living"),
+    "living: a list": said("living", segnos=[1]),
+    "living: half": said("living", segnos=bytes(6)),
+    "living: too many": said("living", segnos=bytes(4 * (FINDS_MOST + 1))),
 }
 
 
@@ -474,9 +505,10 @@ def test_what_is_no_request_ends_its_own_connection(
         said("find", **ONE),
         said("segment", segno=1),
         said("put", digests=NAME, lengths=long(1)) + b"x",
-        said("bad", digest=NAME, length=1),
+        said("bad", segno=1, offset=1),
+        said("living", segnos=b""),
     ],
-    ids=["find", "segment", "put", "bad"],
+    ids=["find", "segment", "put", "bad", "living"],
 )
 def test_what_needs_a_group_that_was_not_named_ends_the_connection(
     shared: Served, request_: bytes
@@ -530,8 +562,8 @@ def test_random_frames_cost_nobody_else_anything(
         lambda: source.randbytes(source.randrange(70)),
         lambda: name_of(set_with(BLOCKS)),
     ]
-    fields = ["name", "count", "digests", "lengths", "promise", "segno", "digest", "length"]
-    types = ["group", "make", "find", "segment", "put", "bad", "ok", "x"]
+    fields = ["name", "count", "digests", "lengths", "promise", "segno", "offset", "segnos"]
+    types = ["group", "make", "find", "segment", "put", "bad", "living", "ok", "x"]
 
     def frame() -> bytes:
         kind = source.random()
@@ -542,7 +574,7 @@ def test_random_frames_cost_nobody_else_anything(
         made = {name: source.choice(values)() for name in fields if source.random() < 0.8}
         if source.random() < 0.7:
             made |= {"name": name_of(set_with(BLOCKS)), "promise": True}
-            made |= {"digests": NAME, "lengths": bytes([9, 0, 0, 0]), "digest": NAME}
+            made |= {"digests": NAME, "lengths": bytes([9, 0, 0, 0]), "offset": 4096}
         if kind > 0.9:
             data = bytearray(wire.encode(source.choice(types), made))
             data[source.randrange(len(data))] ^= 1 << source.randrange(8)
@@ -616,14 +648,17 @@ def test_who_does_not_receive_keeps_nobody_waiting(
     served: Served, talker: Talker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_S", 0.2)
-    question = said("find", digests=NAME * 1000, lengths=bytes(4000), promise=False)
+    many = FINDS_MOST
+    question = said("find", digests=NAME * many, lengths=bytes(4 * many), promise=False)
     with Talker(served.path) as deaf:
         deaf.join(BLOCKS)
+        deaf.socket.sendall(question)
+        assert deaf.hear().type == "found"
         ended = threading.Event()
 
         def ask() -> None:
             with contextlib.suppress(ConnectionError):
-                deaf.socket.sendall(question * 200)
+                deaf.socket.sendall(question * 500)
                 return
             ended.set()
 
@@ -687,3 +722,48 @@ def test_the_end_of_the_service_ends_connections_and_keeps_what_was_stored(
                 assert talker.find(BLOCKS[:2]) == [at, False]
         finally:
             again.stop()
+
+
+def test_after_its_end_the_socket_goes_on_to_listen(tmp_path: Path, peers: Peers) -> None:
+    """It may be systemd's, which starts the next service on it."""
+    served = Served(tmp_path)
+    kept = served.listener.dup()
+    with Talker(served.path) as talker:
+        talker.join(BLOCKS)
+        at = talker.put(BLOCKS[0])
+        served.end()
+        talker.expect_end()
+    served.listener.close()
+    with Talker(served.path) as early:  # nobody serves it
+        again = Served(tmp_path, listener=kept)
+        try:
+            early.join(BLOCKS)
+            assert early.find(BLOCKS[:2]) == [at, False]
+            with Talker(again.path) as late:
+                assert late.is_alive()
+        finally:
+            again.stop()
+
+
+# ---- quotas --------------------------------------------------------------------------------------
+@pytest.mark.claim("D4")
+def test_a_user_with_many_small_groups_in_use_leaves_room_to_another(
+    tmp_path: Path, peers: Peers
+) -> None:
+    """None of them has more than a step; together they are far above the quota."""
+    with serving(tmp_path, steps=8) as served, contextlib.ExitStack() as stack:
+        served.groups.limit_bytes, served.groups.quota_bytes = 256 * MIB, 64 * MIB
+        for seed in range(7):
+            greedy = stack.enter_context(Talker(served.path))
+            greedy.join(blocks_of(10 + seed, 1))
+        peers.uid = 1001
+        other = stack.enter_context(Talker(served.path))
+        other.join(BLOCKS)
+        places = other.put_many(BLOCKS)
+        assert None not in places
+        assert other.find(BLOCKS) == places
+        room = other.ask("group", name=name_of(set_with(BLOCKS))).fields.int("room", 0, 1 << 60)
+        assert room > STEP // 2
+        served.reported.check()
+        assert served.reported.granted(1001) > STEP
+        assert served.groups.figures()[1000][0] == 6, "no more than is needed is taken"

@@ -148,6 +148,7 @@ def test_a_mount_that_is_down_or_ill(monkeypatch: pytest.MonkeyPatch) -> None:
         "reclaimed": "warning",
         "hintsd": "warning",
         "pool": "ok",
+        "cache service": "ok",
     }
     assert "THE KEEPER IS GONE" in found["mount"].says
     assert found["faults"].says == "1 bad blocks, 3 cache faults, 2 restarts"
@@ -155,6 +156,13 @@ def test_a_mount_that_is_down_or_ill(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = recorded_status.host().mounts[1]
     (only,) = findings.of_mount(dead, Host([], {}))
     assert (only.level, only.do) == ("problem", "fusecache mount /mnt/nfs/imagenet /data/coco")
+
+
+def test_a_cache_service_that_is_not_used() -> None:
+    status = {"socket": "/run/s", "used": False, "why_not": "--cache /run/s: Connection refused"}
+    found = findings.service(status, "/m")
+    assert (found.level, found.says) == ("warning", "--cache /run/s: Connection refused")
+    assert findings.service(status | {"used": True}, "/m").level == "ok"
 
 
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -346,6 +346,26 @@ def test_what_another_mount_reads_is_passed_on_when_it_has_come(scene: Scene) ->
     assert 2 not in scene.passed[:1]
 
 
+def test_an_index_that_hangs_while_others_are_awaited_holds_nobody(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(misses, "INDEX_TIMEOUT_S", 0.1)
+    scene.awaited = {1}
+    scene.read(1)
+
+    async def act() -> None:
+        await becomes(lambda: bool(scene.misses._awaited))
+        scene.may_answer.clear()
+        scene.read(2)
+        await becomes(lambda: sorted(scene.passed) == [1, 2])
+        assert scene.switched == [True, False]
+        scene.may_answer.set()
+        await becomes(lambda: scene.switched == [True, False, True])
+
+    scene.play(act)
+    assert scene.submitted == []
+
+
 def test_an_index_that_hangs_holds_nobody(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses, "INDEX_TIMEOUT_S", 0.1)
     sources: Any = scene.misses._sources
