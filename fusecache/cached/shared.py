@@ -33,6 +33,7 @@ from fusecache.table.locations import use
 
 WAIT_S: Final = 2.0
 """For what another mount reads, from when that was heard first."""
+VAIN_S: Final = 10.0
 TRIED_S: Final = 2.0
 DOUBTS_MOST: Final = 64
 WAITS_MOST: Final = 65_536
@@ -127,14 +128,16 @@ class SharedBlocks:
         return until_s is not None and time.monotonic() < until_s
 
     def _note(self, block: Block, found: Found) -> None:
-        key = block.ino, block.number
+        key, now = (block.ino, block.number), time.monotonic()
         if not found.is_promised:
             self._awaited.pop(key, None)
             return
         with self._lock:
             if len(self._awaited) >= WAITS_MOST:
                 self._awaited.clear()
-            self._awaited.setdefault(key, time.monotonic() + WAIT_S)
+            # What was waited for in vain is not waited for again, for a while.
+            if now > self._awaited.get(key, 0.0) + VAIN_S:
+                self._awaited[key] = now + WAIT_S
 
     # ---- what is put -----------------------------------------------------------------------------
 

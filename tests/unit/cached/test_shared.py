@@ -28,7 +28,7 @@ class FakeService:
         self.asked: list[tuple[list[bytes], list[int], bool]] = []
         self.doubted: list[tuple[int, int]] = []
         self.may_go_on = threading.Event()
-        self.fails = False
+        self.fails = self.is_promised = False
 
     def find(
         self, names: Sequence[bytes], lengths: Sequence[int], promise: bool = False
@@ -36,6 +36,8 @@ class FakeService:
         for length in lengths:
             length.to_bytes(4, "little")  # as it is sent
         self.asked.append((list(names), list(lengths), promise))
+        if self.is_promised:
+            return [Found(None, is_promised=True)] * len(names)
         return [
             Found(Location(SEGNO, 4096 * number, 200, length))
             for number, length in enumerate(lengths, 1)
@@ -130,6 +132,35 @@ def test_what_is_not_used_is_asked_nothing(
     shared.locate_all([1, 2, 4])
     assert not any(names for names, _, _ in service.asked)
     assert not used
+
+
+def test_what_another_mount_has_promised_is_waited_for_so_long_and_then_not_at_once_again(
+    service: FakeService,
+    shared: SharedBlocks,
+    used: list[tuple[int, int, Location]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("fusecache.cached.shared.time.monotonic", lambda: now)
+    block = module.Block(1, Version(0, 1, 0, 0), 0)
+    service.is_promised = True
+    assert not shared.locate(block, promise=False)
+    assert not shared.is_awaited(1, 0), "nobody waits for it"
+    assert not shared.locate(block, promise=True)
+    assert shared.is_awaited(1, 0)
+    now += module.WAIT_S / 2
+    shared.locate(block, promise=True)
+    now += module.WAIT_S / 2
+    assert not shared.is_awaited(1, 0), "so long from when it was heard first"
+    shared.locate(block, promise=True)
+    assert not shared.is_awaited(1, 0), "it was waited for in vain"
+    now += module.VAIN_S + 1
+    shared.locate(block, promise=True)
+    assert shared.is_awaited(1, 0)
+    service.is_promised = False
+    assert shared.locate(block, promise=True)
+    assert not shared.is_awaited(1, 0)
+    assert [ino for ino, *_ in used] == [1]
 
 
 def test_a_record_is_doubted_once_at_a_time(service: FakeService, shared: SharedBlocks) -> None:
