@@ -385,7 +385,9 @@ def test_two_users_read_a_dataset_once(ordinary_user: OrdinaryUser, zero_open: b
     for user in (first, second):
         user.env["PYTHONPATH"] += os.pathsep + extra
     with contextlib.ExitStack() as stack:
-        service = stack.enter_context(CachedService("--ssd", "256M", uid=THIRD))
+        service = stack.enter_context(
+            CachedService("--ssd", "256M", uid=THIRD, program=first.program, env=first.env)
+        )
         one = stack.enter_context(first.join(service, source))
         eventually(lambda: one.value("service", "used"))
         assert first.read(one) == expected
@@ -437,7 +439,10 @@ def test_a_service_of_some_other_user_is_not_used(
     source, files = shared_dataset(ordinary_user)
     user = User(ordinary_user, FIRST)
     why = "bin serves it: not root, fusecache-cached or you"
-    with CachedService("--ssd", "256M", uid=SECOND) as service:
+    of_other = User(ordinary_user, SECOND)
+    with CachedService(
+        "--ssd", "256M", uid=SECOND, program=of_other.program, env=of_other.env
+    ) as service:
         roots = join(service, source=source, is_used=False, allow_log=[GONE])
         theirs = user.join(service, source)
         theirs.allow_log.append(GONE)
@@ -450,7 +455,7 @@ def test_a_service_of_some_other_user_is_not_used(
                 assert why in status["service"]["why_not"]
                 assert status["origin"]["files"] == len(files)
         assert service.groups == []
-        own = User(ordinary_user, SECOND).join(service, source)  # his own he may use
+        own = of_other.join(service, source)  # his own he may use
         with own:
             eventually(lambda: own.value("service", "used"))
         assert len(service.groups) == 1

@@ -49,7 +49,14 @@ def set_for(files: Sequence[Path]) -> bytes:
 class CachedService:
     """`with` it: it runs. Several lives: `kill`, `start`."""
 
-    def __init__(self, *flags: str, uid: int = 0, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        uid: int = 0,
+        program: Sequence[str] = COMMAND,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        """`program`, `env`: of another `uid`, who may not read this checkout."""
         self.base = Path(tempfile.mkdtemp(prefix="fusecache-cached-test-"))
         self.base.chmod(0o755)
         (self.base / "run").mkdir()
@@ -60,7 +67,7 @@ class CachedService:
         self._env = env or environment()
         user = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
         self._words = [
-            *("setpriv", "--pdeathsig", "KILL", *user, *COMMAND, "cached"),
+            *("setpriv", "--pdeathsig", "KILL", *user, *program, "cached"),
             *("--dir", str(self.root), "--socket", str(self.socket), "--keep-free", "0", *flags),
         ]
         self._process: subprocess.Popen[bytes] | None = None
