@@ -41,6 +41,11 @@ def is_folder(name: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{64}|\.[0-9a-f]{64}-[-0-9]+", name) is not None
 
 
+def caches_in(root: Path) -> list[Path]:
+    """The cache directories of all groups there."""
+    return [folder / _STORE for folder in root.iterdir() if is_folder(folder.name)]
+
+
 class NotAGroup(Exception):
     """A folder that holds none, or a set of another name; one line."""
 

@@ -18,7 +18,7 @@ from fusecache.base.digest import why_unusable
 from fusecache.base.errors import EXIT_BUSY, EXIT_USAGE, ConfigError, UserError
 from fusecache.base.units import format_bytes, parse_bytes
 from fusecache.cached import groups
-from fusecache.cached.group import is_folder
+from fusecache.cached.group import caches_in, is_folder
 from fusecache.cached.serving import Service
 from fusecache.config.building import share_of_disk
 from fusecache.config.options import parse_setting
@@ -37,7 +37,9 @@ def run(directory: str, path: str, ssd: str | None, quota: str | None, keep_free
     handed = processes.handed_over()
     path, root = os.path.abspath(path), _own(os.path.abspath(directory))
     keep: str = parse_setting("keep_free", keep_free, "--keep-free")[1]
-    limit_bytes, keep_bytes = share_of_disk(str(root), _size("--ssd", ssd), keep)
+    limit_bytes, keep_bytes = share_of_disk(
+        str(root), list(map(str, caches_in(root))), _size("--ssd", ssd), keep
+    )
     least = groups.LIMIT_BYTES_LEAST
     if limit_bytes < least:
         line = f"{format_bytes(limit_bytes)} is too little: at least {format_bytes(least)}"

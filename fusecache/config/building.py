@@ -149,15 +149,17 @@ def _check_pool(config: Config) -> None:
             raise ConfigError(str(error)) from None
 
 
-def share_of_disk(directory: str, ssd: int | None, keep_free: str) -> tuple[int, int]:
-    """Bytes of SSD (None: what is free), and what is kept free on the disk of this directory, which
-    is there. ConfigError.
+def share_of_disk(
+    directory: str, caches: Sequence[str], ssd: int | None, keep_free: str
+) -> tuple[int, int]:
+    """Bytes of SSD (None: what is free, with what these caches hold), and what is kept free on the
+    disk of this directory, in which they are. ConfigError.
     """
     disks = _disks([directory])
     keep = _keep_free_bytes(keep_free, disks)
     if ssd is not None:
         return _checked_ssd(ssd, disks, keep), keep
-    return max(0, disks[0].free_bytes - keep), keep
+    return _default_ssd(caches, disks, keep), keep
 
 
 def _keep_free_bytes(text: str, disks: Sequence[Disk]) -> int:

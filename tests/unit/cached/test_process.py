@@ -10,6 +10,8 @@ import pytest
 
 from fusecache.base.errors import EXIT_BUSY, EXIT_USAGE, UserError
 from fusecache.cached import process
+from fusecache.config import building
+from tests.unit.cached.support import MIB
 
 
 def refused(
@@ -54,6 +56,33 @@ def test_sizes_that_cannot_be(tmp_path: Path, ssd: str, quota: str | None, line:
     assert str(error).startswith(line)
     assert error.exit_code == EXIT_USAGE
     assert not (tmp_path / "socket").exists()
+
+
+def test_what_is_free_counts_what_it_holds_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each start without --ssd would take room from what was stored before."""
+    root = tmp_path / "cached"
+    segments = root / ("0a" * 32) / "store/segments"
+    segments.mkdir(parents=True)
+    root.chmod(0o700)
+    with (segments / "1.seg").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 8 * MIB)
+    disk = building.Disk(1000 * MIB, 100 * MIB)
+    monkeypatch.setattr(building, "_disks", lambda directories: [disk])
+    given: list[int] = []
+
+    class Stop(Exception):
+        pass
+
+    def groups(_: Path, limit_bytes: int, *rest: object) -> None:
+        given.append(limit_bytes)
+        raise Stop
+
+    monkeypatch.setattr(process.groups, "Groups", groups)
+    with pytest.raises(Stop):
+        process.run(str(root), str(tmp_path / "socket"), None, None, "10M")
+    assert given == [(100 + 8 - 10) * MIB]
 
 
 def test_a_file_that_is_no_socket_stays(tmp_path: Path) -> None:
