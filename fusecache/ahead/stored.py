@@ -53,7 +53,7 @@ class Stored:
 
     def are_stored(self, inos: list[int]) -> list[bool]:
         """Whether each is on SSD, or on its way there in the log. No: what is larger than that."""
-        self._segments.locate_shared(inos)
+        self.look_in_service(inos)
         return [self._is_stored(ino) for ino in inos]
 
     def _is_stored(self, ino: int) -> bool:
@@ -62,7 +62,7 @@ class Stored:
         return in_log(ino, 0) is not None or self.is_located(ino)
 
     def is_located(self, ino: int) -> bool:
-        """Whether the file's one block has a location."""
+        """Whether the file's one block has a location. After `look_in_service`, for many."""
         try:
             version = namespace.version(ino)
             if version.size == 0:
@@ -71,7 +71,7 @@ class Stored:
             if not is_known and _native.parent(ino) in self._preloaded:
                 # The index was asked for the whole directory.
                 return self._segments.link(ino, version, 0)
-            return self._segments.has(ino, version, 0)
+            return self._segments.has_unasked(ino, version, 0)
         except UnknownInode:
             return False
 
@@ -255,7 +255,8 @@ class Preloading:
                     self._preload_some, directory, rows, limiter=limiter
                 ):
                     pass
-                await trio.to_thread.run_sync(self._preload_shared, directory, limiter=limiter)
+                if self._segments.has_shared:
+                    await trio.to_thread.run_sync(self._preload_shared, directory, limiter=limiter)
                 self._done.add(directory)
             finally:
                 del self._running[directory]

@@ -143,6 +143,8 @@ class SharedBlocks:
 
     def put(self, blocks: Sequence[tuple[Block, memoryview]]) -> list[bool]:
         """Of each whether the service has it now."""
+        if not self.is_used:
+            return [False] * len(blocks)
         named = [(number, self._name(block)) for number, (block, _) in enumerate(blocks)]
         wanted = [(number, name) for number, name in named if name is not None]
         are_stored = [False] * len(blocks)

@@ -127,15 +127,19 @@ class SsdSource:
 
     def has(self, ino: int, version: Version, block: int, is_read: bool = False) -> bool:
         """If so, the front knows from now on where the block lies."""
+        if self.has_unasked(ino, version, block):
+            return True
+        return self._shared is not None and self._shared.locate(Block(ino, version, block), is_read)
+
+    def has_unasked(self, ino: int, version: Version, block: int) -> bool:
+        """The same, without a question to the cache service: for many there is `locate_shared`."""
         known = _native.get_location(ino, block)
         if known is not None and self._open(known[0]):
             return True
         at = self._store.lookup(self._dataset, _native.path(ino), version, block)
         if at is not None and use(self._store, ino, block, at, version):
             return True
-        if self.link(ino, version, block):
-            return True
-        return self._shared is not None and self._shared.locate(Block(ino, version, block), is_read)
+        return self.link(ino, version, block)
 
     def _open(self, segno: int) -> bool:
         """False: the segment is gone, or was the service's, which this mount uses no more."""
@@ -161,6 +165,7 @@ class SsdSource:
 
     def link(self, ino: int, version: Version, block: int) -> bool:
         """The same of what came there under another path: the manifest knows its digest."""
+        # The usual case: a path is not computed for nothing.
         if not (self._manifest.files and self._manifest.is_of_cache):
             return False
         path = _native.path(ino)

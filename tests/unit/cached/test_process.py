@@ -79,7 +79,7 @@ def test_what_is_free_counts_what_it_holds_already(
         given.append(limit_bytes)
         raise Stop
 
-    monkeypatch.setattr(process.groups, "Groups", groups)
+    monkeypatch.setattr("fusecache.cached.groups.Groups", groups)
     with pytest.raises(Stop):
         process.run(str(root), str(tmp_path / "socket"), None, None, "10M")
     assert given == [(100 + 8 - 10) * MIB]
