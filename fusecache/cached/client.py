@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from fusecache import _native
 from fusecache.base.digest import digest
 from fusecache.base.units import BLOCK_BYTES
@@ -28,9 +30,9 @@ from fusecache.cached.talk import (
     FINDS_MOST,
     NAME_BYTES,
     PUTS_MOST,
-    SEGMENTS_FROM,
     Channel,
     Found,
+    is_of_service,
     unpack_found,
 )
 from fusecache.store.types import Location
@@ -206,7 +208,7 @@ class CacheService:
                         channel,
                         "find",
                         digests=b"".join(names[some]),
-                        lengths=_packed(lengths[some]),
+                        lengths=np.array(lengths[some], "u4"),
                         promise=promise,
                     )
                     places = answer.fields.bytes("at", 1 << 20)
@@ -240,7 +242,7 @@ class CacheService:
                         "put",
                         b"".join(data for _, data in some),
                         digests=b"".join(name for name, _ in some),
-                        lengths=_packed(lengths),
+                        lengths=np.array(lengths, "u4"),
                     )
                     places = unpack_found(answer.fields.bytes("at", 1 << 20), lengths)
                 found += [each.at for each in places]
@@ -255,18 +257,14 @@ class CacheService:
 
     def forget_gone(self) -> None:
         """Segments that the service has removed are open here no more."""
-        known = [segno for segno in _native.segment_reads() if segno > SEGMENTS_FROM]
+        known = [segno for segno in _native.segment_reads() if is_of_service(segno)]
         for at in range(0, len(known), FINDS_MOST):
             some = known[at : at + FINDS_MOST]
             with self._channel() as channel:
-                answer = _ask(channel, "living", segnos=_packed(some))
+                answer = _ask(channel, "living", segnos=np.array(some, "u4"))
             living = set(answer.fields.array("segnos", "u4").tolist())
             for segno in set(some) - living:
                 _native.segment_drop(segno)
-
-
-def _packed(lengths: Sequence[int]) -> bytes:
-    return b"".join(length.to_bytes(4, "little") for length in lengths)
 
 
 def _first(blocks: Sequence[tuple[bytes, Data]]) -> Sequence[tuple[bytes, Data]]:

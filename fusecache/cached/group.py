@@ -22,7 +22,7 @@ import numpy as np
 
 from fusecache import _native
 from fusecache.base.digest import ALGORITHMS, digest
-from fusecache.cached.numbers import AT_ONCE, Numbers
+from fusecache.cached.numbers import AT_ONCE, Numbers, sync_folder
 from fusecache.cached.talk import NAME_BYTES
 from fusecache.store import Store
 from fusecache.store.types import Location, StoreSettings, Version
@@ -87,27 +87,19 @@ class NewSet:
             if not is_set(digests) or name_of(digests) != self.name:
                 raise NotAGroup("these digests are not the set of that name")
         os.fsync(self._file.fileno())
-        _sync(self._folder)
+        sync_folder(self._folder)
 
     def finish(self) -> Path:
         """The group's folder. After `check`. OSError."""
         if self._final.exists():  # one that could not be opened
             remove(self._final)
         os.rename(self._folder, self._final)
-        _sync(self._final.parent)
+        sync_folder(self._final.parent)
         return self._final
 
     def close(self) -> None:
         self._file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def is_set(digests: bytes | mmap.mmap) -> bool:

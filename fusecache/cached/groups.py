@@ -32,8 +32,6 @@ COPIES_MOST: Final = 8
 """Blocks of other groups that one request may have copied."""
 GROUPS_MOST: Final = 256
 """Of one owner."""
-
-
 NEW_MOST: Final = 8
 """Groups that are being made at a time, by different owners."""
 SETS_PART: Final = 16
@@ -291,16 +289,6 @@ class Groups:
                 victim = self._of_who_has_most(groups) or _idlest(groups)
                 if victim is not None:
                     self._take(victim)
-
-    def figures(self) -> dict[int, tuple[int, int, int]]:
-        """By owner: groups, bytes held, bytes granted."""
-        found: dict[int, tuple[int, int, int]] = {}
-        with self._lock:
-            for group in self._groups.values():
-                count, held, granted = found.get(group.owner, (0, 0, 0))
-                more = group.held_bytes(), group.limit_bytes
-                found[group.owner] = count + 1, held + more[0], granted + more[1]
-        return found
 
 
 def _idlest(groups: Sequence[Group]) -> Group | None:

@@ -20,6 +20,15 @@ _BEGIN_MOST: Final = 1 << 30
 _ALL: Final = (1 << 32) - AT_ONCE
 
 
+def sync_folder(path: Path) -> None:
+    """Its names are on the disk. OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class Numbers:
     """Of the service at `root`. Any thread."""
 
@@ -44,10 +53,6 @@ class Numbers:
                 file.flush()
                 os.fsync(file.fileno())
             new.rename(self._file)
-            folder = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._file.parent)
             self._next = first + AT_ONCE
             return first

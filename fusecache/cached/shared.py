@@ -24,7 +24,7 @@ from fusecache.base.metrics import (
 )
 from fusecache.cached.client import CacheService
 from fusecache.cached.group import set_of
-from fusecache.cached.talk import SEGMENTS_FROM, Found
+from fusecache.cached.talk import Found
 from fusecache.config.settings import Config
 from fusecache.manifest.loading import Manifest
 from fusecache.store.types import BLOCK_BYTES, Location, Version
@@ -114,11 +114,6 @@ class SharedBlocks:
     def open_segment(self, segno: int) -> int | None:
         """A descriptor, the caller's; None: the service has it no more."""
         return self.service.open_segment(segno)
-
-    @staticmethod
-    def has_segment(segno: int) -> bool:
-        """Whether the number is one of the service's."""
-        return segno > SEGMENTS_FROM
 
     # ---- what another mount reads ----------------------------------------------------------------
 

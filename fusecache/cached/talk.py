@@ -30,6 +30,11 @@ _COUNT: Final = struct.Struct("i")
 _PLACE: Final = struct.Struct("<IQII")
 
 
+def is_of_service(segno: int) -> bool:
+    """Whether the number is one of its segments, and of none of a mount's own."""
+    return segno > SEGMENTS_FROM
+
+
 class Found(NamedTuple):
     """What the service says of a digest."""
 
@@ -54,7 +59,7 @@ def unpack_found(packed: bytes, lengths: Sequence[int]) -> list[Found]:
     found = []
     for (segno, offset, header_len, what), length in rows:
         at = Location(segno, offset, header_len, length) if segno else None
-        if at is not None and segno <= SEGMENTS_FROM:
+        if at is not None and not is_of_service(segno):
             raise WireError("found: a segment that is none of the service's")
         found.append(Found(at, at is None and what == 1))
     return found

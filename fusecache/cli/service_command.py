@@ -4,11 +4,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
 from fusecache.base import command, logs
 from fusecache.base.command import PATH, Commands
+from fusecache.config.settings import KEEP_FREE
 from fusecache.service import installing
+
+
+def _sizes(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `fusecache cached` that say how much it keeps."""
+    for option in (
+        click.option("--keep-free", metavar="SIZE|%", help=f"Left to others. [{KEEP_FREE}]"),
+        click.option("--quota", metavar="SIZE", help="What each user keeps. [a quarter of --ssd]"),
+        click.option("--ssd", metavar="SIZE", help="Limit of it all, from 64M on. [what is free]"),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(cls=Commands)
@@ -59,9 +74,7 @@ def uninstall(name: str) -> None:
     metavar="DIR",
     help="Made if it is not there. [/var/cache/fusecache-cached]",
 )
-@click.option("--ssd", metavar="SIZE", help="Limit of all of it, from 64M on. [what is free]")
-@click.option("--quota", metavar="SIZE", help="What each user keeps. [a quarter of --ssd]")
-@click.option("--keep-free", metavar="SIZE|%", help="Left to others. [5%]")
+@_sizes
 def install_cached(
     directory: str | None, ssd: str | None, quota: str | None, keep_free: str | None
 ) -> None:
@@ -95,14 +108,18 @@ def uninstall_cached() -> None:
     default="/var/cache/fusecache-cached",
     show_default=True,
     type=PATH,
-    help="Its own.",
+    metavar="DIR",
+    help="Its own, on an SSD.",
 )
 @click.option(
-    "--socket", "path", default="/run/fusecache-cached/socket", show_default=True, type=PATH
+    "--socket",
+    "path",
+    default="/run/fusecache-cached/socket",
+    show_default=True,
+    type=PATH,
+    metavar="PATH",
 )
-@click.option("--ssd", metavar="SIZE", help="Limit of all of it. [what is free]")
-@click.option("--quota", metavar="SIZE", help="What each user keeps. [a quarter of --ssd]")
-@click.option("--keep-free", default="5%", metavar="SIZE|%", help="Left to others. [5%]")
+@_sizes
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(logs.FORMATS), default="text", show_default=True)
 def cached(
@@ -110,7 +127,7 @@ def cached(
     path: str,
     ssd: str | None,
     quota: str | None,
-    keep_free: str,
+    keep_free: str | None,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -131,4 +148,4 @@ def cached(
     from fusecache.cached import process
 
     logs.begin(log_level, log_format)
-    process.run(directory, path, ssd, quota, keep_free)
+    process.run(directory, path, ssd, quota, keep_free or KEEP_FREE)

@@ -30,7 +30,7 @@ from fusecache.base.metrics import (
     Metrics,
 )
 from fusecache.cached.shared import Block, SharedBlocks
-from fusecache.cached.talk import SEGMENTS_FROM
+from fusecache.cached.talk import is_of_service
 from fusecache.manifest.loading import Manifest
 from fusecache.read.origin import Tick, read_range
 from fusecache.store import Store
@@ -143,7 +143,7 @@ class SsdSource:
 
     def _open(self, segno: int) -> bool:
         """False: the segment is gone, or was the service's, which this mount uses no more."""
-        if segno > SEGMENTS_FROM:
+        if is_of_service(segno):
             return self._shared is not None and open_segment(self._shared, segno)
         return open_segment(self._store, segno)
 

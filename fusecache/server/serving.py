@@ -29,7 +29,7 @@ from fusecache.base.disk.probe import Device
 from fusecache.base.errors import FaultLog, UserError
 from fusecache.base.metrics import Metrics
 from fusecache.cached import shared
-from fusecache.cached.talk import SEGMENTS_FROM
+from fusecache.cached.talk import is_of_service
 from fusecache.config.settings import Config
 from fusecache.control.control import ControlServer, Message, Operation, Send
 from fusecache.control.public_status import PublicStatus
@@ -310,7 +310,7 @@ class Server:
         if self.launch.resume:
             # What locations of this mount name must not be given out again, even if no directory
             # that is left knows of it.
-            self.store.saw(segno for segno, *_ in _native.log_survey() if segno < SEGMENTS_FROM)
+            self.store.saw(n for n, *_ in _native.log_survey() if not is_of_service(n))
             _native.resume_session()
             self.kernel.resend()  # before anything is received: see docs/ARCHITECTURE.md
         else:
@@ -384,7 +384,7 @@ class Server:
             self.metrics.add(metrics.MISMATCHES)
             line += f"is bad ({when})"
         self.faults.report(fault, line)
-        owner = self.shared if self.shared and self.shared.has_segment(segno) else self.store
+        owner = self.shared if self.shared and is_of_service(segno) else self.store
         owner.quarantine(segno, offset)
         return line
 

@@ -61,6 +61,17 @@ def set_with(blocks: list[Block]) -> bytes:
     return set_of(b"".join(block.name for block in blocks))
 
 
+def figures(groups: Groups) -> dict[int, tuple[int, int, int]]:
+    """By owner: groups, bytes held, bytes granted."""
+    found: dict[int, tuple[int, int, int]] = {}
+    with groups._lock:
+        for group in groups._groups.values():
+            count, held, granted = found.get(group.owner, (0, 0, 0))
+            more = group.held_bytes(), group.limit_bytes
+            found[group.owner] = count + 1, held + more[0], granted + more[1]
+    return found
+
+
 class Reported:
     """Groups, with what they reported."""
 
@@ -103,16 +114,16 @@ class Reported:
 
     def check(self) -> None:
         """INVARIANT: what all may hold, and what each holds, is within its limit."""
-        figures = self.groups.figures().values()
-        assert sum(granted for _, _, granted in figures) <= self.groups.limit_bytes
-        assert all(held <= granted for _, held, granted in figures)
+        counted = figures(self.groups).values()
+        assert sum(granted for _, _, granted in counted) <= self.groups.limit_bytes
+        assert all(held <= granted for _, held, granted in counted)
 
     def has(self, group: Group) -> bool:
         """This one, and no other of its name."""
         return self.groups._groups.get(group.name) is group
 
     def granted(self, owner: int) -> int:
-        return self.groups.figures().get(owner, (0, 0, 0))[2]
+        return figures(self.groups).get(owner, (0, 0, 0))[2]
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from tests.unit.cached.support import (
     block_of,
     blocks_of,
     eventually,
+    figures,
     read_at,
     serving,
     set_with,
@@ -110,7 +111,7 @@ def test_it_makes_its_group_and_what_it_puts_another_mount_reads(served: Served)
     assert read_at(fd, at) == BLOCKS[1].data
     assert other.open_segment(at.segno + 1) is None
     assert other.is_used
-    assert served.groups.figures().keys() == {os.geteuid()}
+    assert figures(served.groups).keys() == {os.geteuid()}
 
 
 def test_a_descriptor_does_not_go_to_programs_that_are_started(served: Served) -> None:
@@ -292,7 +293,7 @@ def test_a_service_that_is_another_one_has_the_group_made_there(tmp_path: Path) 
         assert service.is_used
     path.unlink()
     with serving(tmp_path / "b") as second:
-        eventually(lambda: bool(second.groups.figures()))
+        eventually(lambda: bool(figures(second.groups)))
         eventually(lambda: service.put(BLOCKS[:1]) != [None])
 
 

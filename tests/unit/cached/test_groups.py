@@ -24,6 +24,7 @@ from tests.unit.cached.support import (
     Reported,
     block_of,
     blocks_of,
+    figures,
     held,
     large_blocks,
     place,
@@ -236,7 +237,7 @@ def test_no_group_is_made_where_others_have_all_the_room(root: Path) -> None:
             used(made, made.make(owner, one_block(owner)))
         with pytest.raises(NoRoom, match="others have all of the room"):
             made.make(3, one_block(3))
-        assert sorted(made.groups.figures()) == [1, 2]
+        assert sorted(figures(made.groups)) == [1, 2]
         assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
@@ -258,7 +259,7 @@ def test_who_is_within_the_quota_loses_nothing_and_no_more_is_granted_than_there
         losses = 0
         for _ in range(90):
             (owner, _), blocks = source.choice(list(sets.items()))
-            before = made.groups.figures()
+            before = figures(made.groups)
             has = {
                 other: {
                     key: held(found, sets[key][:2])
@@ -284,7 +285,7 @@ def test_who_is_within_the_quota_loses_nothing_and_no_more_is_granted_than_there
             if using and source.random() < 0.3:
                 made.groups.leave(using.pop(source.randrange(len(using))))
             made.check()
-            after = made.groups.figures()
+            after = figures(made.groups)
             for other, (_, _, granted) in before.items():
                 if other != owner and granted > made.groups.quota_bytes:
                     losses += after.get(other, (0, 0, 0))[2] < granted
@@ -448,7 +449,7 @@ def test_one_group_too_many_of_an_owner_removes_the_one_used_longest_ago(
     made.make(1, one_block(4))
     assert not made.has(second)
     assert made.has(first)
-    assert {owner: count for owner, (count, _, _) in made.groups.figures().items()} == {1: 2, 2: 1}
+    assert {owner: count for owner, (count, _, _) in figures(made.groups).items()} == {1: 2, 2: 1}
 
 
 def test_of_an_owner_s_groups_none_that_a_mount_uses_goes_for_one_too_many(
@@ -553,7 +554,7 @@ def test_a_restart_finds_everything(root: Path) -> None:
         before = {owner: places(made, blocks) for owner, blocks in sets.items()}
         names = {group.name for group in (large, made.find(sets[1])) if group}
     with reported(root) as made:
-        assert sorted(made.groups.figures()) == [1, 2, 3]
+        assert sorted(figures(made.groups)) == [1, 2, 3]
         for owner, blocks in sets.items():
             group = made.find(blocks)
             assert group is not None

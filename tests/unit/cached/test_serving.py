@@ -32,6 +32,7 @@ from tests.unit.cached.support import (
     block_of,
     blocks_of,
     eventually,
+    figures,
     read_at,
     serving,
     set_with,
@@ -86,7 +87,7 @@ def test_a_group_is_known_once_it_was_made(served: Served) -> None:
         answer = talker.ask("group", name=name_of(digests)).fields
         assert answer.bool("known")
         assert 3 * STEP < answer.int("room", 0, 1 << 60) < served.groups.limit_bytes
-    assert served.groups.figures().keys() == {1000}, "the uid is that of the socket"
+    assert figures(served.groups).keys() == {1000}, "the uid is that of the socket"
 
 
 def test_a_connection_uses_its_group_until_it_names_another_or_ends(served: Served) -> None:
@@ -122,7 +123,7 @@ def test_what_is_no_set_makes_no_group(served: Served, bad: Callable[[bytes], by
             assert refused.type == "refused"
             assert "not the set" in refused.fields.str("why", 1000)
             assert not talker.ask("group", name=name).fields.bool("known")
-    assert not served.groups.figures()
+    assert not figures(served.groups)
     assert not [path for path in served.reported.root.iterdir() if path.is_dir()]
 
 
@@ -766,4 +767,4 @@ def test_a_user_with_many_small_groups_in_use_leaves_room_to_another(
         assert room > STEP // 2
         served.reported.check()
         assert served.reported.granted(1001) > STEP
-        assert served.groups.figures()[1000][0] == 6, "no more than is needed is taken"
+        assert figures(served.groups)[1000][0] == 6, "no more than is needed is taken"
